@@ -1,0 +1,103 @@
+"""The Laplace mechanism that a client applies to its update before anything leaves (PAUSE v2, Theorem 1, eq. (5)).
+
+Two units, never mixed (what the paper proves, and what its published runs do):
+
+- "vector": the whole update is one value. Its L1 norm is clipped to C = `clip`; two clipped updates differ by at most
+  Δf = 2C in L1 norm, so Laplace(2C/ε) on every coordinate makes the upload ε-LDP.
+- "coordinate": every coordinate is a value of its own, clamped to ±Δ/2 with Δ = `clip`; Laplace(Δ/ε) makes each
+  coordinate ε-LDP and, by composition over the d coordinates, the upload d·ε-LDP.
+
+The noise is drawn and added in float64 and the sum is rounded to float32 last. Rounding is post-processing, so it costs
+no privacy, and it hides the low-order bits by which floating-point Laplace samples give themselves away (Mironov, "On
+significance of the least significant bits for differential privacy", CCS 2012). It does not make the sampler exact.
+"""
+
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from pausefl.errors import BudgetError, ConfigError
+from pausefl.wire import Vector
+
+Unit = Literal["vector", "coordinate"]
+
+# float64 scratch of 512 KiB stays in the cache and bounds the memory a 10-million-coordinate update needs.
+_CHUNK = 1 << 16
+# A Laplace draw in float64 never exceeds 40 scales: below this the noised update fits float32.
+_MAX_SCALE = 1e36
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Clipping and Laplace noise for one update; `unit` and `clip` are `privacy.unit` and `privacy.clip`."""
+
+    unit: Unit
+    clip: float
+    """Vector: C, the greatest L1 norm. Coordinate: Δ, the width of the interval a coordinate is clamped to."""
+
+    def __post_init__(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise ConfigError(f'privacy.unit = "{self.unit}": must be "vector" or "coordinate"')
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise ConfigError(f"privacy.clip = {self.clip}: must be a finite number above 0")
+
+    @property
+    def sensitivity(self) -> float:
+        """Greatest L1 distance between two clipped values of the unit: 2C or Δ (Δf in eq. (5))."""
+        return 2 * self.clip if self.unit == "vector" else self.clip
+
+    def scale(self, epsilon: float) -> float:
+        """Scale of the noise on every coordinate, sensitivity/ε (eq. (5)).
+
+        ValueError unless ε is a finite number above 0; BudgetError if ε is so small that the noise leaves float32.
+        """
+        if not (math.isfinite(epsilon) and epsilon > 0):
+            raise ValueError(f"epsilon = {epsilon}: must be a finite number above 0")
+        # Compared as a product, so that a tiny ε cannot overflow the quotient.
+        if self.sensitivity > _MAX_SCALE * epsilon:
+            raise BudgetError(f"epsilon = {epsilon:g} asks for more noise than float32 holds: the budget is used up")
+        return self.sensitivity / epsilon
+
+    def vector_epsilon(self, epsilon: float, d: int) -> float:
+        """ε of the whole upload of d coordinates that are released at `epsilon` a unit."""
+        return epsilon if self.unit == "vector" else d * epsilon
+
+    def clip_update(self, update: Vector) -> Vector:
+        """A copy of `update`, (d,) float32, inside the unit's bound; never outside it, whatever rounding does.
+
+        Values that are not finite become 0: a training that diverged must not leave the bound either.
+        """
+        finite = np.where(np.isfinite(update), update, np.float32(0))
+        if self.unit == "coordinate":
+            bound = _round_down(self.clip / 2)
+            return np.clip(finite, -bound, bound, out=finite)
+        # Factor and products round by 2^-24 each, so with this margin once is enough unless the factor is subnormal.
+        while (norm := float(np.abs(finite).sum(dtype=np.float64))) > self.clip:
+            finite *= np.float32(self.clip / norm * (1 - 2**-22))
+        return finite
+
+    def privatise(self, update: Vector, epsilon: float, rng: np.random.Generator) -> Vector:
+        """`update`, (d,) float32, clipped and noised at `epsilon`; a new array."""
+        scale = self.scale(epsilon)
+        released = self.clip_update(update)
+        for start in range(0, released.size, _CHUNK):
+            chunk = released[start : start + _CHUNK]
+            chunk[...] = chunk + rng.laplace(0.0, scale, chunk.size)
+        return released
+
+
+def entropy_rng() -> np.random.Generator:
+    """A generator seeded with 128 bits of the operating system's entropy; take a fresh one for every release.
+
+    PCG64DXSM is no cryptographic generator: it is hidden by its secret seed and by never being used twice.
+    """
+    return np.random.Generator(np.random.PCG64DXSM(secrets.randbits(128)))
+
+
+def _round_down(bound: float) -> np.float32:
+    """The greatest float32 that is at most `bound`."""
+    rounded = np.float32(bound)
+    return rounded if float(rounded) <= bound else np.nextafter(rounded, np.float32(0))

@@ -1,0 +1,255 @@
+"""A client's side of the stream: say hello, take jobs, train, release, answer, and come back when the line breaks."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from pausefl.errors import BudgetError, PauseflError
+from pausefl.v1 import federation_pb2 as pb
+from pausefl.wire import PROTOCOL_VERSION, Assembler, Vector, frame_vector
+from pausefl_client.ledger import ReleaseKey
+from pausefl_client.link import DrawDelays, hold_until
+from pausefl_client.release import Released, Releaser
+from pausefl_client.trainer import Trainer
+
+
+class Stream(Protocol):
+    """The bidirectional stream to the server, one message a call; OSError when it breaks."""
+
+    async def read(self) -> bytes | None:
+        """The next message's bytes, None when the server has closed the stream."""
+
+    async def write(self, message: bytes) -> None:
+        """Send one message."""
+
+
+Connect = Callable[[], AbstractAsyncContextManager[Stream]]
+"""Opens a fresh stream; OSError when nobody answers."""
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """Who a client is and how it behaves."""
+
+    client_id: str
+    schedule: str
+    """The privacy it agreed to (`release.schedule_key`), empty in a run without privacy."""
+    discloses_loss: bool = False
+    give_up_after_s: float = 60.0
+    """How long to keep trying to reach the server before leaving."""
+    retry_every_s: float = 0.2
+
+
+@dataclass(slots=True)
+class _Download:
+    """A model on its way in, and when its first and last frame came."""
+
+    job: pb.Job
+    frames: Assembler
+    first_s: float
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the trainer's thread did with a job, and how long each part took."""
+
+    released: Released
+    loss: float | None
+    queue_s: float = 0.0
+    train_s: float = 0.0
+    privatise_s: float = 0.0
+
+
+class Dismissed(PauseflError):
+    """The server said goodbye for good; the message is its reason."""
+
+
+class ClientSession:
+    """One client: its stream, its trainer and its releases. `run` lasts as long as the client takes part."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        trainer: Trainer,
+        releaser: Releaser,
+        draw_delays: DrawDelays,
+        connect: Connect,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._trainer = trainer
+        self._releaser = releaser
+        self._draw_delays = draw_delays
+        self._connect = connect
+        self._executor = executor
+        self._clock = clock
+        self._run_id = ""
+        # The work for one key, under way or released but not acknowledged. It outlives the stream that asked for it:
+        # asked again for the same key, the client sends the same bytes.
+        self._kept: tuple[ReleaseKey, asyncio.Future[_Work]] | None = None
+        self._writing = asyncio.Lock()
+
+    async def run(self) -> str:
+        """Take part until the server dismisses this client; returns its reason.
+
+        PauseflError when the server cannot be reached for `give_up_after_s`, or takes no such client.
+        """
+        last_contact_s = self._clock()
+        while True:
+            try:
+                async with self._connect() as stream:
+                    await self._say_hello(stream)
+                    last_contact_s = self._clock()
+                    await self._take_part(stream)
+            except Dismissed as goodbye:
+                return str(goodbye)
+            except OSError as error:
+                if self._clock() - last_contact_s > self._settings.give_up_after_s:
+                    raise PauseflError(f"the server cannot be reached: {error}") from error
+            else:
+                last_contact_s = self._clock()
+            await asyncio.sleep(self._settings.retry_every_s)
+
+    async def _say_hello(self, stream: Stream) -> None:
+        ledger = self._releaser.ledger
+        hello = pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            client_id=self._settings.client_id,
+            n_examples=self._trainer.n_examples,
+            manifest=self._trainer.manifest.to_message(),
+        )
+        if ledger is not None:
+            state = pb.Ledger(
+                schedule=self._settings.schedule, released=ledger.released, epsilon_spent=ledger.epsilon_spent
+            )
+            hello.ledger.CopyFrom(state)
+        await stream.write(pb.ClientMessage(hello=hello).SerializeToString())
+        data = await stream.read()
+        if data is None:
+            raise OSError("the server closed the stream instead of a welcome")
+        message = pb.ServerMessage.FromString(data)
+        match message.WhichOneof("kind"):
+            case "welcome":
+                self._run_id = message.welcome.run_id
+            case "goodbye" if message.goodbye.final:
+                raise PauseflError(f"the server refuses client {self._settings.client_id}: {message.goodbye.reason}")
+            case _:
+                raise OSError("the server is not ready")
+
+    async def _take_part(self, stream: Stream) -> None:
+        """Until the stream ends: answer jobs one after the other, and pings at once."""
+        jobs: asyncio.Queue[_Download] = asyncio.Queue()
+        worker = asyncio.ensure_future(self._answer_jobs(stream, jobs))
+        try:
+            async for download in self._downloads(stream):
+                jobs.put_nowait(download)
+        finally:
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
+
+    async def _downloads(self, stream: Stream) -> AsyncIterator[_Download]:
+        """Read messages; yield each job whose model has arrived whole."""
+        download: _Download | None = None
+        while (data := await stream.read()) is not None:
+            arrived_s = self._clock()
+            message = pb.ServerMessage.FromString(data)
+            match message.WhichOneof("kind"):
+                case "job":
+                    frames = Assembler(message.job.model, self._trainer.manifest.size)
+                    download = _Download(message.job, frames, arrived_s, arrived_s)
+                case "frame" if download is not None:
+                    download.frames.add(message.frame)
+                    download.last_s = arrived_s
+                case "ack":
+                    self._forget(message.ack)
+                case "ping":
+                    pong = pb.Pong(nonce=message.ping.nonce)
+                    await self._write(stream, pb.ClientMessage(pong=pong))
+                case "goodbye":
+                    raise Dismissed(message.goodbye.reason) if message.goodbye.final else OSError("asked to come back")
+            if download is not None and download.frames.complete:
+                yield download
+                download = None
+
+    async def _answer_jobs(self, stream: Stream, jobs: asyncio.Queue[_Download]) -> None:
+        while True:
+            download = await jobs.get()
+            try:
+                await self._answer(stream, download)
+            except BudgetError as error:
+                await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
+            except PauseflError as error:
+                await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
+
+    async def _answer(self, stream: Stream, download: _Download) -> None:
+        """One exchange: hold the model back, work, hold the update back, send it."""
+        job, delays = download.job, self._draw_delays(download.job.round)
+        await hold_until(download.last_s + delays.down_s, self._clock)
+        started_s = self._clock()
+        work = await self._work(download, started_s)
+        done_s = self._clock()
+        await hold_until(done_s + delays.up_s, self._clock)
+        timing = pb.Timing(
+            download_s=download.last_s - download.first_s,
+            injected_down_s=started_s - download.last_s,
+            # What the thread's own parts leave of the wait is the way there and back.
+            queue_s=max(done_s - started_s - work.train_s - work.privatise_s, work.queue_s),
+            train_s=work.train_s,
+            privatise_s=work.privatise_s,
+            injected_up_s=self._clock() - done_s,
+            drawn_down_s=delays.down_s,
+            drawn_up_s=delays.up_s,
+        )
+        header, frames = frame_vector(work.released.vector, work.released.digest)
+        result = pb.Result(round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=header)
+        if (charge := work.released.charge) is not None:
+            result.release.participation = charge.participation
+            result.release.epsilon = charge.epsilon
+            result.release.epsilon_spent = charge.epsilon_spent
+        if work.loss is not None:
+            result.loss = work.loss
+        await self._write(stream, pb.ClientMessage(result=result))
+        for frame in frames:
+            await self._write(stream, pb.ClientMessage(frame=frame))
+
+    async def _work(self, download: _Download, submitted_s: float) -> _Work:
+        """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
+        job = download.job
+        key = ReleaseKey(self._run_id, job.round, job.attempt, job.model.digest)
+        if self._kept is not None and self._kept[0] == key:
+            # Its times belong to the exchange before; whatever is left of the work is a wait in this one.
+            work = await asyncio.shield(self._kept[1])
+            return _Work(work.released, work.loss)
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, self._compute, download, key, submitted_s)
+        self._kept = key, future
+        return await asyncio.shield(future)
+
+    def _compute(self, download: _Download, key: ReleaseKey, submitted_s: float) -> _Work:
+        started_s = self._clock()
+        theta: Vector = download.frames.finish(check_finite=False)
+        outcome = self._trainer.train(theta, round=key.round)
+        trained_s = self._clock()
+        released = self._releaser.release(outcome.update, key)
+        loss = outcome.loss if self._settings.discloses_loss else None
+        return _Work(
+            released, loss, started_s - submitted_s, trained_s - started_s, privatise_s=self._clock() - trained_s
+        )
+
+    def _forget(self, ack: pb.Ack) -> None:
+        if self._kept is not None and (self._kept[0].round, self._kept[0].attempt) == (ack.round, ack.attempt):
+            self._kept = None
+
+    async def _refuse(self, stream: Stream, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
+        result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
+        await self._write(stream, pb.ClientMessage(result=result))
+
+    async def _write(self, stream: Stream, message: pb.ClientMessage) -> None:
+        async with self._writing:  # a pong may want to leave between two frames
+            await stream.write(message.SerializeToString())

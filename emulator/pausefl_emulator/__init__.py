@@ -1,0 +1,1 @@
+"""The emulator: experiments, processes, delays, evaluation, reports, benchmarks, and the `pausefl` command."""

@@ -1,0 +1,222 @@
+"""The `pausefl` command. Each subcommand imports what it needs when it runs: a client needs no Prometheus, a server
+without evaluation no torch."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pausefl import __version__
+from pausefl.errors import ConfigError, PauseflError
+from pausefl_emulator.experiment import Experiment, load_experiment, preset_names
+
+_CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; exit status 0, 2 for bad input, 1 for a failed run, 130 when interrupted twice."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except ConfigError as error:
+        _fail(error, 2)
+    except PauseflError as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone: nothing is left to say, and nobody to say it to
+        sys.exit(1)
+
+
+def _fail(error: PauseflError, status: int) -> None:
+    print(f"pausefl: {error}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "pausefl", description="Client selection in federated learning, on a real network."
+    )
+    parser.add_argument("--version", action="version", version=f"pausefl {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=run)
+        return sub
+
+    sub = command("run", _run, "one server and N client processes here; live progress; a summary at the end")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
+    sub.add_argument("--resume", metavar="RUN_DIR", help="go on with an interrupted run")
+    _add_set(sub)
+
+    sub = command("compare", _compare, "the same experiment under several policies; table and figures")
+    _add_config(sub)
+    sub.add_argument("--policies", required=True, metavar="A,B,C", help="names, separated by commas")
+    sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per policy, from the seed on (default 1)")
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/compare-<name>-<time>)")
+
+    sub = command("server", _server, "the server alone")
+    _add_config(sub)
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
+
+    sub = command("client", _client, "a client alone")
+    _add_config(sub)
+    sub.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
+    sub.add_argument("--client-id", required=True, metavar="ID", help="who this is (client-000, client-001, ...)")
+    sub.add_argument("--ledger-dir", default="ledgers", metavar="DIR", help="where its ledger lies (default: ledgers)")
+
+    sub = command("simulate", _simulate, "policy and latencies only: regret and leakage, no network, no training")
+    _add_config(sub)
+    sub.add_argument("--rounds", type=int, required=True, metavar="N")
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
+
+    sub = command("report", _report, "write the figures and the report of finished runs again")
+    sub.add_argument("run_dirs", nargs="+", metavar="RUN_DIR")
+    sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
+
+    sub = command("bench", _bench, "measure this machine; JSON lines with --json")
+    sub.add_argument("name", metavar="NAME", help="which benchmark (an unknown name lists them)")
+    sub.add_argument("--json", action="store_true", help="one JSON object a line per case")
+    sub.add_argument("--clients", type=int, metavar="N")
+    sub.add_argument("--payload-bytes", type=int, metavar="B")
+
+    sub = command("data", _data, "check that a data set is there, or download it")
+    sub.add_argument("name", metavar="NAME")
+
+    sub = command("validate", _validate, "check an experiment without running it, and print it with all defaults")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    sub.add_argument("--list", action="store_true", help="list the presets")
+    _add_set(sub)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help=_CONFIG_HELP)
+    _add_set(parser)
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    text = "override a key, e.g. --set experiment.rounds=60; repeatable"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
+
+
+def _load(options: argparse.Namespace) -> Experiment:
+    experiment = load_experiment(options.config, options.overrides)
+    experiment.check_policies()
+    return experiment
+
+
+def _name(options: argparse.Namespace) -> str:
+    return Path(options.config).stem
+
+
+def _run(options: argparse.Namespace) -> None:
+    from pausefl_emulator.live import make_view
+    from pausefl_emulator.running import new_run_dir, run_experiment, stored_experiment
+
+    if (options.config is None) == (options.resume is None):
+        raise ConfigError("pausefl run: needs either CONFIG or --resume RUN_DIR")
+    if options.resume:
+        run_dir = Path(options.resume)
+        if options.overrides:
+            raise ConfigError("--set: a resumed run goes on as it was begun")
+        experiment = stored_experiment(run_dir)
+        if not (run_dir / "run.db").exists():
+            raise ConfigError(f"--resume {run_dir}: no round was ever played there")
+    else:
+        experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
+    console = Console()
+    with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
+        summary = run_experiment(experiment, run_dir, view)
+    _print_summary(console, summary, run_dir)
+
+
+def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
+    from pausefl_emulator.summary import summary_table
+
+    console.print(summary_table(summary))
+    console.print(f"report: {run_dir / 'report.html'}", soft_wrap=True)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from pausefl_emulator.comparing import compare_policies
+    from pausefl_emulator.running import new_run_dir
+
+    policies = [name.strip() for name in options.policies.split(",") if name.strip()]
+    if not policies:
+        raise ConfigError("--policies: needs at least one name")
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds {options.seeds}: must be at least 1")
+    experiment = _load(options)
+    folder = new_run_dir(f"compare-{_name(options)}", options.run_dir)
+    compare_policies(experiment, policies, options.seeds, folder, Console())
+
+
+def _server(options: argparse.Namespace) -> None:
+    import json
+
+    from pausefl_emulator.running import new_run_dir
+    from pausefl_emulator.serving import serve_experiment
+
+    experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.toml").write_text(experiment.to_toml(), "utf-8")
+    serve_experiment(experiment, run_dir, lambda event: print(json.dumps(event), flush=True))
+
+
+def _client(options: argparse.Namespace) -> None:
+    import asyncio
+
+    from pausefl_emulator.host import take_part
+    from pausefl_emulator.processes import first_error
+
+    experiment = load_experiment(options.config, options.overrides)
+    with first_error():
+        asyncio.run(take_part(experiment, [options.client_id], options.server, Path(options.ledger_dir)))
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    from pausefl_emulator.running import new_run_dir
+    from pausefl_emulator.simulate import run_simulation
+
+    if options.rounds < 1:
+        raise ConfigError(f"--rounds {options.rounds}: must be at least 1")
+    folder = new_run_dir(f"simulate-{_name(options)}", options.run_dir)
+    run_simulation(_load(options), options.rounds, folder)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from pausefl_emulator.report import report_runs
+
+    for path in report_runs([Path(run_dir) for run_dir in options.run_dirs], csv=options.csv):
+        print(path)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from pausefl_emulator.bench import run_benchmark
+
+    given = {"clients": options.clients, "payload_bytes": options.payload_bytes}
+    run_benchmark(options.name, {k: v for k, v in given.items() if v is not None}, as_json=options.json)
+
+
+def _data(options: argparse.Namespace) -> None:
+    from pausefl_client.datasets import load_dataset
+
+    data = load_dataset(options.name, seed=0)
+    sizes = f"{len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test examples"
+    print(f"{data.name}: {sizes}, {data.classes} classes, inputs {'x'.join(map(str, data.input_shape))}")
+
+
+def _validate(options: argparse.Namespace) -> None:
+    if options.list:
+        print("\n".join(preset_names()))
+        return
+    if options.config is None:
+        raise ConfigError("pausefl validate: needs CONFIG or --list")
+    print(_load(options).to_toml(), end="")

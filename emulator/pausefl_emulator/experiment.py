@@ -1,0 +1,337 @@
+"""An experiment: a TOML file (or the name of a preset) as a validated, immutable, typed configuration.
+
+Every mistake becomes one `ConfigError` line that names the key, with its table, and what is allowed.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pausefl.budget import Budget
+from pausefl.errors import ConfigError
+from pausefl_client.privacy import Mechanism
+from pausefl_client.trainer import TrainingSettings
+from pausefl_emulator.delays import Delay, NoDelay, published_halves
+
+if TYPE_CHECKING:
+    from pausefl_server.selection.base import Policy
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ExperimentTable(_Table):
+    """What is run and how long."""
+
+    rounds: Count = 100
+    seed: Annotated[int, Field(ge=0)] = 1
+
+
+class ClientsTable(_Table):
+    """Who takes part."""
+
+    count: Count = 30
+    per_process: Count = 1
+    """Clients that share one process, one trainer thread and one torch."""
+    minimum: Count | None = None
+    """Round 1 starts when so many are connected; all of them unless said otherwise."""
+    connect_timeout_s: Positive = 60.0
+
+
+class SelectionTable(BaseModel):
+    """Which policy chooses, how many clients a round, and a table of parameters per policy."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    policy: str = "pause"
+    m: Count = 5
+
+    def parameters(self, policy: str) -> dict[str, Any]:
+        """The parameters under [selection.<policy>]."""
+        return dict((self.__pydantic_extra__ or {}).get(policy, {}))
+
+
+class PrivacyTable(_Table):
+    """What a client may leak, and the noise that sees to it."""
+
+    enabled: bool = True
+    epsilon_budget: float = 100.0
+    eta: float = 0.04
+    unit: Literal["coordinate", "vector"] = "coordinate"
+    clip: float = 0.003
+    """Coordinate: Δ, the width a coordinate is clamped to; vector: C, the greatest L1 norm of an update."""
+    disclose: tuple[Literal["loss"], ...] = ()
+    """What clients may tell un-noised besides their data size and device times."""
+
+
+class DelayTable(_Table):
+    """The latency law of the clients' links."""
+
+    kind: Literal["none", "halves"] = "halves"
+    floor_s: NonNegative = 0.05
+    sd_s: NonNegative = 0.05
+
+
+class LatencyTable(_Table):
+    """How network time is made and measured."""
+
+    signal: Literal["round_trip", "communication"] = "round_trip"
+    time_scale: Positive = 1.0
+    tau_min_s: Positive | Literal["auto"] = 0.05
+    down_share: Share = 0.5
+    """The share of a drawn delay that is injected on the way down; the rest is injected on the way up."""
+    delay: DelayTable = DelayTable()
+
+
+class WorkloadTable(_Table):
+    """What is trained, on what."""
+
+    dataset: str = "digits"
+    model: str = "mlp"
+    examples: Count | None = None
+    """Training examples over all clients; none: all there are."""
+    partition: Literal["iid", "dirichlet"] = "iid"
+    concentration: Positive = 3.0
+    dominant_share: Share = 0.25
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 0.01
+    batch_size: int = 20
+    epochs: int = 1
+    max_steps: int | None = 100
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    model_bytes: Annotated[int, Field(ge=4, multiple_of=4)] = 4096
+    """Size of the synthetic model."""
+    train_s: NonNegative = 0.0
+    """Processor time a round costs with the synthetic model."""
+
+
+class EvaluationTable(_Table):
+    """When the model is judged; never on the rounds' critical path."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Judge on fixed subsets after every so many rounds; 0: only at the end, on everything."""
+    subset: Count = 1000
+
+
+class ServerTable(_Table):
+    """Where the server listens and how patient it is."""
+
+    host: str = "127.0.0.1"
+    port: Port = 0
+    round_timeout_s: Positive = 300.0
+    rejoin_timeout_s: NonNegative = 5.0
+
+
+class MetricsTable(_Table):
+    """Where Prometheus scrapes."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 0
+
+
+class Experiment(_Table):
+    """One experiment, whole."""
+
+    experiment: ExperimentTable = ExperimentTable()
+    clients: ClientsTable = ClientsTable()
+    selection: SelectionTable = SelectionTable()
+    privacy: PrivacyTable = PrivacyTable()
+    latency: LatencyTable = LatencyTable()
+    workload: WorkloadTable = WorkloadTable()
+    evaluation: EvaluationTable = EvaluationTable()
+    server: ServerTable = ServerTable()
+    metrics: MetricsTable = MetricsTable()
+
+    @property
+    def client_ids(self) -> list[str]:
+        """The ids of the emulated clients, in order."""
+        width = max(3, len(str(self.clients.count - 1)))
+        return [f"client-{k:0{width}}" for k in range(self.clients.count)]
+
+    @property
+    def minimum_clients(self) -> int:
+        """How many clients round 1 waits for."""
+        return self.clients.count if self.clients.minimum is None else self.clients.minimum
+
+    @property
+    def tau_min_s(self) -> float | None:
+        """τ_min, None for the least latency seen."""
+        return None if self.latency.tau_min_s == "auto" else self.latency.tau_min_s
+
+    def policy(self, name: str | None = None) -> "Policy":
+        """The selection policy, with its parameters checked. A client never needs it, nor what it imports."""
+        from pausefl_server.selection import policy_class
+
+        name = name or self.selection.policy
+        parameters = self.selection.parameters(name)
+        policy: Policy = build(policy_class(name), f"selection.{name}", {"m": self.selection.m, **parameters})
+        return policy
+
+    def budget(self) -> Budget | None:
+        """ε̄ and η, None in a run without privacy."""
+        return Budget(self.privacy.epsilon_budget, self.privacy.eta) if self.privacy.enabled else None
+
+    def mechanism(self) -> Mechanism | None:
+        """Clipping and noise, None in a run without privacy."""
+        return Mechanism(self.privacy.unit, self.privacy.clip) if self.privacy.enabled else None
+
+    def training(self) -> TrainingSettings:
+        """What a client does with the model."""
+        w = self.workload
+        return TrainingSettings(w.optimizer, w.learning_rate, w.batch_size, w.epochs, w.max_steps)
+
+    def delays(self) -> dict[str, Delay]:
+        """Each client's latency law, by id."""
+        d = self.latency.delay
+        none: list[Delay] = [NoDelay()] * self.clients.count
+        laws = none if d.kind == "none" else published_halves(self.clients.count, floor_s=d.floor_s, sd_s=d.sd_s)
+        return dict(zip(self.client_ids, laws, strict=True))
+
+    def to_toml(self) -> str:
+        """The experiment with every default filled in."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    def check(self) -> None:
+        """What no single key shows; raises ConfigError."""
+        if self.selection.m > self.clients.count:
+            raise ConfigError(f"selection.m = {self.selection.m}: must be at most clients.count = {self.clients.count}")
+        if self.minimum_clients > self.clients.count:
+            raise ConfigError(f"clients.minimum = {self.clients.minimum}: must be at most {self.clients.count}")
+        self.budget()
+        self.mechanism()
+        self.training()
+        self.delays()
+        for name, parameters in (self.selection.__pydantic_extra__ or {}).items():
+            if not isinstance(parameters, dict):
+                raise ConfigError(_unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))
+
+    def check_policies(self) -> None:
+        """That every policy named exists and takes its parameters; raises ConfigError."""
+        for name in self.selection.__pydantic_extra__ or {}:
+            self.policy(name)
+        policy = self.policy()
+        if policy.needs_loss and self.privacy.enabled and "loss" not in self.privacy.disclose:
+            raise ConfigError(
+                f'selection.policy = "{self.selection.policy}" needs the clients\' training losses:'
+                ' add privacy.disclose = ["loss"], or set privacy.enabled = false'
+            )
+
+
+def load_experiment(source: str, overrides: Sequence[str] = ()) -> Experiment:
+    """Read a TOML file or a preset by name, apply `key=value` overrides, validate. ConfigError says what is wrong."""
+    return parse_experiment(_read(source), overrides)
+
+
+def parse_experiment(text: str, overrides: Sequence[str] = (), origin: str = "the experiment") -> Experiment:
+    """Validate an experiment given as TOML text."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin} is not valid TOML: {error}") from error
+    for override in overrides:
+        _override(document, override)
+    try:
+        experiment = Experiment.model_validate_json(_as_json(document))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, Experiment)) from None
+    experiment.check()
+    return experiment
+
+
+def preset_names() -> list[str]:
+    """The presets that can be run by name."""
+    folder = resources.files("pausefl_emulator").joinpath("presets")
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
+    """Make a frozen dataclass from a TOML table: types checked strictly, unknown keys refused; ConfigError."""
+    try:
+        return TypeAdapter(record).validate_json(_as_json(values), strict=True, extra="forbid")
+    except ValidationError as error:
+        raise ConfigError(_explain(error, None, table, [f for f in record.__dataclass_fields__ if f != "m"])) from None
+
+
+def _read(source: str) -> str:
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: cannot be read ({error})") from error
+    names = preset_names()
+    if source not in names:
+        raise ConfigError(f'"{source}" is neither a .toml file nor a preset ({", ".join(names)})')
+    return resources.files("pausefl_emulator").joinpath("presets", f"{source}.toml").read_text("utf-8")
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    *tables, name = key.strip().split(".")
+    if not separator or not tables:
+        raise ConfigError(f"--set {override}: must be table.key=value")
+    for table in tables:
+        document = document.setdefault(table, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"--set {override}: {table} is not a table")
+    document[name] = _toml_value(text.strip())
+
+
+def _toml_value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none (so that --set selection.policy=random works)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _as_json(values: Mapping[str, Any]) -> str:
+    """TOML's values as JSON, whose strict types are TOML's: a list is a tuple there, a table is a record."""
+    return json.dumps(values, default=str)
+
+
+def _explain(error: ValidationError, model: type[BaseModel] | None, table: str = "", keys: Sequence[str] = ()) -> str:
+    """The first mistake as one line."""
+    mistake = error.errors(include_url=False)[0]
+    path = [str(part) for part in mistake["loc"] if not str(part).startswith(("constrained-", "literal[", "function-"))]
+    # A union reports each of its members; their names are no part of the key.
+    while path and path[-1] in {"float", "int", "str", "bool"}:
+        path.pop()
+    key = ".".join([table, *path] if table else path)
+    if mistake["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+        return _unknown_key(key, keys if model is None else _keys_of(model, path[:-1]))
+    message = mistake["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if mistake["type"] == "value_error":
+        # Records say "name = value: must be ..." themselves.
+        return f"{key}.{message}"
+    return f"{key} = {mistake['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        model = annotation
+    return sorted(model.model_fields)
+
+
+def _unknown_key(key: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key.rpartition(".")[2], known, 1)
+    hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+    return f"{key}: unknown key; {hint}"

@@ -1,0 +1,141 @@
+"""Starts a run's processes, watches over them, and ends all of them whatever happens."""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+from pausefl.errors import ConfigError, PauseflError
+from pausefl_emulator.experiment import Experiment
+from pausefl_emulator.host import run_host
+from pausefl_emulator.serving import run_server_process
+
+_END_WITHIN_S = 10.0
+
+
+class View(Protocol):
+    """Whoever watches a run."""
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """Something happened."""
+
+
+class Fleet:
+    """One server process and its client processes. `run` lasts until the server is done."""
+
+    def __init__(self, experiment: Experiment, run_dir: Path) -> None:
+        self._experiment = experiment
+        self._run_dir = run_dir
+        self._server: SpawnProcess | None = None
+        self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
+        self._interrupts = 0
+
+    def run(self, view: View) -> None:
+        """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind."""
+        with self._interruptible(view):
+            try:
+                self._watch(self._start_server(), view)
+            finally:
+                self._end_all()
+
+    def _start_server(self) -> "Connection[Any, Any]":
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        arguments = (self._experiment, self._run_dir, theirs)
+        self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
+        self._server.start()
+        theirs.close()
+        return ours
+
+    def _watch(self, events: "Connection[Any, Any]", view: View) -> None:
+        """Relay the server's events until it is done; start the clients once it listens."""
+        assert self._server is not None
+        playing = False
+        while True:
+            for ready in wait([events, *self._clients]):
+                if ready is not events:
+                    self._bury(self._clients.pop(ready), view, playing)  # type: ignore[arg-type]  # a sentinel
+                    continue
+                try:
+                    event = events.recv()
+                except EOFError:
+                    raise PauseflError(f"the server ended unexpectedly, see {self._run_dir / 'server.log'}") from None
+                match event["kind"]:
+                    case "ready":
+                        self._start_clients(f"{self._experiment.server.host}:{event['port']}")
+                    case "error":
+                        raise (ConfigError if event["bad_input"] else PauseflError)(event["message"])
+                    case "done":
+                        return
+                    case _:
+                        playing = playing or event["kind"] == "round"
+                        view.show(event)
+
+    def _start_clients(self, address: str) -> None:
+        context = multiprocessing.get_context("forkserver")
+        synthetic = self._experiment.workload.model == "synthetic"
+        context.set_forkserver_preload([f"pausefl_emulator.{'host' if synthetic else 'torch_host'}"])
+        ids, each = self._experiment.client_ids, self._experiment.clients.per_process
+        for start in range(0, len(ids), each):
+            group = ids[start : start + each]
+            arguments = (self._experiment, group, address, self._run_dir)
+            process = context.Process(target=run_host, args=arguments, name=f"pausefl-{group[0]}")
+            process.start()
+            self._clients[process.sentinel] = process
+
+    def _bury(self, process: ForkServerProcess, view: View, playing: bool) -> None:
+        """A client process has ended: expected at the end of a run, fatal before its first round."""
+        process.join()
+        if process.exitcode == 0:
+            return
+        message = f"{process.name} ended (exit code {process.exitcode}), see {self._run_dir / 'clients.log'}"
+        if not playing:
+            raise PauseflError(f"{message}: {last_line(self._run_dir / 'clients.log')}")
+        view.show({"kind": "event", "message": message})
+
+    def _end_all(self) -> None:
+        """Give everybody time to leave by themselves, then make them."""
+        processes = [p for p in (self._server, *self._clients.values()) if p is not None]
+        graceful = self._interrupts < 2
+        for process in processes:
+            if graceful:
+                process.join(_END_WITHIN_S if process is self._server or process.exitcode is None else None)
+                graceful = process.exitcode is not None
+            if process.exitcode is None:
+                process.kill()
+        for process in processes:
+            process.join()
+
+    @contextmanager
+    def _interruptible(self, view: View) -> Iterator[None]:
+        """The first Ctrl-C asks the server to finish, the second ends everything at once."""
+
+        def interrupt(*_: object) -> None:
+            self._interrupts += 1
+            if self._interrupts > 1 or self._server is None or self._server.pid is None:
+                for process in (self._server, *self._clients.values()):
+                    if process is not None:
+                        process.kill()
+                raise KeyboardInterrupt
+            view.show({"kind": "event", "message": "finishing; once more ends it at once"})
+            self._server.terminate()
+
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log, to quote in an error."""
+    try:
+        lines = path.read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return "no log was written"
+    return lines[-1] if lines else "its log is empty"

@@ -1,0 +1,113 @@
+"""A client process: one or more clients that share a trainer thread, each with its own data, ledger and link."""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from pausefl.draws import generator
+from pausefl.errors import ConfigError, PauseflError
+from pausefl_client.ledger import Ledger
+from pausefl_client.link import Delays, DrawDelays
+from pausefl_client.release import Releaser, schedule_key
+from pausefl_client.session import ClientSession, ClientSettings
+from pausefl_client.synthetic import SyntheticTrainer
+from pausefl_client.trainer import Trainer
+from pausefl_client.transport import connect
+from pausefl_emulator.delays import Delay
+from pausefl_emulator.experiment import Experiment
+from pausefl_emulator.processes import die_with_parent, first_error, ignore_interrupts, write_output_to
+
+# Training yields the processor to whatever keeps time.
+_TRAINER_NICENESS = 10
+
+log = logging.getLogger("pausefl.client")
+
+
+def run_host(experiment: Experiment, client_ids: Sequence[str], address: str, run_dir: Path) -> None:
+    """The main function of a client process that `fleet` started."""
+    die_with_parent()
+    ignore_interrupts()
+    write_output_to(run_dir / "clients.log")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, force=True)
+    try:
+        with first_error():
+            asyncio.run(take_part(experiment, client_ids, address, run_dir / "ledgers"))
+    except PauseflError as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+async def take_part(experiment: Experiment, client_ids: Sequence[str], address: str, ledgers: Path) -> None:
+    """Be these clients until the server dismisses them; PauseflError when one of them cannot go on."""
+    known = experiment.client_ids
+    for client_id in client_ids:
+        if client_id not in known:
+            raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
+    trainers = make_trainers(experiment, client_ids)
+    laws = experiment.delays()
+    with ThreadPoolExecutor(1, "trainer", _be_nice) as executor:
+        async with asyncio.TaskGroup() as group:
+            for client_id in client_ids:
+                draw_delays = partial(_draw_delays, experiment, client_id, laws[client_id])
+                session = _make_session(
+                    experiment, client_id, trainers[client_id], draw_delays, address, ledgers, executor
+                )
+                group.create_task(_take_part(client_id, session))
+
+
+def make_trainers(experiment: Experiment, client_ids: Sequence[str]) -> dict[str, Trainer]:
+    """A trainer for each of these clients, holding nothing but its own part of the data."""
+    w, seed = experiment.workload, experiment.experiment.seed
+    if w.model == "synthetic":
+        size = w.model_bytes // 4
+        return {c: SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s) for c in client_ids}
+    # Clients with a synthetic model never import torch.
+    from pausefl_emulator.torch_host import make_torch_trainers
+
+    return make_torch_trainers(experiment, client_ids)
+
+
+def _make_session(
+    experiment: Experiment,
+    client_id: str,
+    trainer: Trainer,
+    draw_delays: DrawDelays,
+    address: str,
+    ledgers: Path,
+    executor: ThreadPoolExecutor,
+) -> ClientSession:
+    budget, mechanism = experiment.budget(), experiment.mechanism()
+    private, schedule = None, ""
+    if budget is not None and mechanism is not None:
+        schedule = schedule_key(budget, mechanism)
+        private = mechanism, Ledger(ledgers / f"{client_id}.db", client_id, budget, schedule)
+    settings = ClientSettings(
+        client_id=client_id,
+        schedule=schedule,
+        discloses_loss="loss" in experiment.privacy.disclose or not experiment.privacy.enabled,
+        give_up_after_s=experiment.clients.connect_timeout_s,
+    )
+    return ClientSession(settings, trainer, Releaser(private), draw_delays, partial(connect, address), executor)
+
+
+def _draw_delays(experiment: Experiment, client_id: str, law: Delay, round: int) -> Delays:
+    """A function of (seed, client, round); multiplied by `latency.time_scale`."""
+    rng = generator(experiment.experiment.seed, "delay", client_id, round)
+    delay_s = float(law.sample(rng, 1)[0]) * experiment.latency.time_scale
+    down_s = delay_s * experiment.latency.down_share
+    return Delays(down_s, delay_s - down_s)
+
+
+async def _take_part(client_id: str, session: ClientSession) -> None:
+    log.info("%s: %s", client_id, await session.run())
+
+
+def _be_nice() -> None:
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _TRAINER_NICENESS)

@@ -1,0 +1,246 @@
+"""A run in progress: a fold over the events the server prints, shown on a terminal or as plain lines."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+Event = Mapping[str, Any]
+"""One JSON line of the server: "kind" and what belongs to it."""
+
+LAST_ROUNDS = 8
+LAST_MESSAGES = 3
+PLAIN_INTERVAL_S = 0.5
+
+
+class LiveView(Protocol):
+    """Shows events as they come; a context manager that leaves the terminal as it found it."""
+
+    def show(self, event: Event) -> None:
+        """Take one event; a kind that is not known changes nothing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+def make_view(console: Console, title: str) -> LiveView:
+    """A live display on a terminal, plain lines elsewhere."""
+    return TerminalView(console, title) if console.is_terminal else PlainView(console, title)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known of the run so far. Immutable: the display's thread reads it while events come in."""
+
+    status: str = "starting"
+    connected: int = 0
+    rounds: tuple[Event, ...] = ()
+    """The last "round" events, oldest first."""
+    accuracies: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """By split: the last accuracy and its round."""
+    messages: tuple[str, ...] = ()
+    metrics_url: str | None = None
+
+    @property
+    def last(self) -> Event | None:
+        """The last round's event."""
+        return self.rounds[-1] if self.rounds else None
+
+    @property
+    def time_left_s(self) -> float | None:
+        """At the mean pace so far; None before the first round."""
+        if self.last is None:
+            return None
+        done: int = self.last["round"]
+        return float(self.last["wall_clock_s"] / done * (self.last["rounds"] - done))
+
+
+def fold(progress: Progress, event: Event) -> Progress:
+    """The progress after `event`."""
+    changes: dict[str, Any] = {}
+    match event["kind"]:
+        case "waiting":
+            status = f"waiting for clients: {event['connected']} of {event['minimum']}"
+            changes = {"status": status, "connected": event["connected"]}
+        case "round":
+            rounds = (*progress.rounds, event)[-LAST_ROUNDS:]
+            changes = {"status": "running", "connected": event["connected"], "rounds": rounds}
+        case "evaluation":
+            newest = {event["split"]: (event["accuracy"], event["round"])}
+            changes = {"accuracies": {**progress.accuracies, **newest}}
+        case "event":
+            changes = {"messages": (*progress.messages, event["message"])[-LAST_MESSAGES:]}
+        case "metrics":
+            changes = {"metrics_url": event["url"]}
+        case "finished":
+            changes = {"status": f"finished: {event['reason']}"}
+    return replace(progress, **changes)
+
+
+class TerminalView:
+    """A display that is drawn anew four times a second, however many rounds there are in between."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._title = title
+        self._progress = Progress()
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
+
+    def show(self, event: Event) -> None:
+        """Take one event."""
+        self._progress = fold(self._progress, event)
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        progress = self._progress
+        parts: list[RenderableType] = [_headline(self._title, progress)]
+        if progress.last:
+            numbers, rounds = _numbers(progress, progress.last), _rounds(progress)
+            parts += [_bar(progress, progress.last), Text(), numbers, Text(), rounds]
+        parts += [Text(message, style="yellow", no_wrap=True, overflow="ellipsis") for message in progress.messages]
+        return Group(*parts)
+
+
+class PlainView:
+    """Lines for logs and pipes, at most two rounds a second; what is skipped is summed up in the next line."""
+
+    def __init__(self, console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._title = title
+        self._clock = clock
+        self._progress = Progress()
+        self._next_s = 0.0
+        self._held: str | None = None
+        self._unread = 0
+
+    def show(self, event: Event) -> None:
+        """Take one event; print it now, or hold it back until half a second has passed since the last line."""
+        self._progress = fold(self._progress, event)
+        line = _line(self._progress, event)
+        if line is None:
+            return
+        if event["kind"] in {"metrics", "finished"}:
+            self._flush()
+            self._print(line)
+        elif self._clock() >= self._next_s:
+            self._print(line)
+        else:
+            self._unread += event["kind"] == "event"
+            self._held = line
+
+    def __enter__(self) -> Self:
+        self._print(self._title)
+        self._next_s = 0.0
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._held is not None:
+            self._print(self._held)
+
+    def _print(self, line: str) -> None:
+        unread = f"  (+{self._unread} messages, see server.log)" if self._unread else ""
+        self._console.print(Text(line + unread), soft_wrap=True)
+        self._held, self._unread = None, 0
+        self._next_s = self._clock() + PLAIN_INTERVAL_S
+
+
+def _line(progress: Progress, event: Event) -> str | None:
+    """An event in one line; None for what the next round's line will say."""
+    match event["kind"]:
+        case "waiting" | "finished":
+            return progress.status
+        case "metrics":
+            return f"metrics at {event['url']}"
+        case "event":
+            return str(event["message"])
+        case "round":
+            return "  ".join([f"round {event['round']}/{event['rounds']}", *_facts(progress, event)])
+        case "evaluation" if progress.last and event["round"] >= progress.last["rounds"]:
+            return f"{event['split']} accuracy {event['accuracy']:.1%} after round {event['round']}"
+    return None
+
+
+def _facts(progress: Progress, last: Event) -> Iterator[str]:
+    """What there is to know after the last round."""
+    for split, (accuracy, number) in progress.accuracies.items():
+        yield f"{split} accuracy {accuracy:.1%} (round {number})"
+    yield f"latency {last['total_latency_s']:,.2f} s"
+    if last["privacy_unit"] is not None:
+        yield f"ε {last['max_epsilon_spent']:.3g} of {last['epsilon_budget']:g} ({last['privacy_unit']})"
+    yield f"{last['connected']} clients"
+    if last["rejected"]:
+        yield f"{last['rejected']} rejected"
+    if progress.time_left_s:
+        yield f"{_duration(progress.time_left_s)} left"
+
+
+def _duration(seconds: float) -> str:
+    minutes, s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{s:02}" if hours else f"{minutes}:{s:02}"
+
+
+def _headline(title: str, progress: Progress) -> Text:
+    clients = f"{progress.connected} clients connected"
+    metrics = [progress.metrics_url] if progress.metrics_url else []
+    return Text.assemble((title, "bold"), "  ", ("  ".join([progress.status, clients, *metrics]), "dim"))
+
+
+def _bar(progress: Progress, last: Event) -> Table:
+    done, total = last["round"], last["rounds"]
+    left = progress.time_left_s
+    bar = Table.grid(padding=(0, 2), expand=True)
+    bar.add_column(ratio=1)
+    bar.add_column(no_wrap=True)
+    words = f"round {done}/{total}" + (f"  {_duration(left)} left" if left else "")
+    bar.add_row(ProgressBar(total=total, completed=done), Text(words))
+    return bar
+
+
+def _numbers(progress: Progress, last: Event) -> Table:
+    """The numbers that matter, side by side under their names."""
+    cells = {f"{split} accuracy": f"{a:.1%}" for split, (a, _) in sorted(progress.accuracies.items())}
+    cells["total latency"] = f"{last['total_latency_s']:,.1f} s"
+    if last["privacy_unit"] is not None:
+        cells[f"greatest ε ({last['privacy_unit']})"] = f"{last['max_epsilon_spent']:.3g} of {last['epsilon_budget']:g}"
+    cells["selection"] = f"{1e3 * last['selection_s']:.2f} ms"
+    cells["rejected"] = str(last["rejected"])
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for name in cells:
+        table.add_column(name)
+    table.add_row(*cells.values(), style="bold")
+    return table
+
+
+def _rounds(progress: Progress) -> Table:
+    """The last rounds, newest on top."""
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("round", justify="right")
+    table.add_column("latency", justify="right")
+    table.add_column("chosen", no_wrap=True, overflow="ellipsis")
+    for event in reversed(progress.rounds):
+        chosen = Text(", ".join(event["chosen"]))
+        table.add_row(str(event["round"]), f"{event['round_latency_s']:.3f} s", chosen)
+    return table

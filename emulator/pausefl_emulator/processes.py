@@ -1,0 +1,51 @@
+"""What every process of a run does: it dies with its parent, and it writes where it is told to."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pausefl.errors import PauseflError
+
+
+def die_with_parent() -> None:
+    """End this process when the one that started it ends, however that happens (kill -9 included)."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_outlive, args=(parent,), name="lifeline", daemon=True).start()
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C, which a terminal sends to every process at once, to the process in charge."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def write_output_to(path: Path) -> None:
+    """Send this process's standard output and error to a file that others append to as well."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Raise the first PauseflError of an exception group as itself: a user needs one line, not a tree."""
+    try:
+        yield
+    except* PauseflError as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+def _outlive(parent: "multiprocessing.process.BaseProcess") -> None:
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,119 @@
+"""How all figures look, and the two ways they leave: as PNG, and as inline SVG in the colours of the page."""
+
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Colour:
+    """One colour of the figures: `light` is drawn, `dark` takes its place on a dark page."""
+
+    name: str
+    light: str
+    dark: str
+
+
+INK = Colour("ink", "#1c2228", "#e8ebee")
+MUTED = Colour("muted", "#5f6973", "#a3adb7")
+GRID = Colour("grid", "#dde2e7", "#343b43")
+SURFACE = Colour("surface", "#fefefe", "#181c20")
+LIMIT = Colour("limit", "#b3261e", "#ff8f86")
+
+# Okabe and Ito's palette, safe for colour-blind readers; the dark values keep a contrast of 4.5 on the dark surface.
+SERIES = (
+    Colour("series-1", "#0072b2", "#4aa8e8"),
+    Colour("series-2", "#d55e00", "#ff8a3d"),
+    Colour("series-3", "#009e73", "#2fc79b"),
+    Colour("series-4", "#cc79a7", "#e39cc4"),
+    Colour("series-5", "#e69f00", "#f2b632"),
+    Colour("series-6", "#56b4e9", "#8fd0f7"),
+    Colour("series-7", "#4b4f58", "#b9c0c9"),
+)
+DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
+"""A second channel beside colour, for print in grey."""
+
+# Where an exchange's time goes, in the order of the exchange: blues on the way down, warm on the device, greens on the
+# way up, grey for what is left.
+PARTS = {
+    "download_s": ("download", Colour("part-1", "#9ecae8", "#9ecdf0")),
+    "injected_down_s": ("injected down", Colour("part-2", "#2b7bba", "#3b8fd4")),
+    "queue_s": ("queue", Colour("part-3", "#f7dc8c", "#fbe6a2")),
+    "train_s": ("train", Colour("part-4", "#e8912d", "#f09a3a")),
+    "privatise_s": ("privatise", Colour("part-5", "#a63d1a", "#d1592f")),
+    "injected_up_s": ("injected up", Colour("part-6", "#17825f", "#23a77c")),
+    "upload_s": ("upload", Colour("part-7", "#8fd3b9", "#9ae0c5")),
+    "propagation_s": ("propagation", Colour("part-8", "#a9b0b8", "#8b949d")),
+}
+
+COLOURS = (INK, MUTED, GRID, SURFACE, LIMIT, *SERIES, *(colour for _, colour in PARTS.values()))
+
+RC: dict[Any, Any] = {
+    "figure.facecolor": SURFACE.light,
+    "axes.facecolor": "none",
+    "axes.edgecolor": MUTED.light,
+    "axes.labelcolor": INK.light,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlecolor": INK.light,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": GRID.light,
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "font.size": 10,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.labelcolor": INK.light,
+    "text.color": INK.light,
+    "text.parse_math": False,  # a client may be called "$1$"
+    "xtick.color": MUTED.light,
+    "ytick.color": MUTED.light,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pausefl",  # the same data give the same file
+}
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write the figure as it appears on paper: light."""
+    with mpl.rc_context(RC):
+        figure.savefig(path, dpi=160)
+
+
+def to_svg(figure: Figure, label: str) -> str:
+    """The figure as an SVG element to stand inside HTML; its colours are the page's variables (see `css_variables`)."""
+    buffer = io.StringIO()
+    with mpl.rc_context(RC):
+        figure.savefig(buffer, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\s(xmlns(:\w+)?|width|height)="[^"]*"', "", svg.split(">", 1)[0]) + ">" + svg.split(">", 1)[1]
+    for colour in COLOURS:
+        svg = svg.replace(colour.light, f"var(--{colour.name})")
+    natural_px = 105 * figure.get_figwidth()
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}" style="max-width: {natural_px:.0f}px"', 1)
+
+
+def css_variables(scheme: str) -> str:
+    """The figures' colours as CSS declarations, for the "light" or the "dark" scheme."""
+    return " ".join(f"--{colour.name}: {getattr(colour, scheme)};" for colour in COLOURS)
+
+
+def percent_axis(axes: Axes) -> None:
+    """Show fractions on the y axis as per cent."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")

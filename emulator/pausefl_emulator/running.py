@@ -1,0 +1,53 @@
+"""Runs a whole experiment in its own directory: processes, log, summary, report."""
+
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from pausefl.errors import ConfigError
+from pausefl_emulator.experiment import Experiment, parse_experiment
+from pausefl_emulator.fleet import Fleet, View
+
+
+def new_run_dir(name: str, run_dir: str | None) -> Path:
+    """The directory asked for, or runs/<name>-<time>; ConfigError when it holds a run already or cannot be made."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = Path(run_dir) if run_dir else Path("runs") / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{stamp}"
+    if (path / "run.db").exists():
+        raise ConfigError(f"--run-dir {path}: holds a run already; go on with it by --resume {path}")
+    return path
+
+
+def run_experiment(experiment: Experiment, run_dir: Path, view: View) -> dict[str, Any]:
+    """Run to the end, write the report, return the summary. Bad input leaves no directory behind; a failure its logs."""
+    if experiment.workload.model != "synthetic":
+        from pausefl_client.datasets import prepare_dataset
+
+        prepare_dataset(experiment.workload.dataset)
+    is_new = not run_dir.exists()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.toml").write_text(experiment.to_toml(), "utf-8")
+        Fleet(experiment, run_dir).run(view)
+    except ConfigError:
+        if is_new:
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+    except OSError as error:
+        raise ConfigError(f"--run-dir {run_dir}: cannot be written ({error.strerror})") from error
+    from pausefl_emulator.report import write_report
+
+    write_report(run_dir)
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
+    return summary
+
+
+def stored_experiment(run_dir: Path) -> Experiment:
+    """The experiment of an existing run directory; ConfigError when it is none."""
+    path = run_dir / "config.toml"
+    if not path.is_file():
+        raise ConfigError(f"{run_dir}: is not a run directory (no config.toml)")
+    return parse_experiment(path.read_text("utf-8"), origin=str(path))

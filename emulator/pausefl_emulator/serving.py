@@ -1,0 +1,135 @@
+"""Runs the server for an experiment: makes its settings, its evaluator and, at the end, its summary and model files."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from pausefl.errors import ConfigError, PauseflError
+from pausefl.wire import Manifest, Tensor, Vector
+from pausefl_client.release import schedule_key
+from pausefl_emulator.delays import known_means
+from pausefl_emulator.experiment import Experiment
+from pausefl_emulator.processes import die_with_parent, first_error, write_output_to
+from pausefl_emulator.summary import summarise
+from pausefl_server.evaluation import EvaluateModel
+from pausefl_server.selection.base import Oracle, Policy
+from pausefl_server.service import Endpoints, RunResult, serve
+from pausefl_server.settings import Privacy, ServerSettings
+from pausefl_server.store import Store
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+log = logging.getLogger("pausefl.server")
+
+
+def run_server_process(experiment: Experiment, run_dir: Path, events: "Connection[Any, Any]") -> None:
+    """The main function of the server process that `fleet` started; tells its parent everything through `events`."""
+    die_with_parent()
+    write_output_to(run_dir / "server.log")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    try:
+        serve_experiment(experiment, run_dir, events.send)
+    except PauseflError as error:
+        log.error("%s", error)
+        events.send({"kind": "error", "bad_input": isinstance(error, ConfigError), "message": str(error)})
+    else:
+        events.send({"kind": "done"})
+
+
+def serve_experiment(experiment: Experiment, run_dir: Path, progress: Progress) -> None:
+    """Serve one run to its end and write summary.json and the models. `progress` hears of {"kind": "ready", "port"}.
+
+    ConfigError for bad input, PauseflError for a run that failed.
+    """
+    policy = experiment.policy()
+    with _evaluator(experiment) as (manifest, theta_0, evaluate):
+        settings = server_settings(experiment, manifest, run_dir.name)
+        run = serve(
+            settings,
+            policy,
+            theta_0,
+            evaluate,
+            _endpoints(experiment),
+            run_dir,
+            _logged(progress),
+            oracle=_oracle(experiment, policy),
+            on_ready=lambda port: progress({"kind": "ready", "port": port}),
+        )
+        with first_error():
+            result = asyncio.run(run)
+    _save_models(run_dir, manifest, result)
+    store = Store(run_dir / "run.db")
+    summary = summarise(experiment, policy, store.rounds(), result)
+    store.close()
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+
+
+def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> ServerSettings:
+    """The server's part of an experiment."""
+    budget, mechanism = experiment.budget(), experiment.mechanism()
+    privacy = None
+    if budget is not None and mechanism is not None:
+        privacy = Privacy(budget, mechanism.unit, schedule_key(budget, mechanism))
+    return ServerSettings(
+        run_id=run_id,
+        seed=experiment.experiment.seed,
+        rounds=experiment.experiment.rounds,
+        minimum_clients=experiment.minimum_clients,
+        manifest=manifest,
+        privacy=privacy,
+        signal=experiment.latency.signal,
+        time_scale=experiment.latency.time_scale,
+        tau_min_s=experiment.tau_min_s,
+        connect_timeout_s=experiment.clients.connect_timeout_s,
+        round_timeout_s=experiment.server.round_timeout_s,
+        rejoin_timeout_s=experiment.server.rejoin_timeout_s,
+        evaluation_every=experiment.evaluation.every,
+        discloses_loss="loss" in experiment.privacy.disclose or not experiment.privacy.enabled,
+    )
+
+
+@contextmanager
+def _evaluator(experiment: Experiment) -> Iterator[tuple[Manifest, Vector, EvaluateModel | None]]:
+    """The model's manifest, θ_0 and whoever judges models: nobody for the synthetic one."""
+    if experiment.workload.model == "synthetic":
+        size = experiment.workload.model_bytes // 4
+        yield Manifest((Tensor("synthetic", (size,)),)), np.zeros(size, np.float32), None
+        return
+    from pausefl_emulator.evaluator_process import evaluator_process
+
+    with evaluator_process(experiment) as evaluator:
+        yield evaluator.manifest, evaluator.theta_0, evaluator.evaluate
+
+
+def _endpoints(experiment: Experiment) -> Endpoints:
+    server, metrics = experiment.server, experiment.metrics
+    return Endpoints(server.host, server.port, metrics.host if metrics.enabled else None, metrics.port)
+
+
+def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:
+    """The true latency laws, for the policies that are told them; no other policy can get at a drawn value."""
+    return Oracle(*known_means(experiment.delays())) if policy.needs_oracle else None
+
+
+def _logged(progress: Progress) -> Progress:
+    def log_and_tell(event: Mapping[str, Any]) -> None:
+        log.info("%s", json.dumps(event))
+        progress(event)
+
+    return log_and_tell
+
+
+def _save_models(run_dir: Path, manifest: Manifest, result: RunResult) -> None:
+    """The last model, and the one that did best on held-out training data."""
+    models = {"model": result.theta} | ({"best_model": result.best.theta} if result.best else {})
+    for name, theta in models.items():
+        tensors = {n: np.ascontiguousarray(t) for n, t in manifest.split(theta).items()}
+        save_file(tensors, run_dir / f"{name}.safetensors")

@@ -1,0 +1,381 @@
+"""Policy and latencies only, no network and no training: regret, reward, leakage and selections over many rounds.
+
+Regret is counted as in PAUSE v2, eq. (15), with the genie of eq. (10) asked every round *on the policy's own history*:
+g and p are those the policy's past choices led to. Both sets meet the same latency draws of that round.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pausefl.budget import Budget
+from pausefl.draws import generator
+from pausefl_emulator import _simulate_kernel
+from pausefl_emulator.delays import Delay, known_means
+from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.selection import Context, Oracle, Policy, Selection
+from pausefl_server.selection.genie import Genie
+from pausefl_server.selection.pause import Choice, Pause
+
+if TYPE_CHECKING:
+    from pausefl_emulator.experiment import Experiment
+
+BLOCK = 4096
+"""Rounds whose latencies are drawn at once."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a policy is simulated in."""
+
+    laws: Mapping[str, Delay]
+    """Each client's latency law, by id."""
+    examples: Mapping[str, int]
+    """|D_k| by id."""
+    tau_min_s: float
+    budget: Budget | None = None
+    seed: int = 1
+
+    def oracle(self) -> Oracle:
+        """The truth about the laws."""
+        return Oracle(*known_means(self.laws))
+
+    def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
+        """Blocks of (n, K) draws, columns in the order of the sorted ids; the same for every policy."""
+        ids = sorted(self.laws)
+        rngs = [generator(self.seed, "simulate", client_id) for client_id in ids]
+        for start in range(0, rounds, BLOCK):
+            n = min(BLOCK, rounds - start)
+            yield np.stack([self.laws[i].sample(rng, n) for i, rng in zip(ids, rngs, strict=True)], axis=1)
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """Curves at the recorded rounds, (n,), and totals. Regret is NaN where a set's size is not m."""
+
+    client_ids: tuple[str, ...]
+    round: IntArray
+    """The recorded rounds, ascending; the last one is the last of the run."""
+    regret: FloatArray
+    """Σ r(G_t) − r(S_t) so far (eq. (15)), realised."""
+    genie_regret: FloatArray
+    """The same in the objective the genie maximises (eq. (10)), min μ in place of min τ_min/τ: never falls."""
+    reward: FloatArray
+    """Σ r(S_t, t) so far (eq. (9))."""
+    total_latency_s: FloatArray
+    """Σ over rounds of the greatest latency (eq. (3))."""
+    max_epsilon_spent: FloatArray
+    """The greatest leakage of any client; 0 without privacy."""
+    chosen: IntArray
+    """(K,) how often each client was chosen, in the order of client_ids."""
+    cluster_penalty_s: float = 0.0
+    """Σ of R2's δ_τ terms, apart from total_latency_s."""
+
+
+def simulate(policy: Policy, setting: Setting, rounds: int, genie: Genie | None = None) -> SimulationResult:
+    """Run `policy` for `rounds` rounds, one call of it a round, against `genie` (by default one of the same weights)."""
+    genie = genie or genie_of(policy)
+    table, state, oracle = _connected(setting), policy.start(), setting.oracle()
+    curves, penalty_s, t = _Curves(rounds), 0.0, 0
+    for block in setting.latencies_s(rounds):
+        for latency_s in block:
+            t += 1
+            context = Context(
+                round=t,
+                table=table,
+                eligible=table.eligible(),
+                rng=generator(setting.seed, "selection", t, 0),
+                epsilon_budget=setting.budget and setting.budget.epsilon_budget,
+                tau_min_s=setting.tau_min_s,
+                oracle=oracle,
+            )
+            selection = policy.select(state, context)
+            gained = _gained(selection, genie.choice(None, context), setting.tau_min_s, latency_s)
+            record = _record(t, selection, latency_s, table, setting.budget)
+            table.apply_round(record)
+            state = policy.observe(state, record, table)
+            penalty_s += selection.cluster_penalty_s
+            curves.add(t, gained[None], np.array([table.epsilon_spent.max()]))
+    return curves.result(tuple(table.ids), table.chosen, penalty_s)
+
+
+def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationResult:
+    """`simulate` for plain PAUSE under R1, compiled: some hundred times faster, the same numbers.
+
+    ValueError for any other policy or for options the compiled rounds do not know.
+    """
+    if type(policy) is not Pause or policy.reward != "R1" or policy.window or policy.discount != 1:
+        raise ValueError("only pause with reward R1 and a plain mean is compiled")
+    table, oracle = _connected(setting), setting.oracle()
+    order = np.argsort(table.tie_key)
+    share = policy.m * table.n_examples[order] / table.n_examples.sum()
+    mu = setting.tau_min_s * np.array([oracle.mean_inverse_latency[table.ids[row]] for row in order])
+    eta = setting.budget.eta if setting.budget else 0.0
+    chosen, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table))
+    curves, t = _Curves(rounds), 1
+    for block in setting.latencies_s(rounds):
+        for latency_s in curves.pieces(block, t):
+            gained = np.empty((len(latency_s), 4))
+            _simulate_kernel.play(
+                t,
+                np.ascontiguousarray(latency_s[:, order]),
+                share,
+                mu,
+                setting.tau_min_s,
+                policy.m,
+                policy.alpha,
+                policy.gamma,
+                policy.beta,
+                policy.zeta,
+                eta,
+                chosen,
+                inverse_s,
+                gained,
+            )
+            t += len(latency_s)
+            spent = setting.budget.spent(int(chosen.max())) if setting.budget else 0.0
+            curves.add(t - 1, gained, np.array([spent]))
+    in_table_order = np.empty_like(chosen)
+    in_table_order[order] = chosen
+    return curves.result(tuple(table.ids), in_table_order)
+
+
+def genie_of(policy: Policy) -> Genie:
+    """The genie that weighs as this policy does; with PAUSE's defaults for a policy that has no such weights."""
+    names = {field.name for field in fields(Genie) if field.init}
+    return Genie(**{f.name: getattr(policy, f.name) for f in fields(policy) if f.name in names})
+
+
+def regret_bound(setting: Setting, policy: Pause, n: IntArray | FloatArray, delta: float) -> FloatArray:
+    """Theorem 3, PAUSE v2, eq. (17), with Lemma 1's Δ_max for R1: K(Δ_max + δ)(4(m+1) ln n/δ² + 1 + 2π²/3).
+
+    The paper's own proof ends with 4π²/3; either way it is a thing to measure, not to trust: see docs/regret.md.
+    """
+    mu = setting.tau_min_s * np.array(list(setting.oracle().mean_inverse_latency.values()))
+    greatest_gap = mu.max() - mu.min() + 2 * policy.alpha + policy.gamma
+    per_client = 4 * (policy.m + 1) * np.log(np.asarray(n, np.float64)) / delta**2 + 1 + 2 * math.pi**2 / 3
+    bound: FloatArray = len(mu) * (greatest_gap + delta) * per_client
+    return bound
+
+
+def least_gap(values: FloatArray) -> float:
+    """δ = min over i ≠ j of |values_i − values_j|; the paper takes values = E[τ_k]."""
+    return float(np.diff(np.sort(values)).min()) if len(values) > 1 else math.inf
+
+
+def growth_fits(result: SimulationResult) -> dict[str, dict[str, float]]:
+    """Least-squares fits regret ≈ a + b·f(n) over the recorded rounds of the last nine tenths, f = ln n, √n and n."""
+    late = (result.round > result.round[-1] / 10) & np.isfinite(result.regret)
+    n, regret = result.round[late].astype(np.float64), result.regret[late]
+    if len(n) < 3:
+        return {}
+    fits = {}
+    for name, f in {"ln n": np.log(n), "sqrt n": np.sqrt(n), "n": n}.items():
+        b, a = np.polyfit(f, regret, 1)
+        residual = regret - a - b * f
+        scatter = float(((regret - regret.mean()) ** 2).sum())
+        r_squared = 1 - float((residual**2).sum()) / scatter if scatter else 1.0
+        fits[name] = {"a": float(a), "b": float(b), "r_squared": r_squared}
+    return fits
+
+
+def run_simulation(experiment: "Experiment", rounds: int, out_dir: Path) -> dict[str, Any]:
+    """Simulate an experiment's policy and write simulation.json, simulation.csv, selections.csv and a figure.
+
+    Returns what simulation.json holds.
+    """
+    policy, setting = experiment.policy(), setting_of(experiment)
+    compiled = type(policy) is Pause and policy.reward == "R1" and not policy.window and policy.discount == 1
+    result = simulate_pause(policy, setting, rounds) if compiled else simulate(policy, setting, rounds)  # type: ignore[arg-type]
+    out_dir.mkdir(parents=True, exist_ok=True)
+    summary = _summary(experiment, policy, setting, result)
+    (out_dir / "simulation.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+    columns = ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent")
+    _write_csv(out_dir / "simulation.csv", columns, zip(*(getattr(result, c).tolist() for c in columns), strict=True))
+    chosen = zip(result.client_ids, result.chosen.tolist(), strict=True)
+    _write_csv(out_dir / "selections.csv", ("client_id", "chosen"), chosen)
+    _draw(result, policy, setting, out_dir / "simulation.png")
+    return summary
+
+
+def setting_of(experiment: "Experiment") -> Setting:
+    """The latencies, data sizes and budget of an experiment; τ_min = "auto" counts as the delay's floor."""
+    from pausefl_client.partition import partition
+
+    workload, ids = experiment.workload, experiment.client_ids
+    labels = np.arange(workload.examples or 1000 * len(ids)) % 10
+    shares = partition(
+        workload.partition,
+        labels,
+        clients=len(ids),
+        classes=10,
+        seed=experiment.experiment.seed,
+        concentration=workload.concentration,
+        dominant_share=workload.dominant_share,
+    )
+    return Setting(
+        laws=experiment.delays(),
+        examples={client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)},
+        tau_min_s=experiment.tau_min_s or experiment.latency.delay.floor_s,
+        budget=experiment.budget(),
+        seed=experiment.experiment.seed,
+    )
+
+
+class _Curves:
+    """Running sums, kept at about 200 linearly and 200 logarithmically spaced rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        spaced = np.concatenate((np.geomspace(1, rounds, 200), np.linspace(1, rounds, 200)))
+        self._recorded = np.unique(np.rint(spaced).astype(np.int64))
+        self._sums, self._next = np.zeros(4), 0
+        self._rows: list[FloatArray] = []
+
+    def pieces(self, block: FloatArray, first_round: int) -> list[FloatArray]:
+        """A block of rounds cut behind every recorded round, so that `add` meets each."""
+        cuts = self._recorded - first_round + 1
+        return [piece for piece in np.split(block, cuts[(cuts > 0) & (cuts < len(block))]) if len(piece)]
+
+    def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: FloatArray) -> None:
+        """Count the rounds up to `last_round`: (n, 4) regret, genie regret, reward, latency."""
+        self._sums += gained.sum(axis=0)
+        if last_round == self._recorded[self._next]:
+            self._rows.append(np.concatenate((self._sums, max_epsilon_spent)))
+            self._next += 1
+
+    def result(self, ids: tuple[str, ...], chosen: IntArray, cluster_penalty_s: float = 0.0) -> SimulationResult:
+        regret, genie_regret, reward, latency_s, spent = np.array(self._rows).T
+        return SimulationResult(
+            ids, self._recorded, regret, genie_regret, reward, latency_s, spent, chosen.copy(), cluster_penalty_s
+        )
+
+
+def _connected(setting: Setting) -> ClientTable:
+    table = ClientTable(seed=setting.seed)
+    table.apply_events([Event("joined", i, n_examples=setting.examples[i]) for i in sorted(setting.laws)], round=1)
+    return table
+
+
+def _gained(selection: Selection, problem: Choice, tau_min_s: float, latency_s: FloatArray) -> FloatArray:
+    """(4,) of one round: regret, genie regret, reward, latency."""
+    slowest = latency_s[selection.rows].max()
+    chosen = np.flatnonzero(np.isin(problem.rows, selection.rows))
+    if len(chosen) != problem.m:
+        return np.array([math.nan, math.nan, math.nan, slowest])
+    best = problem.exact()
+    reward = tau_min_s / slowest + problem.worth(chosen)
+    genie_reward = tau_min_s / latency_s[problem.rows[best]].max() + problem.worth(best)
+    return np.array([genie_reward - reward, problem.energy(best) - problem.energy(chosen), reward, slowest])
+
+
+def _record(
+    t: int, selection: Selection, latency_s: FloatArray, table: ClientTable, budget: Budget | None
+) -> RoundRecord:
+    """What the server would have written down: every chosen client answers."""
+    observations = []
+    for row in dict.fromkeys(selection.rows.tolist()):
+        i = int(table.released[row]) + 1 if budget else 0
+        observations.append(
+            Observation(
+                client_id=table.ids[row],
+                timing=Timing(round_trip_s=float(latency_s[row])),
+                latency_s=float(latency_s[row]),
+                n_examples=int(table.n_examples[row]),
+                participation=i,
+                epsilon=budget.epsilon(i) if budget else 0.0,
+                epsilon_spent=budget.spent(i) if budget else 0.0,
+            )
+        )
+    return RoundRecord(
+        round=t,
+        attempt=0,
+        chosen=tuple(table.ids[row] for row in selection.rows.tolist()),
+        weights=None,
+        observations=tuple(observations),
+        events=(),
+        round_latency_s=float(latency_s[selection.rows].max()),
+        wall_clock_s=0.0,
+        selection_s=0.0,
+        model_digest="",
+    )
+
+
+def _summary(experiment: "Experiment", policy: Policy, setting: Setting, result: SimulationResult) -> dict[str, Any]:
+    oracle = setting.oracle()
+    return {
+        "policy": experiment.selection.policy,
+        "seed": setting.seed,
+        "rounds": int(result.round[-1]),
+        "clients": len(result.client_ids),
+        "m": policy.m,
+        "tau_min_s": setting.tau_min_s,
+        "total_latency_s": float(result.total_latency_s[-1]),
+        "cluster_penalty_s": result.cluster_penalty_s,
+        "max_epsilon_spent": float(result.max_epsilon_spent[-1]),
+        "epsilon_budget": setting.budget and setting.budget.epsilon_budget,
+        "reward": _finite(result.reward[-1]),
+        "regret": _finite(result.regret[-1]),
+        "genie_regret": _finite(result.genie_regret[-1]),
+        "regret_is": "sum of r(genie) - r(policy), PAUSE v2 eq. (15), the genie asked on the policy's own history",
+        "growth_fits": growth_fits(result),
+        "bound_17": {
+            name: _finite(regret_bound(setting, genie_of(policy), result.round[-1:], least_gap(values))[0])
+            for name, values in (
+                ("delta = least gap of E[tau], as printed", np.array(list(oracle.mean_latency_s.values()))),
+                ("delta = least gap of mu", setting.tau_min_s * np.array(list(oracle.mean_inverse_latency.values()))),
+            )
+            if 0 < least_gap(values) < math.inf
+        },
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _write_csv(path: Path, header: tuple[str, ...], rows: Any) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def _draw(result: SimulationResult, policy: Policy, setting: Setting, path: Path) -> None:
+    """Regret with its fits and bound, leakage, and selections, side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    regret, leakage, selections = figure.subplots(1, 3)
+    _draw_regret(regret, result, regret_bound(setting, genie_of(policy), result.round, _printed_delta(setting)))
+    leakage.plot(result.round, result.max_epsilon_spent)
+    leakage.set(title="Greatest leakage", xlabel="round", ylabel="ε spent")
+    selections.bar(range(len(result.chosen)), result.chosen)
+    selections.set(title="Selections", xlabel="client", ylabel="times chosen")
+    figure.savefig(path, dpi=120)
+
+
+def _printed_delta(setting: Setting) -> float:
+    return least_gap(np.array(list(setting.oracle().mean_latency_s.values())))
+
+
+def _draw_regret(axes: Any, result: SimulationResult, bound: FloatArray) -> None:
+    axes.plot(result.round, result.regret, label="measured")
+    shapes = {"ln n": np.log, "sqrt n": np.sqrt}
+    for name, fit in growth_fits(result).items():
+        if name in shapes:
+            values = fit["a"] + fit["b"] * shapes[name](result.round)
+            axes.plot(result.round, values, "--", linewidth=1, label=f"{name}, R² = {fit['r_squared']:.3f}")
+    top = np.nanmax(np.append(result.regret, 0.0))
+    if np.isfinite(bound).all() and bound[-1] < 20 * top:
+        axes.plot(result.round, bound, ":", label="bound (17)")
+    else:
+        axes.annotate(f"bound (17): {bound[-1]:.3g}, off the chart", (0.03, 0.93), xycoords="axes fraction", fontsize=8)
+    axes.set(title="Regret against the genie", xlabel="round", ylabel="Σ r(G) − r(S)")
+    axes.legend(loc="lower right", fontsize=8)

@@ -1,0 +1,92 @@
+"""What a run comes to: summary.json."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from pausefl_emulator.experiment import Experiment
+from pausefl_server.records import Evaluation, RoundRecord
+from pausefl_server.selection.base import Policy
+from pausefl_server.service import RunResult
+
+# What a client tells the server besides its noised updates, whatever the experiment says.
+_ALWAYS_DISCLOSED = ("n_examples", "device_times")
+
+
+def summarise(
+    experiment: Experiment, policy: Policy, records: Sequence[RoundRecord], result: RunResult
+) -> dict[str, Any]:
+    """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured."""
+    privacy, budget = experiment.privacy, experiment.budget()
+    spent = float(result.state.table.epsilon_spent.max(initial=0.0))
+    size = int(result.theta.size)
+    return {
+        "policy": experiment.selection.policy,
+        "policy_parameters": {f.name: getattr(policy, f.name) for f in fields(policy)},
+        "seed": experiment.experiment.seed,
+        "rounds": result.state.round,
+        "clients": experiment.clients.count,
+        "m": experiment.selection.m,
+        "model_size": size,
+        "final_accuracy": _test_accuracy(result.final_evaluations),
+        "best_accuracy": _test_accuracy(result.best_evaluations),
+        "best_round": result.best.round if result.best else None,
+        "wall_clock_s": result.state.wall_clock_s,
+        "total_latency_s": result.state.total_latency_s,
+        "latency_signal": experiment.latency.signal,
+        "time_scale": experiment.latency.time_scale,
+        "max_epsilon_spent": spent if budget else None,
+        "epsilon_budget": budget.epsilon_budget if budget else None,
+        "privacy_unit": privacy.unit if budget else None,
+        "vector_epsilon_max": (spent if privacy.unit == "vector" else spent * size) if budget else None,
+        "disclosed": [*_ALWAYS_DISCLOSED, *privacy.disclose],
+        "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
+        "rejected_updates": result.rejected_updates,
+        "timing_error_s": timing_error_s(records),
+        "stopped_because": result.stopped_because,
+    }
+
+
+def timing_error_s(records: Sequence[RoundRecord]) -> dict[str, float | None]:
+    """Quantiles of measured communication minus drawn delay: what the network and this software added."""
+    errors = [o.timing.communication_s - o.drawn_down_s - o.drawn_up_s for r in records for o in r.observations]
+    if not errors:
+        return {"p50": None, "p99": None}
+    p50, p99 = np.quantile(errors, (0.5, 0.99))
+    return {"p50": float(p50), "p99": float(p99)}
+
+
+def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
+    return next((e.accuracy for e in evaluations if e.split == "test"), None)
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """The summary as a person reads it at the end of a run."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    rounds = f"{summary['rounds']} with {summary['clients']} clients, {summary['m']} a round"
+    table.add_row("policy", f"{summary['policy']} (seed {summary['seed']})")
+    table.add_row("rounds", f"{rounds}; {summary['stopped_because']}")
+    if summary["final_accuracy"] is not None:
+        best = f"best model {summary['best_accuracy']:.1%} at round {summary['best_round']}"
+        table.add_row("test accuracy", f"{summary['final_accuracy']:.1%} at the end, {best}")
+    latency = f"{summary['total_latency_s']:.1f} s over all rounds ({summary['latency_signal']}"
+    table.add_row(
+        "latency", f"{latency}, time scale {summary['time_scale']:g}); {summary['wall_clock_s']:.1f} s on the clock"
+    )
+    if summary["max_epsilon_spent"] is None:
+        table.add_row("privacy", "none: updates leave without noise")
+    else:
+        spent = f"ε {summary['max_epsilon_spent']:.3g} of {summary['epsilon_budget']:g} per {summary['privacy_unit']}"
+        table.add_row(
+            "greatest leakage", f"{spent}; ε {summary['vector_epsilon_max']:.3g} for all the uploads of a client"
+        )
+    error = summary["timing_error_s"]
+    if error["p50"] is not None:
+        quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms"
+        table.add_row("measured − drawn", f"{quantiles}; {summary['rejected_updates']} updates rejected")
+    return table

@@ -1,0 +1,50 @@
+"""What a client process needs torch for. Importing this module warms torch up, so that forked clients start fast.
+
+The fork server imports it before it forks; gRPC is imported by then too, but nothing of it has been started, and CUDA
+has not been touched.
+"""
+
+import gc
+from collections.abc import Sequence
+
+import torch
+
+from pausefl_client.datasets import load_dataset
+from pausefl_client.models import build_model
+from pausefl_client.partition import partition
+from pausefl_client.trainer import Trainer
+from pausefl_client.training import TorchTrainer, resolve_device, warm_up
+from pausefl_emulator.experiment import Experiment
+
+warm_up()
+# Objects made so far are never collected, so the pages that hold them stay shared with the children.
+gc.freeze()
+
+
+def make_torch_trainers(experiment: Experiment, client_ids: Sequence[str]) -> dict[str, Trainer]:
+    """A trainer for each of these clients. N client processes share two cores: one thread each."""
+    torch.set_num_threads(1)
+    w, seed = experiment.workload, experiment.experiment.seed
+    data = load_dataset(w.dataset, examples=w.examples, seed=seed)
+    parts = partition(
+        w.partition,
+        data.train.labels,
+        clients=experiment.clients.count,
+        classes=data.classes,
+        seed=seed,
+        concentration=w.concentration,
+        dominant_share=w.dominant_share,
+    )
+    rows = dict(zip(experiment.client_ids, parts, strict=True))
+    device = resolve_device(w.device)
+    return {
+        c: TorchTrainer(
+            build_model(w.model, data.input_shape, data.classes, seed),
+            data.train.take(rows[c]),
+            experiment.training(),
+            device=device,
+            seed=seed,
+            client_id=c,
+        )
+        for c in client_ids
+    }

@@ -1,0 +1,24 @@
+"""Every error this project raises on purpose, on one page.
+
+A command ends with exit status 2 on a `ConfigError` and with 1 on any other `PauseflError`.
+"""
+
+
+class PauseflError(Exception):
+    """A failure whose message is fit for a user: one line that names what to change."""
+
+
+class ConfigError(PauseflError):
+    """Bad input: an unknown key, a value out of range, a missing file. Nothing was started."""
+
+
+class WireError(PauseflError):
+    """What the other side sent is not what the protocol allows; the message is the reason of the rejection."""
+
+
+class BudgetError(PauseflError):
+    """A release would pass the client's privacy budget, or the two sides do not agree on it."""
+
+
+class LedgerError(PauseflError):
+    """A ledger cannot be opened, is another experiment's, or does not hold together."""

@@ -1,0 +1,1 @@
+"""The server: selects clients, sends them the model, measures, aggregates, and writes everything down."""

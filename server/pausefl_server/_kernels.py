@@ -1,0 +1,207 @@
+"""The inner loops of `search`, compiled by numba at first use and cached on disk.
+
+They take arrays that `search` has already checked, sorted and reduced; nothing else calls them.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numba
+import numpy as np
+
+from pausefl_server.clients import FloatArray, IntArray
+
+F = TypeVar("F", bound=Callable[..., object])
+
+NO_CLUSTER = -1
+
+
+def compiled(function: F) -> F:
+    """`numba.njit` with a cache beside the source or in the user's cache directory; without one if neither exists."""
+    try:
+        return cast(F, numba.njit(cache=True)(function))
+    except RuntimeError:  # numba finds no directory it may write to, as in a read-only container
+        return cast(F, numba.njit(function))
+
+
+@compiled
+def sift_down(heap: FloatArray, owner: IntArray, place: IntArray, i: int, size: int) -> None:
+    """Restore the min-heap below `i`; `place[owner]` follows every entry that has an owner."""
+    value, own = heap[i], owner[i]
+    child = 2 * i + 1
+    while child < size:
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= value:
+            break
+        heap[i], owner[i] = heap[child], owner[child]
+        if owner[i] >= 0:
+            place[owner[i]] = i
+        i = child
+        child = 2 * i + 1
+    heap[i], owner[i] = value, own
+    if own >= 0:
+        place[own] = i
+
+
+@compiled
+def sift_up(heap: FloatArray, owner: IntArray, place: IntArray, i: int) -> None:
+    """Restore the min-heap above `i`."""
+    value, own = heap[i], owner[i]
+    while i > 0:
+        parent = (i - 1) // 2
+        if heap[parent] <= value:
+            break
+        heap[i], owner[i] = heap[parent], owner[parent]
+        if owner[i] >= 0:
+            place[owner[i]] = i
+        i = parent
+    heap[i], owner[i] = value, own
+    if own >= 0:
+        place[own] = i
+
+
+@compiled
+def offer(
+    heap: FloatArray, owner: IntArray, place: IntArray, size: int, total: float, value: float, own: int
+) -> tuple[int, float]:
+    """Offer a value to the heap of the greatest len(heap) values; returns its new size and sum."""
+    if size < len(heap):
+        heap[size], owner[size] = value, own
+        sift_up(heap, owner, place, size)
+        return size + 1, total + value
+    if value > heap[0]:
+        if owner[0] >= 0:
+            place[owner[0]] = NO_CLUSTER
+        total += value - heap[0]
+        heap[0], owner[0] = value, own
+        sift_down(heap, owner, place, 0, size)
+    return size, total
+
+
+@compiled
+def best_threshold(ucb: FloatArray, value: FloatArray, m: int) -> float:
+    """The least ucb of an optimal set: the sweep of PAUSE v2, Algorithm 2, over rows sorted by descending ucb.
+
+    Energies are compared only where a run of equal ucb ends: there the set may hold any row of the run.
+    """
+    heap, owner, place = np.empty(m), np.full(m, NO_CLUSTER), np.empty(0, np.int64)
+    size, total = 0, 0.0
+    best, threshold = -np.inf, -np.inf
+    for i in range(len(ucb)):
+        if size < m or value[i] > heap[0]:  # said here too: a call for every row would take most of the time
+            size, total = offer(heap, owner, place, size, total, value[i], NO_CLUSTER)
+        run_ends = i + 1 == len(ucb) or ucb[i + 1] < ucb[i]
+        if run_ends and size == m and ucb[i] + total > best:
+            best, threshold = ucb[i] + total, ucb[i]
+    return threshold
+
+
+@compiled
+def best_clustered_threshold(
+    ucb: FloatArray, value: FloatArray, m: int, cluster: IntArray, penalty: float, occupied: FloatArray
+) -> float:
+    """The same sweep under eq. (22): the best row of a cluster counts in full, every other one less `penalty`.
+
+    A new row either pays the penalty, or takes the lead of its cluster from a row that now pays it. Either way the
+    multiset of adjusted values only gains an entry and raises another, so what once fell out of the m greatest never
+    comes back and a heap that knows where each cluster's leader stands is enough: O(K log m), no Fenwick tree.
+    `leader` starts at -inf, or at +inf where a forced row already occupies the cluster.
+    """
+    leader = occupied.copy()
+    heap, owner, place = np.empty(m), np.full(m, NO_CLUSTER), np.full(len(leader), NO_CLUSTER)
+    size, total = 0, 0.0
+    best, threshold = -np.inf, -np.inf
+    for i in range(len(ucb)):
+        c, v = cluster[i], value[i]
+        if v <= leader[c]:
+            size, total = offer(heap, owner, place, size, total, v - penalty, NO_CLUSTER)
+        else:
+            deposed, leader[c] = leader[c], v
+            if place[c] >= 0:
+                total += v - deposed
+                heap[place[c]] = v
+                sift_down(heap, owner, place, place[c], size)
+            else:
+                size, total = offer(heap, owner, place, size, total, v, c)
+            if deposed > -np.inf:
+                size, total = offer(heap, owner, place, size, total, deposed - penalty, NO_CLUSTER)
+        run_ends = i + 1 == len(ucb) or ucb[i + 1] < ucb[i]
+        if run_ends and size == m and ucb[i] + total > best:
+            best, threshold = ucb[i] + total, ucb[i]
+    return threshold
+
+
+@compiled
+def best_convex_threshold(
+    ucb: FloatArray, value: FloatArray, m: int, cluster: IntArray, marginal: FloatArray, occupied: IntArray
+) -> float:
+    """The sweep for any convex penalty: the j-th best row of a cluster pays marginal[occupied + j], non-decreasing.
+
+    A new row of rank r raises the adjusted value of every rank from r on, so the argument above still holds; it
+    costs O(cluster size · log m) a row instead of O(log m). `slot` numbers the ranks of all clusters.
+    """
+    n = len(ucb)
+    members = np.bincount(cluster, minlength=len(occupied))
+    first_slot = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(members, m))))
+    ranked, held = np.empty(first_slot[-1]), np.zeros(len(occupied), np.int64)
+    heap, owner, place = np.empty(m), np.full(m, NO_CLUSTER), np.full(first_slot[-1], NO_CLUSTER)
+    size, total = 0, 0.0
+    best, threshold = -np.inf, -np.inf
+    for i in range(n):
+        c, v = cluster[i], value[i]
+        start, capacity = first_slot[c], first_slot[c + 1] - first_slot[c]
+        for rank in range(capacity):
+            slot = start + rank
+            if rank < held[c]:
+                if v <= ranked[slot]:
+                    continue
+                ranked[slot], v = v, ranked[slot]
+                cost = marginal[min(occupied[c] + rank, len(marginal) - 1)]
+                raised = ranked[slot] - cost
+                if place[slot] >= 0:
+                    total += raised - heap[place[slot]]
+                    heap[place[slot]] = raised
+                    sift_down(heap, owner, place, place[slot], size)
+                else:
+                    size, total = offer(heap, owner, place, size, total, raised, slot)
+            else:
+                ranked[slot] = v
+                held[c] += 1
+                cost = marginal[min(occupied[c] + rank, len(marginal) - 1)]
+                size, total = offer(heap, owner, place, size, total, v - cost, slot)
+                break
+        run_ends = i + 1 == n or ucb[i + 1] < ucb[i]
+        if run_ends and size == m and ucb[i] + total > best:
+            best, threshold = ucb[i] + total, ucb[i]
+    return threshold
+
+
+@compiled
+def best_combination(
+    ucb: FloatArray, value: FloatArray, m: int, cluster: IntArray, marginal: FloatArray, occupied: IntArray
+) -> IntArray:
+    """Try every m-subset in lexicographic order; the first of the greatest energy, as sorted positions."""
+    n = len(ucb)
+    rows, best_rows = np.arange(m), np.arange(m)
+    best_least, best_total = -np.inf, 0.0
+    while True:
+        least, total = np.inf, 0.0
+        held = occupied.copy()
+        for row in rows:
+            least = min(least, ucb[row])
+            total += value[row] - marginal[min(held[cluster[row]], len(marginal) - 1)]
+            held[cluster[row]] += 1
+        # Where every minimum is +inf, the greatest sum decides.
+        gain = total - best_total if least == best_least == np.inf else (least + total) - (best_least + best_total)
+        if gain > 0:
+            best_least, best_total = least, total
+            best_rows[:] = rows
+        i = m - 1
+        while i >= 0 and rows[i] == n - m + i:
+            i -= 1
+        if i < 0:
+            return best_rows
+        rows[i] += 1
+        for j in range(i + 1, m):
+            rows[j] = rows[j - 1] + 1

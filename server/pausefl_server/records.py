@@ -1,0 +1,127 @@
+"""What is written down about a run: immutable records, the rows of the observation log.
+
+Everything the server knows about its clients is a fold over these (see `clients.ClientTable`), so resuming a run is
+replaying its log. They hold scalars only: no vector, no reference to a live object.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Signal = Literal["round_trip", "communication"]
+EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the time of one exchange went, in seconds, each part measured where it happens.
+
+    round_trip is the server's clock from the first model frame handed over to the last update frame received;
+    upload is the server's clock from the first to the last update frame; all others are the client's clock.
+    """
+
+    round_trip_s: float
+    download_s: float = 0.0
+    injected_down_s: float = 0.0
+    queue_s: float = 0.0
+    train_s: float = 0.0
+    privatise_s: float = 0.0
+    injected_up_s: float = 0.0
+    upload_s: float = 0.0
+
+    @property
+    def device_s(self) -> float:
+        """Time the client computed or waited to compute: queue + train + privatise."""
+        return self.queue_s + self.train_s + self.privatise_s
+
+    @property
+    def communication_s(self) -> float:
+        """The round trip without the client's own work."""
+        return self.round_trip_s - self.device_s
+
+    @property
+    def propagation_s(self) -> float:
+        """What no part explains: the network and the software between the two clocks."""
+        explained = self.download_s + self.injected_down_s + self.device_s + self.injected_up_s + self.upload_s
+        return self.round_trip_s - explained
+
+    def signal_s(self, signal: Signal, time_scale: float) -> float:
+        """The latency a policy sees: injected delays were multiplied by `time_scale`, which is undone here."""
+        communication_s = self.communication_s / time_scale
+        return communication_s if signal == "communication" else self.device_s + communication_s
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one chosen client did in one round, as the server saw it. Only accepted updates make one."""
+
+    client_id: str
+    timing: Timing
+    latency_s: float
+    """The signal the policy sees (`latency.signal`), at the emulated scale."""
+    n_examples: int
+    participation: int
+    """i, the client's own count of its private releases; 0 in a run without privacy."""
+    epsilon: float
+    """ε_i of this release; 0 in a run without privacy."""
+    epsilon_spent: float
+    """The client's ε spent after this release, reconciled with the server's ledger."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    drawn_down_s: float = 0.0
+    drawn_up_s: float = 0.0
+    """The delays drawn, for the check measured − drawn alone; they never reach a policy."""
+    loss: float | None = None
+    """The client's training loss, only where `privacy.disclose` lists it."""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    """What the policy asked to be computed while the vectors were at hand (e.g. Fed-TS's drift)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to one client outside an accepted update; the log could not be replayed without it."""
+
+    kind: EventKind
+    client_id: str
+    detail: str = ""
+    n_examples: int = 0
+    """With "joined": |D_k|."""
+    epsilon_spent: float = 0.0
+    """With "joined" and "reconciled": the ε the client says it has spent."""
+    released: int = 0
+    """With "joined" and "reconciled": the private releases the client counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How good a model is on public data the clients never see."""
+
+    split: Literal["validation", "test"]
+    subset: bool
+    """True: on the split's fixed subset; False: on all of it."""
+    n_examples: int
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One committed round. `chosen` is in selection order and repeats a client drawn twice."""
+
+    round: int
+    attempt: int
+    chosen: tuple[str, ...]
+    weights: tuple[float, ...] | None
+    observations: tuple[Observation, ...]
+    events: tuple[Event, ...]
+    """In the order they happened: all the round's selection knew that the round before did not."""
+    round_latency_s: float
+    """Eq. (3) on the signal: the greatest latency of the round's observations, 0 when there is none."""
+    wall_clock_s: float
+    selection_s: float
+    model_digest: str
+    """Digest of θ_t, the model after this round, which was durable before this record was."""
+    details: Mapping[str, float] = field(default_factory=dict)
+    """What the policy said about its choice (energy, gap, steps); never read back by a policy."""
+    cluster_penalty_s: float = 0.0
+    """R2's δ_τ term, eq. (22): a column of its own, never mixed into a measurement."""

@@ -1,0 +1,382 @@
+"""The round loop: select, send, wait, aggregate, commit, acknowledge."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pausefl.actor import Actor
+from pausefl.draws import generator
+from pausefl.errors import PauseflError, WireError
+from pausefl.v1 import federation_pb2 as pb
+from pausefl.wire import PROTOCOL_VERSION, Manifest, Vector, digest, serialise_job
+from pausefl_server.aggregation import federated_average
+from pausefl_server.clients import FloatArray
+from pausefl_server.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.ledger import Release, check_release
+from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Lost, Refusal, Register, Shutdown, Update
+from pausefl_server.metrics import ServerMetrics
+from pausefl_server.peer import ClientActor
+from pausefl_server.records import Event, EventKind, Observation, RoundRecord
+from pausefl_server.selection.base import Context, Oracle, Selection
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import RunState
+from pausefl_server.store import CommitRound, SaveLateEvents, StoreActor
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+# A latency is a divisor in μ̄; a clock can tick twice at the same instant.
+_LEAST_LATENCY_S = 1e-6
+
+
+class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
+    """Runs the rounds and is the only one who changes the run's state. `stopped_because` says how it ended."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        state: RunState,
+        theta: Vector,
+        store: StoreActor,
+        evaluator: EvaluatorActor,
+        metrics: ServerMetrics,
+        progress: Progress,
+        *,
+        late_events: list[Event],
+        oracle: Oracle | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("coordinator", capacity=4096)
+        self.state = state
+        self.theta = theta
+        self.rejected_updates = 0
+        self.stopped_because = ""
+        self._settings = settings
+        self._store = store
+        self._evaluator = evaluator
+        self._metrics = metrics
+        self._progress = progress
+        self._oracle = oracle
+        self._clock = clock
+        self._peers: dict[str, ClientActor] = {}
+        self._events = late_events
+        self._digest = digest(theta)
+        self._job: Dispatch | None = None  # the round in flight
+        self._due: dict[str, float] = {}  # who still owes it an answer, and until when
+        self._updates: dict[str, Update] = {}
+        self._began_s: float | None = None
+
+    async def run(self) -> None:
+        """Play the rounds that are left, then dismiss everybody. PauseflError when no round could begin."""
+        try:
+            await self._gather_clients()
+            while not self.stopped_because:
+                if self.state.round >= self._settings.rounds:
+                    self.stopped_because = "all rounds done"
+                elif await self._somebody_is_there():
+                    await self._play(self.state.round + 1)
+            await self._finish()
+        finally:
+            self.stop()
+            self._refuse_the_rest()
+
+    async def receive(self, message: Register | Lost | Update | Refusal | Shutdown) -> pb.Welcome | None:
+        """Take in what actors say while a round is under way."""
+        match message:
+            case Register():
+                return await self._register(message)
+            case Lost():
+                self._lose(message)
+            case Update():
+                self._take_update(message)
+            case Refusal():
+                self._take_refusal(message)
+            case Shutdown(reason):
+                self.stopped_because = self.stopped_because or reason
+        return None
+
+    # -- rounds
+
+    async def _play(self, round: int) -> None:
+        attempt = 1
+        if self._began_s is None:
+            self._began_s = self._clock() - self.state.wall_clock_s
+        events, self._events = tuple(self._events), []
+        self.state.before_round(round, events)
+        selection, selection_s, messages = await asyncio.to_thread(self._prepare, round, attempt)
+        chosen = tuple(self.state.table.ids[row] for row in selection.rows)
+        await self._send(Dispatch(round, attempt, messages), chosen)
+        await self._collect()
+        self._job = None
+        if self.stopped_because:
+            # The round in flight is given up; what its clients spent on it is not.
+            self._events = [*events, *self._events, *(_reconciled(u) for u in self._updates.values())]
+            return
+        observations, theta, model_digest = await asyncio.to_thread(self._aggregate, selection, chosen)
+        record = RoundRecord(
+            round=round,
+            attempt=attempt,
+            chosen=chosen,
+            weights=None if selection.weights is None else tuple(selection.weights.tolist()),
+            observations=observations,
+            events=events,
+            round_latency_s=max((o.latency_s for o in observations), default=0.0),
+            wall_clock_s=self._clock() - self._began_s,
+            selection_s=selection_s,
+            model_digest=model_digest,
+            details=selection.details,
+        )
+        await self._store.ask(CommitRound(record, theta))
+        self.theta, self._digest = theta, model_digest
+        self.state.after_round(record)
+        for observation in observations:
+            if (peer := self._peers.get(observation.client_id)) is not None and not peer.stopped:
+                await peer.tell(Acknowledge(round, attempt))
+        self._report(record)
+        await self._evaluate(round)
+
+    def _prepare(self, round: int, attempt: int) -> tuple[Selection, float, list[bytes]]:
+        """Select and frame; runs in a thread while the event loop keeps listening."""
+        settings, table = self._settings, self.state.table
+        context = Context(
+            round=round,
+            table=table,
+            eligible=table.eligible(),
+            rng=generator(settings.seed, "selection", round, attempt),
+            epsilon_budget=settings.privacy.budget.epsilon_budget if settings.privacy else None,
+            tau_min_s=settings.tau_min_s,
+            oracle=self._oracle,
+        )
+        started = time.perf_counter()
+        selection = self.state.policy.select(self.state.policy_state, context)
+        selection_s = time.perf_counter() - started
+        return selection, selection_s, list(serialise_job(round, attempt, self.theta, self._digest))
+
+    async def _send(self, job: Dispatch, chosen: tuple[str, ...]) -> None:
+        self._job, self._updates = job, {}
+        until_s = self._clock() + self._settings.round_timeout_s
+        self._due = dict.fromkeys(chosen, until_s)
+        for client_id in self._due:
+            peer = self._peers.get(client_id)
+            if peer is not None and not peer.stopped:
+                await peer.tell(job)
+
+    async def _collect(self) -> None:
+        """Take messages until everybody due has answered, is overdue, or the run is to end."""
+        while self._due and not self.stopped_because:
+            patience_s = min(self._due.values()) - self._clock()
+            if patience_s > 0 and await self._wait_for_message(patience_s):
+                await self._handle(*self._take())
+            now_s = self._clock()
+            for client_id in [c for c, until_s in self._due.items() if until_s <= now_s]:
+                del self._due[client_id]
+                self._events.append(Event("missed", client_id, "gave no answer in time"))
+
+    def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[tuple[Observation, ...], Vector, str]:
+        """θ of the next round from the updates that came, in selection order; runs in a thread."""
+        arrived = [i for i, client_id in enumerate(chosen) if client_id in self._updates]
+        weights: FloatArray
+        if selection.weights is None:
+            weights = self.state.table.n_examples[selection.rows[arrived]].astype(np.float64)
+        else:
+            weights = selection.weights[arrived]
+        theta = federated_average(self.theta, [self._updates[chosen[i]].vector for i in arrived], weights)
+        observations = tuple(self._observe(self._updates[c]) for c in sorted(self._updates))
+        return observations, theta, self._digest if theta is self.theta else digest(theta)
+
+    def _observe(self, update: Update) -> Observation:
+        settings, row = self._settings, self.state.table.row_of[update.client_id]
+        latency_s = update.timing.signal_s(settings.signal, settings.time_scale)
+        return Observation(
+            client_id=update.client_id,
+            timing=update.timing,
+            latency_s=max(latency_s, _LEAST_LATENCY_S),
+            n_examples=int(self.state.table.n_examples[row]),
+            participation=update.release.participation,
+            epsilon=update.release.epsilon,
+            epsilon_spent=max(update.release.epsilon_spent, float(self.state.table.epsilon_spent[row])),
+            bytes_down=update.bytes_down,
+            bytes_up=update.bytes_up,
+            drawn_down_s=update.drawn_down_s,
+            drawn_up_s=update.drawn_up_s,
+            loss=update.loss if settings.discloses_loss else None,
+        )
+
+    def _report(self, record: RoundRecord) -> None:
+        self._metrics.round_committed(record, self.state)
+        privacy = self._settings.privacy
+        self._progress(
+            {
+                "kind": "round",
+                "round": record.round,
+                "rounds": self._settings.rounds,
+                "chosen": list(record.chosen),
+                "round_latency_s": record.round_latency_s,
+                "total_latency_s": self.state.total_latency_s,
+                "max_epsilon_spent": float(self.state.table.epsilon_spent.max(initial=0.0)),
+                "epsilon_budget": privacy.budget.epsilon_budget if privacy else None,
+                "privacy_unit": privacy.unit if privacy else None,
+                "connected": len(self._peers),
+                "rejected": self.rejected_updates,
+                "wall_clock_s": record.wall_clock_s,
+                "selection_s": record.selection_s,
+            }
+        )
+
+    async def _evaluate(self, round: int) -> None:
+        every = self._settings.evaluation_every
+        if every and round % every == 0 and round < self._settings.rounds and not self._evaluator.stopped:
+            await self._evaluator.tell(Evaluate(round, self.theta, subset=True))
+
+    # -- who is there
+
+    async def _gather_clients(self) -> None:
+        minimum, timeout_s = self._settings.minimum_clients, self._settings.connect_timeout_s
+        self._progress({"kind": "waiting", "connected": 0, "minimum": minimum})
+        if not await self._wait_until(lambda: len(self._peers) >= minimum, timeout_s):
+            raise PauseflError(
+                f"only {len(self._peers)} of clients.minimum = {minimum} clients connected within {timeout_s:g} s"
+            )
+
+    async def _somebody_is_there(self) -> bool:
+        """True when a client can be chosen; False, with the reason noted, when none came within the timeout."""
+        if self._anybody() or await self._wait_until(self._anybody, self._settings.connect_timeout_s):
+            return not self.stopped_because
+        exhausted = bool(self.state.table.retired.any())
+        self.stopped_because = "every client has spent its budget" if exhausted else "no client is connected"
+        return False
+
+    def _anybody(self) -> bool:
+        retired, row_of = self.state.table.retired, self.state.table.row_of
+        gone = {event.client_id for event in self._events if event.kind == "retired"}
+        return any(c not in gone and not (c in row_of and retired[row_of[c]]) for c in self._peers)
+
+    async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Take messages until `condition` holds or the run is to end; False after `timeout_s`."""
+        until_s = self._clock() + timeout_s
+        while not condition() and not self.stopped_because:
+            left_s = until_s - self._clock()
+            if left_s <= 0:
+                return False
+            if await self._wait_for_message(left_s):
+                await self._handle(*self._take())
+        return True
+
+    async def _register(self, message: Register) -> pb.Welcome:
+        hello, client_id = message.hello, message.hello.client_id
+        self._check_hello(hello)
+        self._peers[client_id] = message.actor
+        self._events.append(
+            Event(
+                "joined",
+                client_id,
+                n_examples=hello.n_examples,
+                epsilon_spent=hello.ledger.epsilon_spent,
+                released=hello.ledger.released,
+            )
+        )
+        self._metrics.connected(len(self._peers))
+        if not self.state.round:
+            minimum = self._settings.minimum_clients
+            self._progress({"kind": "waiting", "connected": len(self._peers), "minimum": minimum})
+        if self._job is not None and client_id in self._due:
+            # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
+            self._due[client_id] = self._clock() + self._settings.round_timeout_s
+            await message.actor.tell(self._job)
+        return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
+
+    def _check_hello(self, hello: pb.Hello) -> None:
+        """Raise WireError, with what the client should change, unless it can take part."""
+        settings, privacy = self._settings, self._settings.privacy
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise WireError(f"protocol version {hello.protocol_version}, this server speaks {PROTOCOL_VERSION}")
+        if not hello.client_id:
+            raise WireError("the client id is empty")
+        if hello.client_id in self._peers:
+            raise WireError(f"client id {hello.client_id!r} is connected already")
+        if hello.n_examples < 1:
+            raise WireError("a client needs at least one example")
+        if Manifest.from_message(hello.manifest) != settings.manifest:
+            raise WireError("the client's model is not this run's: its tensors differ in name, shape or order")
+        schedule = privacy.schedule if privacy else ""
+        if hello.ledger.schedule != schedule:
+            raise WireError(
+                f"privacy differs: the client agreed to {hello.ledger.schedule!r}, the run has {schedule!r}"
+            )
+        row = self.state.table.row_of.get(hello.client_id)
+        if row is not None and hello.ledger.released < self.state.table.released[row]:
+            raise WireError(
+                f"the client's ledger counts {hello.ledger.released} releases, the server knows of"
+                f" {self.state.table.released[row]}: restore the ledger, or use a new client id"
+            )
+        ceiling = privacy.budget.epsilon_budget if privacy else 0.0
+        if not 0.0 <= hello.ledger.epsilon_spent <= ceiling:
+            raise WireError(f"the client's ledger says {hello.ledger.epsilon_spent} of {ceiling} epsilon is spent")
+
+    def _lose(self, message: Lost) -> None:
+        client_id = message.actor.client_id
+        if self._peers.get(client_id) is not message.actor:
+            return
+        del self._peers[client_id]
+        self._events.append(Event("left", client_id, message.reason))
+        self._metrics.connected(len(self._peers))
+        if client_id in self._due:
+            self._due[client_id] = min(self._due[client_id], self._clock() + self._settings.rejoin_timeout_s)
+        if self.state.round:
+            self._progress({"kind": "event", "message": f"client {client_id} left: {message.reason}"})
+
+    def _take_update(self, update: Update) -> None:
+        row = self.state.table.row_of.get(update.client_id)
+        mirrored = int(self.state.table.released[row]) if row is not None else 0
+        try:
+            if self._job is None or update.round != self._job.round or update.client_id not in self._due:
+                raise WireError(f"round {update.round} is over, its update came too late")
+            check_release(update.release, self._settings.privacy.budget if self._settings.privacy else None, mirrored)
+        except WireError as error:
+            refusal = Refusal(update.client_id, update.round, str(error), rejected=True, release=update.release)
+            self._take_refusal(refusal)
+            return
+        del self._due[update.client_id]
+        self._updates[update.client_id] = update
+
+    def _take_refusal(self, refusal: Refusal) -> None:
+        client_id = refusal.client_id
+        if refusal.rejected:
+            self.rejected_updates += 1
+            self._metrics.rejected()
+            self._progress({"kind": "event", "message": f"client {client_id} {refusal.reason}: rejected"})
+        kind: EventKind = "retired" if refusal.exhausted else "rejected" if refusal.rejected else "missed"
+        self._events.append(Event(kind, client_id, refusal.reason))
+        if self._plausible(refusal.release):
+            self._events.append(_reconciled(refusal))
+        if self._job is not None and refusal.round == self._job.round:
+            self._due.pop(client_id, None)
+
+    def _plausible(self, release: Release) -> bool:
+        """A rejected update was released all the same: its ε is spent, if what the client says makes sense."""
+        if self._settings.privacy is None or release.participation < 1:
+            return False
+        budget = self._settings.privacy.budget
+        return math.isclose(release.epsilon_spent, budget.spent(release.participation), rel_tol=1e-9)
+
+    # -- the end
+
+    async def _finish(self) -> None:
+        await self._store.ask(SaveLateEvents(self.state.round + 1, tuple(self._events)))
+        for peer in tuple(self._peers.values()):
+            if not peer.stopped:
+                await peer.tell(Dismiss(self.stopped_because))
+
+
+def _reconciled(message: Update | Refusal) -> Event:
+    release = message.release
+    return Event(
+        "reconciled",
+        message.client_id,
+        "spent on an update that was not used",
+        epsilon_spent=release.epsilon_spent,
+        released=release.participation,
+    )

@@ -1,0 +1,97 @@
+-- The run's database (run.db). Seconds in *_s, data in *_bytes, rounds from 1, clients by their string id.
+-- Tables are the log itself and may change with schema_version; the views below are what scripts should read.
+
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+
+-- One row per committed round; events, observations and releases of the round are written in the same transaction.
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY,
+    attempt INTEGER NOT NULL,
+    chosen TEXT NOT NULL,              -- JSON list of client ids, in selection order
+    weights TEXT,                      -- JSON list, NULL: by data size
+    round_latency_s REAL NOT NULL,     -- eq. (3) on the signal
+    cluster_penalty_s REAL NOT NULL,   -- eq. (22)'s δ_τ term, never mixed into a measurement
+    wall_clock_s REAL NOT NULL,        -- since the run's first round began
+    selection_s REAL NOT NULL,
+    model_digest TEXT NOT NULL,        -- of θ after this round
+    details TEXT NOT NULL              -- JSON object, what the policy said about its choice
+) STRICT;
+
+CREATE TABLE observations (
+    round INTEGER NOT NULL REFERENCES rounds(round),
+    client_id TEXT NOT NULL,
+    latency_s REAL NOT NULL,           -- the signal the policy saw
+    n_examples INTEGER NOT NULL,
+    participation INTEGER NOT NULL,    -- i, the client's own count
+    epsilon REAL NOT NULL,
+    epsilon_spent REAL NOT NULL,
+    round_trip_s REAL NOT NULL,
+    download_s REAL NOT NULL,
+    injected_down_s REAL NOT NULL,
+    queue_s REAL NOT NULL,
+    train_s REAL NOT NULL,
+    privatise_s REAL NOT NULL,
+    injected_up_s REAL NOT NULL,
+    upload_s REAL NOT NULL,
+    drawn_down_s REAL NOT NULL,        -- serves only the check measured - drawn
+    drawn_up_s REAL NOT NULL,
+    bytes_down INTEGER NOT NULL,
+    bytes_up INTEGER NOT NULL,
+    loss REAL,                         -- only where clients disclose it
+    statistics TEXT NOT NULL,          -- JSON object, what the policy asked to be computed
+    PRIMARY KEY (round, client_id)
+) STRICT, WITHOUT ROWID;
+
+-- Everything else that happened to a client; without these the log could not be replayed.
+CREATE TABLE events (
+    sequence INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,            -- the round whose transaction wrote it
+    kind TEXT NOT NULL,
+    client_id TEXT NOT NULL,
+    detail TEXT NOT NULL,
+    n_examples INTEGER NOT NULL,
+    epsilon_spent REAL NOT NULL,
+    released INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE evaluations (
+    round INTEGER NOT NULL,
+    split TEXT NOT NULL,               -- 'validation' (held-out training data) or 'test'
+    subset INTEGER NOT NULL,           -- 1: a fixed subset, 0: the full set
+    n_examples INTEGER NOT NULL,
+    accuracy REAL NOT NULL,
+    loss REAL NOT NULL,
+    PRIMARY KEY (round, split, subset)
+) STRICT, WITHOUT ROWID;
+
+CREATE VIEW round_latency AS
+SELECT round, round_latency_s,
+       sum(round_latency_s) OVER (ORDER BY round) AS total_latency_s,
+       cluster_penalty_s, wall_clock_s, selection_s
+FROM rounds;
+
+CREATE VIEW breakdown AS
+SELECT round, client_id, latency_s, round_trip_s,
+       queue_s + train_s + privatise_s AS device_s,
+       round_trip_s - queue_s - train_s - privatise_s AS communication_s,
+       download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s,
+       round_trip_s - download_s - injected_down_s - queue_s - train_s - privatise_s - injected_up_s - upload_s
+           AS propagation_s,
+       drawn_down_s + drawn_up_s AS drawn_s
+FROM observations;
+
+CREATE VIEW leakage AS
+SELECT round, client_id, participation, epsilon, epsilon_spent FROM observations WHERE participation > 0;
+
+CREATE VIEW greatest_leakage AS
+SELECT rounds.round,
+       coalesce(max(max(o.epsilon_spent)) OVER (ORDER BY rounds.round), 0.0) AS max_epsilon_spent
+FROM rounds LEFT JOIN observations AS o ON o.round = rounds.round GROUP BY rounds.round;
+
+CREATE VIEW selections AS
+SELECT chosen.value AS client_id, count(*) AS times_chosen
+FROM rounds, json_each(rounds.chosen) AS chosen GROUP BY chosen.value;
+
+CREATE VIEW accuracy AS
+SELECT e.round, e.split, e.subset, e.n_examples, e.accuracy, e.loss, l.total_latency_s
+FROM evaluations AS e LEFT JOIN round_latency AS l ON l.round = e.round;

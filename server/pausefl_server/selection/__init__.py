@@ -1,0 +1,56 @@
+"""Selection policies, one a file, under the names experiments call them by."""
+
+import difflib
+import importlib
+
+from pausefl.errors import ConfigError
+from pausefl_server.selection.base import Context, Oracle, Policy, Selection
+from pausefl_server.selection.brute import PauseBrute
+from pausefl_server.selection.clustered import Clustered
+from pausefl_server.selection.everyone import All
+from pausefl_server.selection.fastest import Fastest
+from pausefl_server.selection.genie import Genie
+from pausefl_server.selection.oort import Oort
+from pausefl_server.selection.pause import Pause
+from pausefl_server.selection.pow_d import PowD
+from pausefl_server.selection.sa_pause import SaPause
+from pausefl_server.selection.ucb import Ucb
+from pausefl_server.selection.uniform import Random
+
+__all__ = ["POLICIES", "Context", "Oracle", "Policy", "Selection", "policy_class"]
+
+POLICIES: dict[str, type[Policy]] = {
+    "pause": Pause,
+    "pause-brute": PauseBrute,
+    "sa-pause": SaPause,
+    "genie": Genie,
+    "random": Random,
+    "all": All,
+    "fastest": Fastest,
+    "clustered": Clustered,
+    "ucb": Ucb,
+    "oort": Oort,
+    "pow-d": PowD,
+}
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The policy of this name, or the class that "package.module:Class" names; ConfigError if there is none."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if ":" in name:
+        return _imported(name)
+    close = difflib.get_close_matches(name, POLICIES, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"must be one of {', '.join(sorted(POLICIES))}"
+    raise ConfigError(f'selection.policy = "{name}": {hint}, or "package.module:Class"')
+
+
+def _imported(name: str) -> type[Policy]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f'selection.policy = "{name}": {error}') from error
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ConfigError(f'selection.policy = "{name}": must be a subclass of pausefl_server.selection.Policy')
+    return found

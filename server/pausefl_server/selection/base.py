@@ -1,0 +1,101 @@
+"""What a selection policy is: a small validated record of parameters plus three pure functions."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_server.records import RoundRecord
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What only a simulator knows: each client's true latency law, by client id. For `fastest` and `genie` alone."""
+
+    mean_latency_s: Mapping[str, float]
+    """E[τ_k]."""
+    mean_inverse_latency: Mapping[str, float]
+    """E[1/τ_k], so μ_k = τ_min · E[1/τ_k] (PAUSE v2, eq. (10))."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything a policy may look at when it chooses for `round` (from 1). Policies never change it."""
+
+    round: int
+    table: ClientTable
+    eligible: IntArray
+    """Rows that may be chosen, ascending; never empty."""
+    rng: np.random.Generator
+    """A function of (seed, "selection", round, attempt)."""
+    epsilon_budget: float | None = None
+    """ε̄, None in a run without privacy."""
+    tau_min_s: float | None = None
+    """The configured τ_min; None means the least latency seen."""
+    oracle: Oracle | None = None
+    clock: Callable[[], float] = time.monotonic
+    """For policies with a time cap alone."""
+
+    @property
+    def effective_tau_min_s(self) -> float:
+        """τ_min as configured, else the least latency seen so far."""
+        return self.table.min_latency_s if self.tau_min_s is None else self.tau_min_s
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows chosen for a round, with optional aggregation weights (one per row; None: by data size, eq. (2)).
+
+    A row may stand twice (clustered sampling): the client then trains once and counts twice.
+    """
+
+    rows: IntArray
+    weights: FloatArray | None = None
+    details: Mapping[str, float] = field(default_factory=dict)
+    """What to log about the choice (energy, gap, steps)."""
+    cluster_penalty_s: float = 0.0
+    """R2's δ_τ term for this set (PAUSE v2, after eq. (22)); goes to a column of its own."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Base of all policies. `m` is how many clients a round takes; with fewer eligible, all of them are taken.
+
+    A policy with a memory of its own (beyond the client table) returns it from `start` and folds records into it with
+    `observe`; the caller keeps it, so resuming is replaying. Subclasses validate in `__post_init__` with ValueError
+    messages of the form "alpha = -1: must be ...".
+    """
+
+    m: int
+
+    needs_oracle: ClassVar[bool] = False
+    """True for policies that must be told the true latency laws."""
+    needs_loss: ClassVar[bool] = False
+    """True for policies that need clients to disclose their training loss."""
+
+    @property
+    def disclosures(self) -> frozenset[str]:
+        """What clients must disclose for this policy: in a private run, all of it must stand in privacy.disclose."""
+        return frozenset({"loss"} if self.needs_loss else ())
+
+    def __post_init__(self) -> None:
+        if self.m < 1:
+            raise ValueError(f"m = {self.m}: must be at least 1")
+
+    def warm_up(self) -> None:
+        """Load what `select` needs, such as compiled code, so that round 1 does not pay for it."""
+
+    def start(self) -> Any:
+        """The policy's own state before round 1."""
+        return None
+
+    def observe(self, state: Any, record: RoundRecord, table: ClientTable) -> Any:  # noqa: ARG002 - part of the interface
+        """The state after `record`; `table` already includes it. Must not change its arguments."""
+        return state
+
+    def select(self, state: Any, context: Context) -> Selection:
+        """Choose at most m of `context.eligible`: a pure function of its arguments."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it selects")

@@ -1,0 +1,39 @@
+"""PAUSE by brute force: every set of m clients is tried. An oracle for small networks, and what the papers timed."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pausefl.errors import ConfigError
+from pausefl_server.clients import IntArray
+from pausefl_server.search import brute_force
+from pausefl_server.selection.base import Context
+from pausefl_server.selection.pause import Choice, Pause
+
+MOST_SETS = 10_000_000
+
+
+@dataclass(frozen=True)
+class PauseBrute(Pause):
+    """PAUSE (PAUSE v2, eq. (14)) with no search but the obvious one; refuses more than 10⁷ sets a round."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.rho, int | float):
+            raise ValueError(f"rho = {self.rho}: must be a number; prices that grow are for pause and sa-pause")
+
+    def warm_up(self) -> None:
+        """Load the compiled loop over the sets."""
+        brute_force([1.0, 2.0], [0.0, 0.0], 1)
+
+    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, Mapping[str, float]]:  # noqa: ARG002
+        free, places = len(choice.rows) - len(choice.forced), choice.m - len(choice.forced)
+        sets = math.comb(free, places)
+        if sets > MOST_SETS:
+            raise ConfigError(
+                f'selection.policy = "pause-brute": there are {sets:,} sets of {places} of {free} clients to try,'
+                f' at most {MOST_SETS:,} are allowed; "pause" is exact too'
+            )
+        penalty = float(choice.marginal[-1])
+        positions = brute_force(choice.ucb, choice.value, choice.m, choice.cluster, penalty, choice.forced)
+        return positions, {"energy": choice.finite().energy(positions), "sets": float(sets)}

@@ -1,0 +1,33 @@
+"""Clustered sampling by data size (Fraboni, Vidal, Kameni and Lorenzi, ICML 2021, Algorithm 1)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.terms import rows_in_tie_order
+
+
+@dataclass(frozen=True)
+class Clustered(Policy):
+    """Draws one client from each of m urns; unbiased, each client being drawn m|D_k|/|D| times on average.
+
+    Clients, largest first, are laid end to end with length m|D_k|; urn r is the r-th stretch of length |D|. A client
+    may lie in several urns: drawn twice it trains once and counts twice. All draws weigh 1/m.
+    """
+
+    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+        """One draw of this round's generator per urn."""
+        if len(context.eligible) <= self.m:
+            return Selection(context.eligible)
+        rows = rows_in_tie_order(context)
+        sizes = context.table.n_examples[rows]
+        if not sizes.any():
+            sizes = np.ones(len(rows), np.int64)
+        largest_first = np.argsort(-sizes, kind="stable")
+        ends = np.cumsum(self.m * sizes[largest_first])
+        urn = int(sizes.sum())
+        drawn = np.arange(self.m) * urn + context.rng.integers(urn, size=self.m)
+        chosen = np.sort(rows[largest_first[np.searchsorted(ends, drawn, side="right")]])
+        return Selection(chosen, weights=np.full(self.m, 1.0 / self.m))

@@ -1,0 +1,15 @@
+"""Full participation: FedAvg with every client, with or without privacy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pausefl_server.selection.base import Context, Policy, Selection
+
+
+@dataclass(frozen=True)
+class All(Policy):
+    """Every eligible client, whatever m says."""
+
+    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+        """All of them."""
+        return Selection(context.eligible)

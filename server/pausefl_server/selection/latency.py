@@ -1,0 +1,65 @@
+"""Estimates of μ_k = E[τ_min/τ_k]: the mean over all of a client's rounds, or one that forgets where links drift."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_server.records import RoundRecord
+from pausefl_server.selection.base import Context
+
+
+@dataclass(frozen=True)
+class Recent:
+    """What a forgetful mean remembers beyond the client table. Rows count as in the table."""
+
+    weight: FloatArray
+    """Σ of the weights of each row's measurements: T_k discounted."""
+    weighted_inverse_s: FloatArray
+    """Σ of weight/τ, in 1/s."""
+    window: tuple[tuple[IntArray, FloatArray], ...] = ()
+    """The last rounds' (rows, 1/τ), oldest first."""
+
+    @classmethod
+    def nothing(cls) -> "Recent":
+        """Before round 1."""
+        return cls(np.empty(0), np.empty(0))
+
+
+def remember(recent: Recent, record: RoundRecord, table: ClientTable, discount: float, window: int) -> Recent:
+    """Fold one round: earlier measurements lose the factor `discount`, those over `window` rounds old are dropped.
+
+    These are the discounted and the sliding-window UCB of Garivier and Moulines (ALT 2011) with τ_min/τ as reward.
+    """
+    rows = table.rows(o.client_id for o in record.observations)
+    inverse_s = np.array([1.0 / o.latency_s for o in record.observations])
+    if window:
+        kept = (*recent.window, (rows, inverse_s))[-window:]
+        rows, inverse_s = (np.concatenate(column) for column in zip(*kept, strict=True))
+        weight, weighted = np.zeros(len(table)), np.zeros(len(table))
+    else:
+        kept = ()
+        weight, weighted = (
+            discount * np.pad(column, (0, len(table) - len(column)))
+            for column in (recent.weight, recent.weighted_inverse_s)
+        )
+    np.add.at(weight, rows, 1.0)
+    np.add.at(weighted, rows, inverse_s)
+    return Recent(weight, weighted, kept)
+
+
+def mean_and_count(context: Context, rows: IntArray, recent: Recent | None) -> tuple[FloatArray, FloatArray]:
+    """μ̄_k (PAUSE v2, eq. (11)) and the T_k it rests on; μ̄_k is 0 where T_k is 0.
+
+    Kept as τ_min times a mean of 1/τ, so it stays right when the least latency seen falls.
+    """
+    table = context.table
+    if recent is None:
+        count, inverse_s = table.measured[rows].astype(np.float64), table.inverse_latency_sum[rows]
+    else:
+        missing = len(table) - len(recent.weight)  # clients that joined since the last round
+        count = np.pad(recent.weight, (0, missing))[rows]
+        inverse_s = np.pad(recent.weighted_inverse_s, (0, missing))[rows]
+    tau_min_s = context.effective_tau_min_s if count.any() else 0.0
+    mean = np.divide(tau_min_s * inverse_s, count, out=np.zeros(len(rows)), where=count > 0)
+    return mean, count

@@ -1,0 +1,193 @@
+"""PAUSE: privacy-aware active user selection (PAUSE v2, Algorithm 1), solved exactly under rewards R1 and R2."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_server.records import RoundRecord
+from pausefl_server.search import clustered_pivot_and_fill, convex_pivot_and_fill, pivot_and_fill
+from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.clusters import cluster_of, crowding
+from pausefl_server.selection.latency import Recent, mean_and_count, remember
+from pausefl_server.selection.terms import generalisation, privacy, rows_in_tie_order, upper_confidence
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One round's argmax: choose m of the candidates, the forced positions among them.
+
+    Arrays have shape (n,); position i is table row rows[i], in tie order.
+    """
+
+    m: int
+    rows: IntArray
+    ucb: FloatArray
+    g: FloatArray
+    p: FloatArray
+    value: FloatArray
+    """v_k = (α g_k + γ p_k)/m."""
+    cluster: IntArray
+    marginal: FloatArray
+    """What the first, second, ... member of a cluster costs; the last cost holds for all further ones."""
+    forced: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def energy(self, chosen: IntArray) -> float:
+        """The objective of eq. (14) at these positions."""
+        return float(self.ucb[chosen].min()) + self.worth(chosen)
+
+    def worth(self, chosen: IntArray) -> float:
+        """αΦ_g + γΦ_p at these positions."""
+        return float(self.value[chosen].sum()) - self.penalty(chosen)
+
+    def penalty(self, chosen: IntArray) -> float:
+        """α times the cluster term of Φ_g, eq. (22)."""
+        _, counts = np.unique(self.cluster[chosen], return_counts=True)
+        costs = np.concatenate((self.marginal, np.full(max(0, self.m - len(self.marginal)), self.marginal[-1])))
+        return float(np.cumsum(costs)[counts - 1].sum())
+
+    def finite(self) -> "Choice":
+        """The same problem with every infinite ucb so great that its order among sets stays, but energies subtract."""
+        infinite = np.isinf(self.ucb)
+        if not infinite.any():
+            return self
+        known = self.ucb[~infinite]
+        above = known.max() if len(known) else 0.0
+        beyond_any_gain = 1.0 + self.m * (np.ptp(self.value) + float(self.marginal[-1]))
+        return replace(self, ucb=np.where(infinite, above + beyond_any_gain, self.ucb))
+
+    def exact(self) -> IntArray:
+        """An optimal set's positions, by the fastest search that is exact for this penalty."""
+        if not self.marginal.any():
+            return pivot_and_fill(self.ucb, self.value, self.m, self.forced)
+        if len(self.marginal) == 2 and self.marginal[0] == 0:
+            penalty = float(self.marginal[1])
+            return clustered_pivot_and_fill(self.ucb, self.value, self.m, self.cluster, penalty, self.forced)
+        return convex_pivot_and_fill(self.ucb, self.value, self.m, self.cluster, self.marginal, self.forced)
+
+
+@dataclass(frozen=True)
+class Pause(Policy):
+    """Chooses argmax over |S| = m of min_S ucb + α Φ_g + γ Φ_p (PAUSE v2, eq. (14)), exactly.
+
+    While clients are unseen (T_k = 0) they go first: all of them, up to m by greatest value, and the rest of the set
+    is the optimum given them. A client that was chosen but never measured keeps ucb = +inf, so it is not held back
+    by a latency nobody knows, but it is no longer forced: it competes by its g and p like everyone else.
+    """
+
+    alpha: float = 100.0
+    """α, the weight of the generalisation term."""
+    gamma: float = 5.0
+    """γ, the weight of the privacy term."""
+    beta: float = 2.0
+    """β > 1, the exponent of g_k, eq. (8)."""
+    zeta: float = 1.0
+    """ζ, the weight of the latency estimate against exploration, eq. (13)."""
+    reward: Literal["R1", "R2"] = "R1"
+    """R1: means of g and p, eq. (18). R2: clients that share an access point are kept apart, eq. (22)."""
+    clusters: int | dict[str, int] = 6
+    """R2: how many clusters to draw at random, or the cluster of each client by id."""
+    rho: float | list[float] = 0.1
+    """R2: ρ, the price of every member of a cluster beyond the first; or the prices of the second, third, ... member,
+    non-decreasing, the last one holding for all further ones."""
+    delta_tau_s: float = 0.0
+    """R2: δ_τ, logged per member beyond the first in a column of its own; never added to a measured latency."""
+    discount: float = 1.0
+    """Factor by which earlier measurements lose weight each round, 1 for the plain mean of eq. (11)."""
+    window: int = 0
+    """Rounds after which a measurement is forgotten, 0 for never."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("alpha", "gamma", "zeta", "delta_tau_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} = {value}: must be a finite number, at least 0")
+        if not (math.isfinite(self.beta) and self.beta > 1):
+            raise ValueError(f"beta = {self.beta}: must be a finite number above 1")
+        if self.reward not in ("R1", "R2"):
+            raise ValueError(f'reward = {self.reward!r}: must be "R1" or "R2"')
+        if isinstance(self.clusters, int) and self.clusters < 1:
+            raise ValueError(f"clusters = {self.clusters}: must be at least 1")
+        prices = np.atleast_1d(np.asarray(self.rho, np.float64))
+        if prices.size == 0 or not np.isfinite(prices).all() or prices[0] < 0 or (np.diff(prices) < 0).any():
+            raise ValueError(f"rho = {self.rho}: must be finite, at least 0 and, where it is a list, non-decreasing")
+        if not 0 < self.discount <= 1:
+            raise ValueError(f"discount = {self.discount}: must be above 0 and at most 1")
+        if self.window < 0:
+            raise ValueError(f"window = {self.window}: must be at least 0")
+        if self.window and self.discount != 1:
+            raise ValueError(f"window = {self.window}: must be 0 where discount is not 1")
+
+    def warm_up(self) -> None:
+        """Load the compiled search this reward needs."""
+        rows, zeros = np.arange(3), np.zeros(3)
+        Choice(2, rows, zeros, zeros, zeros, zeros, np.zeros(3, np.int64), self._marginal()).exact()
+
+    def start(self) -> Recent | None:
+        """Nothing to remember beyond the client table, except for a mean that forgets."""
+        return Recent.nothing() if self.window or self.discount < 1 else None
+
+    def observe(self, state: Recent | None, record: RoundRecord, table: ClientTable) -> Recent | None:
+        """Fold the round's latencies into a mean that forgets."""
+        return state and remember(state, record, table, self.discount, self.window)
+
+    def select(self, state: Recent | None, context: Context) -> Selection:
+        """Unseen clients first, then the optimum of eq. (14)."""
+        if len(context.eligible) <= self.m:
+            return Selection(context.eligible)
+        choice = self.choice(state, context)
+        positions, details = self._search(choice, context)
+        rows = np.sort(choice.rows[positions])
+        if self.reward == "R1":
+            return Selection(rows, details=details)
+        shared = crowding(choice.cluster[positions])
+        details = {**details, "cluster_crowding": float(shared)}
+        return Selection(rows, details=details, cluster_penalty_s=self.delta_tau_s * shared)
+
+    def choice(self, state: Recent | None, context: Context) -> Choice:
+        """The problem of this round: all candidates, or only the unseen where they fill a round by themselves."""
+        rows = rows_in_tie_order(context)
+        unseen = np.flatnonzero(context.table.chosen[rows] == 0)
+        if len(unseen) >= self.m:
+            choice = self._among(state, context, rows[unseen])
+            # Their latencies are all unknown, so the greatest value decides; a constant says so, and stays finite.
+            return replace(choice, ucb=np.zeros(len(unseen)))
+        return replace(self._among(state, context, rows), forced=unseen)
+
+    def _among(self, state: Recent | None, context: Context, rows: IntArray) -> Choice:
+        g = generalisation(context, rows, self.m, self.beta)
+        p = privacy(context, rows)
+        one = np.zeros(len(rows), np.int64)
+        return Choice(
+            m=self.m,
+            rows=rows,
+            ucb=self._index(state, context, rows),
+            g=g,
+            p=p,
+            value=(self.alpha * g + self.gamma * p) / self.m,
+            cluster=cluster_of(context.table, rows, self.clusters) if self.reward == "R2" else one,
+            marginal=self._marginal(),
+        )
+
+    def _marginal(self) -> FloatArray:
+        """What the first, second, ... member of a cluster costs: λ = αρ from the second on."""
+        return self.alpha * np.append(0.0, self.rho) if self.reward == "R2" else np.zeros(1)
+
+    def _index(self, state: Recent | None, context: Context, rows: IntArray) -> FloatArray:
+        """ucb_k of eq. (13); logarithms count the rounds a forgetful mean can still remember."""
+        mean, count = mean_and_count(context, rows, state)
+        rounds: float = context.round - 1
+        if self.window:
+            rounds = min(rounds, self.window)
+        elif self.discount < 1:
+            rounds = (1 - self.discount**rounds) / (1 - self.discount)
+        return upper_confidence(mean, count, rounds, self.m, self.zeta)
+
+    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, Mapping[str, float]]:  # noqa: ARG002
+        """Positions of the set chosen, and what to log about it."""
+        positions = choice.exact()
+        return positions, {"energy": choice.finite().energy(positions)}

@@ -1,0 +1,37 @@
+"""Power of choice (Cho, Wang and Joshi, 2020): of d candidates, the m with the greatest loss."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.terms import rows_in_tie_order
+
+
+@dataclass(frozen=True)
+class PowD(Policy):
+    """Draws d candidates in proportion to their data and takes the m of greatest loss.
+
+    Losses are the last ones reported (the paper's variant rpow-d: no extra round trip to ask candidates); a client
+    that has reported none counts as the greatest.
+    """
+
+    d: int = 10
+    """Candidates a round; m where that is more."""
+
+    needs_loss: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d < 1:
+            raise ValueError(f"d = {self.d}: must be at least 1")
+
+    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+        """The candidates are a draw of this round's generator."""
+        rows = rows_in_tie_order(context)
+        sizes = np.maximum(context.table.n_examples[rows], 1)
+        d = min(max(self.d, self.m), len(rows))
+        candidates = rows[np.sort(context.rng.choice(len(rows), d, replace=False, p=sizes / sizes.sum()))]
+        loss = np.nan_to_num(context.table.last_loss[candidates], nan=np.inf)
+        return Selection(np.sort(candidates[np.argsort(-loss, kind="stable")[: self.m]]))

@@ -1,0 +1,155 @@
+"""Φ_g and Φ_p that are no plain means, for SA-PAUSE: any function of the set, and label diversity as an example.
+
+A Φ is made once a round by a factory `factory(context, rows) -> Phi`, rows being the candidates' table rows, and is
+then called with sets of positions among them. A Φ that also has the three methods of `annealing.SetValue` is followed
+swap by swap instead of being computed anew for every proposal.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from pausefl_server.annealing import SetValue
+from pausefl_server.clients import FloatArray, IntArray
+from pausefl_server.selection.base import Context
+
+Phi = Callable[[IntArray], float]
+Factory = Callable[[Context, IntArray], Phi]
+
+
+def factory_named(name: str) -> Factory:
+    """The factory a parameter names: "label_diversity" or "package.module:factory"; ValueError if there is none."""
+    if name == "label_diversity":
+        return LabelDiversity.of
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError('must be "mean", "label_diversity" or "package.module:factory"')
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(str(error)) from error
+    if not callable(found):
+        raise ValueError("must be callable")
+    return cast(Factory, found)
+
+
+def followed(phi: Phi) -> SetValue:
+    """`phi` swap by swap: by its own methods where it has them, else by computing it for every proposed set."""
+    return cast(SetValue, phi) if hasattr(phi, "swapped") else _Recomputed(phi)
+
+
+class _Recomputed:
+    """A function of the set, called with the proposed set."""
+
+    def __init__(self, phi: Phi) -> None:
+        self._phi = phi
+        self._rows = np.empty(0, np.int64)
+
+    def reset(self, rows: IntArray) -> float:
+        self._rows = rows.copy()
+        return float(self._phi(self._rows))
+
+    def swapped(self, out: int, incoming: int) -> float:
+        return float(self._phi(np.where(self._rows == out, incoming, self._rows)))
+
+    def swap(self, out: int, incoming: int) -> None:
+        self._rows = np.where(self._rows == out, incoming, self._rows)
+
+
+class Additive:
+    """Σ value − cluster penalty, swap by swap: R1 and R2 beside a term that is neither."""
+
+    def __init__(self, value: FloatArray, cluster: IntArray, marginal: FloatArray) -> None:
+        self._value, self._cluster = value.tolist(), cluster.tolist()
+        self._costs, self._counts, self._total = marginal.tolist(), dict.fromkeys(cluster.tolist(), 0), 0.0
+
+    def reset(self, rows: IntArray) -> float:
+        self._counts, self._total = dict.fromkeys(self._counts, 0), 0.0
+        for row in rows.tolist():
+            self._total += self._value[row] - self._cost(self._counts[self._cluster[row]])
+            self._counts[self._cluster[row]] += 1
+        return self._total
+
+    def swapped(self, out: int, incoming: int) -> float:
+        left, joined = self._cluster[out], self._cluster[incoming]
+        gain = self._value[incoming] - self._value[out]
+        if left != joined:
+            gain += self._cost(self._counts[left] - 1) - self._cost(self._counts[joined])
+        return self._total + float(gain)
+
+    def swap(self, out: int, incoming: int) -> None:
+        self._total = self.swapped(out, incoming)
+        self._counts[self._cluster[out]] -= 1
+        self._counts[self._cluster[incoming]] += 1
+
+    def _cost(self, rank: int) -> float:
+        return float(self._costs[min(rank, len(self._costs) - 1)])
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Σ weight · part, with rows that are always in the set; the chain knows free rows only."""
+
+    parts: tuple[tuple[float, SetValue], ...]
+    free: IntArray
+    """Position of each of the chain's rows."""
+    forced: IntArray
+
+    def reset(self, rows: IntArray) -> float:
+        chosen = np.concatenate((self.forced, self.free[rows]))
+        return sum(weight * part.reset(chosen) for weight, part in self.parts)
+
+    def swapped(self, out: int, incoming: int) -> float:
+        return sum(weight * part.swapped(self.free[out], self.free[incoming]) for weight, part in self.parts)
+
+    def swap(self, out: int, incoming: int) -> None:
+        for _, part in self.parts:
+            part.swap(self.free[out], self.free[incoming])
+
+
+class LabelDiversity:
+    """The entropy of the labels a set holds together, over its greatest value: 1 where all classes are equally common.
+
+    PAUSE v2 names this reward in Section III-A (sets "whose data distributions are complementary") without a formula.
+    Clients that did not disclose their label histogram count as a uniform one.
+    """
+
+    def __init__(self, histograms: FloatArray) -> None:
+        """histograms: (n, classes) examples per label of each candidate."""
+        self._histograms = histograms
+        self._pooled = np.zeros(histograms.shape[1])
+
+    @classmethod
+    def of(cls, context: Context, rows: IntArray) -> "LabelDiversity":
+        """From what clients disclosed under privacy.disclose = ["labels"]."""
+        table = context.table
+        known = {row: counts for row in rows.tolist() if (counts := table.label_counts.get(row)) is not None}
+        classes = max((len(counts) for counts in known.values()), default=2)
+        histograms = np.repeat(table.n_examples[rows, None] / classes, classes, axis=1)
+        for i, row in enumerate(rows.tolist()):
+            if row in known:
+                histograms[i] = np.pad(known[row], (0, classes - len(known[row])))
+        return cls(histograms)
+
+    def __call__(self, rows: IntArray) -> float:
+        """Of the set at these positions."""
+        return self._entropy(self._histograms[rows].sum(axis=0))
+
+    def reset(self, rows: IntArray) -> float:
+        self._pooled = self._histograms[rows].sum(axis=0)
+        return self._entropy(self._pooled)
+
+    def swapped(self, out: int, incoming: int) -> float:
+        return self._entropy(self._pooled - self._histograms[out] + self._histograms[incoming])
+
+    def swap(self, out: int, incoming: int) -> None:
+        self._pooled = self._pooled - self._histograms[out] + self._histograms[incoming]
+
+    def _entropy(self, pooled: FloatArray) -> float:
+        # −Σ q ln q = ln n − (Σ c ln c)/n for counts c of sum n; counts below one example are noise of the subtraction.
+        counts = np.maximum(pooled, 1e-9)
+        n: Any = counts.sum()
+        return float((np.log(n) - (counts @ np.log(counts)) / n) / np.log(len(counts)))

@@ -1,0 +1,47 @@
+"""UCB: latency alone, PAUSE with α = γ = 0."""
+
+from dataclasses import dataclass
+
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import RoundRecord
+from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.latency import Recent
+from pausefl_server.selection.pause import Pause
+
+
+@dataclass(frozen=True)
+class Ucb(Policy):
+    """Chooses the m clients of greatest ucb (PAUSE v2, eq. (13)), after Xia et al. (IEEE TWC 2020); unseen ones first.
+
+    Nothing but latency holds it back from a client, so one that is never measured keeps its infinite index.
+    """
+
+    zeta: float = 1.0
+    """ζ, the weight of the latency estimate against exploration."""
+    discount: float = 1.0
+    """Factor by which earlier measurements lose weight each round, 1 for the plain mean."""
+    window: int = 0
+    """Rounds after which a measurement is forgotten, 0 for never."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._pause()
+
+    def warm_up(self) -> None:
+        """As PAUSE."""
+        self._pause().warm_up()
+
+    def start(self) -> Recent | None:
+        """As PAUSE."""
+        return self._pause().start()
+
+    def observe(self, state: Recent | None, record: RoundRecord, table: ClientTable) -> Recent | None:
+        """As PAUSE."""
+        return self._pause().observe(state, record, table)
+
+    def select(self, state: Recent | None, context: Context) -> Selection:
+        """As PAUSE with nothing but latency to weigh."""
+        return self._pause().select(state, context)
+
+    def _pause(self) -> Pause:
+        return Pause(self.m, alpha=0.0, gamma=0.0, zeta=self.zeta, discount=self.discount, window=self.window)

@@ -1,0 +1,172 @@
+"""Puts the server's actors together, runs them, and takes them down in order."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pausefl.errors import ConfigError
+from pausefl.wire import Vector, digest
+from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
+from pausefl_server.messages import Shutdown
+from pausefl_server.metrics import MetricsServer, ServerMetrics
+from pausefl_server.records import Evaluation, Event
+from pausefl_server.rounds import Coordinator, Progress
+from pausefl_server.selection.base import Oracle, Policy
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import RunState, replay
+from pausefl_server.store import Store, StoreActor
+from pausefl_server.transport import FederationServer
+
+_GOODBYE_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where to listen; port 0 takes any free one."""
+
+    host: str
+    port: int
+    metrics_host: str | None
+    """None: no metrics are served."""
+    metrics_port: int
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What is left of a run besides its log."""
+
+    state: RunState
+    theta: Vector
+    best: Best | None
+    """The model that did best on held-out training data; None without an evaluator."""
+    final_evaluations: tuple[Evaluation, ...]
+    """Of θ, on the full sets; empty without an evaluator."""
+    best_evaluations: tuple[Evaluation, ...]
+    """Of the best model, on the full sets."""
+    stopped_because: str
+    rejected_updates: int
+
+
+async def serve(
+    settings: ServerSettings,
+    policy: Policy,
+    theta_0: Vector,
+    evaluate: EvaluateModel | None,
+    endpoints: Endpoints,
+    folder: Path,
+    progress: Progress,
+    *,
+    oracle: Oracle | None = None,
+    on_ready: Callable[[int], None],
+) -> RunResult:
+    """Run one federation to its end; `folder` holds run.db and the checkpoint, and is resumed where it has rounds.
+
+    SIGINT and SIGTERM end the run after the round in flight is given up, with everything saved.
+    """
+    store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
+    registry, metrics_server = CollectorRegistry(), None
+    try:
+        state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint)
+        privacy = settings.privacy
+        metrics = ServerMetrics(
+            registry,
+            epsilon_budget=privacy.budget.epsilon_budget if privacy else None,
+            unit=privacy.unit if privacy else "",
+        )
+        if endpoints.metrics_host is not None:
+            metrics_server = MetricsServer(registry, endpoints.metrics_host, endpoints.metrics_port)
+            progress({"kind": "metrics", "url": metrics_server.url})
+        store_actor = StoreActor(store, checkpoint)
+        evaluator = EvaluatorActor(evaluate, store_actor, metrics, progress)
+        coordinator = Coordinator(
+            settings, state, theta, store_actor, evaluator, metrics, progress, late_events=late_events, oracle=oracle
+        )
+        final, best = await _run_actors(coordinator, store_actor, evaluator, endpoints, on_ready)
+        progress({"kind": "finished", "reason": coordinator.stopped_because})
+        return RunResult(
+            state=state,
+            theta=coordinator.theta,
+            best=evaluator.best,
+            final_evaluations=final,
+            best_evaluations=best,
+            stopped_because=coordinator.stopped_because,
+            rejected_updates=coordinator.rejected_updates,
+        )
+    finally:
+        if metrics_server is not None:
+            metrics_server.close()
+        checkpoint.close()
+        store.close()
+
+
+async def _run_actors(
+    coordinator: Coordinator,
+    store: StoreActor,
+    evaluator: EvaluatorActor,
+    endpoints: Endpoints,
+    on_ready: Callable[[int], None],
+) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
+    """Start: store, evaluator, transport, coordinator. Stop: coordinator, transport, evaluator, store."""
+    federation = FederationServer(coordinator, coordinator.theta.size)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store.run())
+        group.create_task(evaluator.run())
+        port = await federation.start(endpoints.host, endpoints.port)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _interrupt, coordinator, group, number)
+        try:
+            on_ready(port)
+            await coordinator.run()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            await federation.stop(_GOODBYE_GRACE_S)
+        last = coordinator.state.round, coordinator.theta
+        await evaluator.ask(Evaluate(*last, subset=True))
+        final = best = await evaluator.ask(Evaluate(*last, subset=False))
+        if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
+            best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
+        evaluator.stop()
+        store.stop()
+    return final, best
+
+
+def _interrupt(coordinator: Coordinator, group: asyncio.TaskGroup, number: signal.Signals) -> None:
+    if not coordinator.stopped:
+        group.create_task(coordinator.tell(Shutdown(f"stopped by {number.name}")))
+
+
+def _restore(
+    settings: ServerSettings, policy: Policy, theta_0: Vector, store: Store, checkpoint: Checkpoint
+) -> tuple[RunState, Vector, list[Event]]:
+    """The state, the model and the pending events to go on with: those of a fresh run, or of an interrupted one."""
+    records = store.rounds()
+    theta = None
+    while records and (theta := checkpoint.load(records[-1].round, records[-1].model_digest)) is None:
+        store.forget_round(records.pop().round)
+    if theta is None:
+        checkpoint.save(0, theta_0)
+        theta = theta_0
+        _agree_on(store, "initial_digest", digest(theta_0))
+    state = replay(policy, settings.seed, records)
+    events = [*store.late_events(), *_departures(state)]
+    return state, theta, events
+
+
+def _agree_on(store: Store, key: str, value: str) -> None:
+    known = store.meta(key)
+    if known is not None and known != value:
+        raise ConfigError(f"this run directory was begun with another {key} ({known}, now {value})")
+    store.set_meta(key, value)
+
+
+def _departures(state: RunState) -> list[Event]:
+    """Nobody is connected to a server that has just started, whatever the log last said."""
+    table = state.table
+    return [Event("left", table.ids[row], "the server was restarted") for row in table.connected.nonzero()[0]]

@@ -1,0 +1,45 @@
+"""What the server needs to know about a run: a validated record, made from the experiment by the emulator."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pausefl.budget import Budget
+from pausefl.wire import Manifest
+from pausefl_server.records import Signal
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The privacy both ends agree on; they compare `schedule` when a client says hello."""
+
+    budget: Budget
+    unit: Literal["coordinate", "vector"]
+    schedule: str
+
+    def vector_epsilon(self, epsilon: float, size: int) -> float:
+        """The whole upload's ε: itself when the unit is the vector, d·ε when it is the coordinate (decision 8)."""
+        return epsilon if self.unit == "vector" else epsilon * size
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """One run, as the server sees it."""
+
+    run_id: str
+    seed: int
+    rounds: int
+    minimum_clients: int
+    manifest: Manifest
+    privacy: Privacy | None
+    signal: Signal
+    time_scale: float
+    tau_min_s: float | None
+    """None: the least latency seen."""
+    connect_timeout_s: float
+    """How long to wait for `minimum_clients` before round 1, and for anybody at all later."""
+    round_timeout_s: float
+    rejoin_timeout_s: float
+    """How long a chosen client whose stream broke may take to come back within the round."""
+    evaluation_every: int
+    """Evaluate after every so many rounds; 0: only at the end."""
+    discloses_loss: bool = False

@@ -1,0 +1,48 @@
+"""What a run knows: a fold over its log, so that resuming is replaying."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import Event, RoundRecord
+from pausefl_server.selection.base import Policy
+
+
+@dataclass
+class RunState:
+    """The client table, the policy's own state, and the sums a summary needs, after `round` committed rounds."""
+
+    policy: Policy
+    table: ClientTable
+    policy_state: Any
+    round: int = 0
+    total_latency_s: float = 0.0
+    """Σ of eq. (3) over the rounds."""
+    wall_clock_s: float = 0.0
+
+    @staticmethod
+    def start(policy: Policy, seed: int) -> "RunState":
+        """Before round 1, with nobody known."""
+        return RunState(policy, ClientTable(seed=seed), policy.start())
+
+    def before_round(self, round: int, events: Iterable[Event]) -> None:
+        """Fold the events that `round`'s selection gets to know."""
+        self.table.apply_events(events, round)
+
+    def after_round(self, record: RoundRecord) -> None:
+        """Fold a committed round, whose events `before_round` has taken already."""
+        self.table.apply_round(record)
+        self.policy_state = self.policy.observe(self.policy_state, record, self.table)
+        self.round = record.round
+        self.total_latency_s += record.round_latency_s
+        self.wall_clock_s = record.wall_clock_s
+
+
+def replay(policy: Policy, seed: int, records: Iterable[RoundRecord]) -> RunState:
+    """The state after a recorded log: the one an uninterrupted run would have."""
+    state = RunState.start(policy, seed)
+    for record in records:
+        state.before_round(record.round, record.events)
+        state.after_round(record)
+    return state

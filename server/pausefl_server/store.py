@@ -1,0 +1,224 @@
+"""The observation log on disk (run.db), and the actor that writes it from a thread of its own."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pausefl.actor import Actor
+from pausefl.errors import ConfigError, PauseflError
+from pausefl.wire import Vector
+from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+
+SCHEMA_VERSION = 1
+
+_ROUND = (
+    *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
+    *("wall_clock_s", "selection_s", "model_digest", "details"),
+)
+_EVENT = tuple(f.name for f in fields(Event))
+_TIMING = tuple(f.name for f in fields(Timing))
+_SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "statistics"})
+_OBSERVATION = (*_SCALARS, *_TIMING, "statistics")
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+
+class Store:
+    """run.db: one transaction per round, durable when `commit_round` returns (WAL, synchronous = FULL)."""
+
+    def __init__(self, path: Path) -> None:
+        is_new = not path.exists()
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        if is_new:
+            self._db.executescript(resources.files("pausefl_server").joinpath("schema.sql").read_text("utf-8"))
+            self.set_meta("schema_version", str(SCHEMA_VERSION))
+        elif (version := self.meta("schema_version")) != str(SCHEMA_VERSION):
+            raise ConfigError(f"{path}: has schema_version {version}, this version of pausefl reads {SCHEMA_VERSION}")
+
+    def meta(self, key: str) -> str | None:
+        """A fact about the run as a whole."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Write down a fact about the run as a whole."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def commit_round(self, record: RoundRecord) -> None:
+        """Write one round, its events and its observations in one transaction."""
+        with self._transaction():
+            self._db.execute(_insert("rounds", _ROUND), _round_row(record))
+            self._replace_events(record.round, record.events)
+            rows = [_observation_row(record.round, o) for o in record.observations]
+            self._db.executemany(_insert("observations", ("round", *_OBSERVATION)), rows)
+
+    def save_late_events(self, round: int, events: Iterable[Event]) -> None:
+        """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
+        with self._transaction():
+            self._replace_events(round, events)
+
+    def save_evaluations(self, round: int, evaluations: Iterable[Evaluation]) -> None:
+        """Write how good θ_t is; a second opinion on the same split replaces the first."""
+        rows = [(round, e.split, int(e.subset), e.n_examples, e.accuracy, e.loss) for e in evaluations]
+        self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def evaluations(self) -> list[tuple[int, Evaluation]]:
+        """All evaluations, by round."""
+        rows = self._db.execute("SELECT round, split, subset, n_examples, accuracy, loss FROM evaluations ORDER BY 1")
+        return [(r[0], Evaluation(r[1], bool(r[2]), r[3], r[4], r[5])) for r in rows]
+
+    def rounds(self) -> list[RoundRecord]:
+        """The whole log, in order."""
+        observations = self._by_round("observations", _OBSERVATION, "client_id", _observation)
+        events = self._by_round("events", _EVENT, "sequence", lambda row: Event(*row))
+        return [
+            _record(row, observations.get(row[0], []), events.get(row[0], []))
+            for row in self._db.execute(f"SELECT {', '.join(_ROUND)} FROM rounds ORDER BY round")
+        ]
+
+    def late_events(self) -> list[Event]:
+        """Events written after the last committed round."""
+        last = "(SELECT coalesce(max(round), 0) FROM rounds)"
+        rows = self._db.execute(f"SELECT {', '.join(_EVENT)} FROM events WHERE round > {last} ORDER BY sequence")
+        return [Event(*row) for row in rows]
+
+    def forget_round(self, round: int) -> None:
+        """Take back the last round, whose model is gone. What its clients spent stays spent."""
+        with self._transaction():
+            spent = self._db.execute(
+                "SELECT client_id, epsilon_spent, participation FROM observations"
+                " WHERE round = ? AND participation > 0",
+                (round,),
+            ).fetchall()
+            corrections = [Event("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
+            events = [Event(*e) for e in self._db.execute(_SELECT_EVENTS_OF_ROUND, (round,)).fetchall()]
+            self._replace_events(round, [*events, *corrections])
+            for table in ("observations", "evaluations", "rounds"):
+                self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def _replace_events(self, round: int, events: Iterable[Event]) -> None:
+        self._db.execute("DELETE FROM events WHERE round = ?", (round,))
+        rows = [(round, *(getattr(event, name) for name in _EVENT)) for event in events]
+        self._db.executemany(_insert("events", ("round", *_EVENT)), rows)
+
+    def _by_round(
+        self, table: str, columns: Sequence[str], order: str, build: Callable[[tuple[Any, ...]], Any]
+    ) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {}
+        query = f"SELECT round, {', '.join(columns)} FROM {table} ORDER BY round, {order}"
+        for round_, *row in self._db.execute(query):
+            found.setdefault(round_, []).append(build(tuple(row)))
+        return found
+
+
+_SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence"
+
+
+def _round_row(record: RoundRecord) -> tuple[Any, ...]:
+    as_json = {
+        "chosen": json.dumps(record.chosen),
+        "weights": None if record.weights is None else json.dumps(record.weights),
+        "details": json.dumps(dict(record.details)),
+    }
+    return tuple(as_json[name] if name in as_json else getattr(record, name) for name in _ROUND)
+
+
+def _record(row: tuple[Any, ...], observations: list[Observation], events: list[Event]) -> RoundRecord:
+    values = dict(zip(_ROUND, row, strict=True))
+    values["chosen"] = tuple(json.loads(values["chosen"]))
+    values["weights"] = None if values["weights"] is None else tuple(json.loads(values["weights"]))
+    values["details"] = json.loads(values["details"])
+    return RoundRecord(observations=tuple(observations), events=tuple(events), **values)
+
+
+def _observation_row(round: int, o: Observation) -> tuple[Any, ...]:
+    scalars = (getattr(o, name) for name in _SCALARS)
+    timing = (getattr(o.timing, name) for name in _TIMING)
+    return (round, *scalars, *timing, json.dumps(dict(o.statistics)))
+
+
+def _observation(row: tuple[Any, ...]) -> Observation:
+    n = len(_SCALARS)
+    scalars = dict(zip(_SCALARS, row[:n], strict=True))
+    return Observation(timing=Timing(*row[n:-1]), statistics=json.loads(row[-1]), **scalars)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRound:
+    """Make θ_t durable, then the round's row. Answered when both are on disk."""
+
+    record: RoundRecord
+    theta: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEvaluations:
+    """Write down how good θ_t is."""
+
+    round: int
+    evaluations: tuple[Evaluation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveLateEvents:
+    """Write down what happened after the last round."""
+
+    round: int
+    events: tuple[Event, ...]
+
+
+class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
+    """Owns run.db and the checkpoint; every write runs on one thread of its own, never on the event loop."""
+
+    def __init__(self, store: Store, checkpoint: Checkpoint) -> None:
+        super().__init__("store")
+        self._store = store
+        self._checkpoint = checkpoint
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    async def receive(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
+        """Write, and return once it is durable; PauseflError when the disk does not take it."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._write, message)
+        except (sqlite3.Error, OSError) as error:
+            raise PauseflError(f"the run's log cannot be written: {error}") from error
+
+    async def on_stop(self) -> None:
+        """Wait for the last write."""
+        self._thread.shutdown(wait=True)
+
+    def _write(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
+        match message:
+            case CommitRound(record, theta):
+                self._checkpoint.save(record.round, theta)
+                self._store.commit_round(record)
+            case SaveEvaluations(round_, evaluations):
+                self._store.save_evaluations(round_, evaluations)
+            case SaveLateEvents(round_, events):
+                self._store.save_late_events(round_, events)

@@ -1,0 +1,97 @@
+"""The server's only door to gRPC: bytes in, bytes out, one stream a client."""
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from pausefl.actor import ActorStopped
+from pausefl.errors import ConfigError, WireError
+from pausefl.v1 import federation_pb2 as pb
+from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE
+from pausefl_server.messages import Lost, Register
+from pausefl_server.peer import ClientActor
+from pausefl_server.rounds import Coordinator
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    # A dead link is found out within half a minute even when nobody writes.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+class _GrpcStream:
+    """`peer.Stream` over a gRPC context. Messages are bytes already: a job is serialised once for all clients."""
+
+    def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        self._context = context
+
+    async def read(self) -> bytes | None:
+        data: Any = await self._context.read()
+        return None if data is grpc.aio.EOF else data
+
+    async def write(self, message: bytes) -> None:
+        await self._context.write(message)
+
+
+class FederationServer:
+    """Listens for clients and gives each stream to an actor of its own."""
+
+    def __init__(self, coordinator: Coordinator, model_size: int) -> None:
+        self._coordinator = coordinator
+        self._model_size = model_size
+        self._server = grpc.aio.server(options=_OPTIONS)
+        join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Join": join}),))
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port (port 0: any free one); ConfigError when it is taken."""
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            raise ConfigError(f"server.port = {port}: cannot listen on {host}:{port}, is it taken?") from None
+        await self._server.start()
+        return bound
+
+    async def stop(self, grace_s: float) -> None:
+        """Give clients `grace_s` to close their streams after the goodbye, then cut them off."""
+        await self._server.stop(grace_s)
+
+    async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        stream = _GrpcStream(context)
+        try:
+            actor = await self._welcome(stream)
+        except (WireError, DecodeError, ActorStopped) as error:
+            goodbye = pb.Goodbye(reason=str(error), final=not isinstance(error, ActorStopped))
+            await stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())
+            return
+        reason = "its connection broke"
+        writer = asyncio.ensure_future(actor.run())
+        try:
+            reason = await actor.listen()
+        finally:
+            # gRPC cancels this coroutine when the connection breaks; the coordinator must hear of it all the same.
+            actor.stop()
+            await self._tell_lost(actor, reason)
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _welcome(self, stream: _GrpcStream) -> ClientActor:
+        data = await stream.read()
+        message = pb.ClientMessage.FromString(data or b"")
+        if message.WhichOneof("kind") != "hello":
+            raise WireError("the first message must be a hello")
+        hello = message.hello
+        actor = ClientActor(hello.client_id, stream, self._coordinator, self._model_size, time.monotonic)
+        welcome = await self._coordinator.ask(Register(hello, actor))
+        await stream.write(pb.ServerMessage(welcome=welcome).SerializeToString())
+        return actor
+
+    async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
+        with contextlib.suppress(ActorStopped):  # the run is over; nobody needs to know
+            await self._coordinator.tell(Lost(actor, reason))

@@ -1,0 +1,192 @@
+"""The annealing chain: its neighbourhoods, its two implementations, and what it returns."""
+
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl_server import annealing
+from pausefl_server.annealing import Cooling, anneal, anneal_additive
+from pausefl_server.search import brute_force
+from pausefl_server.selection.set_values import Additive, LabelDiversity, followed
+
+
+class Clock:
+    """Time that passes by a fixed step at every look."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.step_s, self.now_s = step_s, 0.0
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def problem(seed: int, n: int = 12, m: int = 4) -> dict[str, Any]:
+    """A random clustered problem with distinct values."""
+    rng = np.random.default_rng(seed)
+    return {
+        "ucb": rng.random(n),
+        "g": rng.random(n),
+        "p": rng.random(n),
+        "value": rng.random(n),
+        "cluster": rng.integers(0, 3, n),
+        "marginal": np.array([0.0, 0.3]),
+        "start": rng.choice(n, m, replace=False),
+    }
+
+
+def axes_of(task: dict[str, Any], neighbourhood: str) -> tuple[np.ndarray, ...]:
+    return {"v2": (task["ucb"],), "v1": (task["ucb"], task["g"], task["p"]), "swap": ()}[neighbourhood]
+
+
+def run(task: dict[str, Any], neighbourhood: str, cooling: Cooling, seed: int = 3, clock: Any = None) -> Any:
+    return anneal_additive(
+        task["ucb"],
+        task["value"],
+        task["start"],
+        axes_of(task, neighbourhood),
+        cooling,
+        seed,
+        clock or Clock(),
+        task["cluster"],
+        task["marginal"],
+        np.zeros(3, np.int64),
+    )
+
+
+def energy(task: dict[str, Any], rows: Any) -> float:
+    value = Additive(task["value"], task["cluster"], task["marginal"])
+    return float(task["ucb"][rows].min()) + value.reset(np.asarray(rows))
+
+
+def neighbours_by_definition(task: dict[str, Any], current: set[int], neighbourhood: str) -> set[tuple[int, int]]:
+    """All swaps (out, in) allowed, straight from the text: R1 and R2 of Section IV-A."""
+    allowed = set()
+    for out, incoming in itertools.product(current, set(range(len(task["ucb"]))) - current):
+        after = (current - {out}) | {incoming}
+        if neighbourhood == "swap" or any(
+            min(current, key=axis.__getitem__) == out or min(after, key=axis.__getitem__) == incoming
+            for axis in axes_of(task, neighbourhood)
+        ):
+            allowed.add((out, incoming))
+    return allowed
+
+
+@pytest.mark.parametrize("neighbourhood", ["v2", "v1", "swap"])
+@pytest.mark.parametrize("seed", range(3))
+def test_neighbours_are_drawn_uniformly_from_the_papers_definition(neighbourhood: str, seed: int) -> None:
+    task = problem(seed)
+    chain = annealing._chain(task["ucb"], task["start"], axes_of(task, neighbourhood), seed)
+    allowed = neighbours_by_definition(task, set(task["start"].tolist()), neighbourhood)
+    draws = 400 * len(allowed)
+    seen = Counter(annealing._propose(chain, neighbourhood == "swap")[:2] for _ in range(draws))
+    assert set(seen) == allowed
+    # Each count is binomial with mean 400; six standard deviations.
+    assert all(abs(count - 400) < 6 * math.sqrt(400) for count in seen.values())
+
+
+@pytest.mark.parametrize("neighbourhood", ["v2", "v1", "swap"])
+def test_swaps_keep_the_chain_consistent(neighbourhood: str) -> None:
+    task = problem(1)
+    chain = annealing._chain(task["ucb"], task["start"], axes_of(task, neighbourhood), 1)
+    current = set(task["start"].tolist())
+    for _ in range(500):
+        out, incoming, least = annealing._propose(chain, neighbourhood == "swap")
+        annealing._swap(chain, out, incoming)
+        current = (current - {out}) | {incoming}
+        for x in range(len(chain.members)):
+            assert (np.diff(chain.members[x]) > 0).all()
+            assert set(chain.row_at[x][chain.members[x]].tolist()) == current
+        assert set(chain.outside.tolist()) == set(range(12)) - current
+        assert all(chain.outside[chain.where[row]] == row for row in chain.outside)
+        assert least == min(current, key=task["ucb"].__getitem__)
+
+
+@pytest.mark.parametrize("neighbourhood", ["v2", "v1", "swap"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_compiled_chain_and_the_one_in_python_take_the_same_steps(neighbourhood: str, seed: int) -> None:
+    task = problem(seed, n=40, m=6)
+    cooling = Cooling(0.2, 300)
+    compiled, _ = run(task, neighbourhood, cooling, seed)
+    value = Additive(task["value"], task["cluster"], task["marginal"])
+    plain, _ = anneal(task["ucb"], value, task["start"], axes_of(task, neighbourhood), cooling, seed, Clock())
+    assert compiled.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("neighbourhood", ["v2", "v1", "swap"])
+def test_long_cooling_finds_the_optimum(neighbourhood: str) -> None:
+    for seed in range(5):
+        task = problem(seed)
+        best = brute_force(task["ucb"], task["value"], 4, task["cluster"], 0.3)
+        found, steps = run(task, neighbourhood, Cooling(0.3, 20_000))
+        assert steps == 20_000
+        assert energy(task, found) == pytest.approx(energy(task, best))
+
+
+def test_the_best_set_seen_is_returned_even_if_the_chain_leaves_it() -> None:
+    """A chain that accepts everything wanders off, yet a start at the optimum is never lost."""
+    task = problem(0)
+    task["start"] = brute_force(task["ucb"], task["value"], 4, task["cluster"], 0.3)
+    found, _ = run(task, "swap", Cooling(1e9, 1000))
+    assert found.tolist() == task["start"].tolist()
+
+
+def test_a_cold_chain_never_accepts_a_worse_set() -> None:
+    """With the printed sign of the acceptance probability it would accept every one."""
+    task = problem(2, n=30, m=5)
+    energies = [energy(task, task["start"])]
+
+    class Watched(Additive):
+        current = frozenset(task["start"].tolist())
+
+        def swap(self, out: int, incoming: int) -> None:
+            super().swap(out, incoming)
+            self.current = (self.current - {out}) | {incoming}
+            energies.append(energy(task, sorted(self.current)))
+
+    watched = Watched(task["value"], task["cluster"], task["marginal"])
+    anneal(task["ucb"], watched, task["start"], (task["ucb"],), Cooling(1e-12, 2000), 5, Clock())
+    assert len(energies) > 3
+    assert (np.diff(energies) >= -1e-12).all()
+
+
+def test_the_time_cap_ends_the_chain() -> None:
+    task = problem(3)
+    _, steps = run(task, "v2", Cooling(1.0, 100_000, time_cap_s=5.0), clock=Clock(1.0))
+    assert steps == 4 * annealing.CHUNK  # the clock is at 6 s, its start at 1 s
+    value = Additive(task["value"], task["cluster"], task["marginal"])
+    _, steps = anneal(task["ucb"], value, task["start"], (), Cooling(1.0, 100_000, 5.0), 0, Clock(1.0))
+    assert steps == 4
+
+
+@pytest.mark.parametrize("m", [1, 11])
+@pytest.mark.parametrize("neighbourhood", ["v2", "v1", "swap"])
+def test_sets_of_one_and_of_all_but_one(m: int, neighbourhood: str) -> None:
+    task = problem(4, m=m)
+    found, _ = run(task, neighbourhood, Cooling(0.3, 3000))
+    best = brute_force(task["ucb"], task["value"], m, task["cluster"], 0.3)
+    assert energy(task, found) == pytest.approx(energy(task, best))
+
+
+def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
+    """Label diversity followed swap by swap is label diversity computed anew."""
+    rng = np.random.default_rng(0)
+    histograms = rng.integers(0, 50, (20, 10)).astype(np.float64)
+    fast, slow = LabelDiversity(histograms), followed(LabelDiversity(histograms).__call__)
+    current = np.arange(5)
+    assert fast.reset(current) == pytest.approx(slow.reset(current))
+    for out, incoming in [(0, 7), (3, 19), (7, 0), (1, 8)]:
+        assert fast.swapped(out, incoming) == pytest.approx(slow.swapped(out, incoming))
+        fast.swap(out, incoming)
+        slow.swap(out, incoming)
+    assert fast.swapped(2, 11) == pytest.approx(slow.swapped(2, 11))
+
+
+def test_label_diversity_is_one_for_complementary_clients() -> None:
+    diversity = LabelDiversity(np.array([[10.0, 0.0], [0.0, 10.0], [10.0, 0.0]]))
+    assert diversity(np.array([0, 1])) == pytest.approx(1.0)
+    assert diversity(np.array([0, 2])) == pytest.approx(0.0, abs=1e-6)

@@ -1,0 +1,140 @@
+"""Several policies side by side: what is computed from their runs, and what is written."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+from rich.console import Console
+
+from pausefl.errors import ConfigError
+from pausefl_emulator.comparison import Spread, as_table, compare, write_comparison
+from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.store import Store
+
+ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
+ROUND_S = {"pause": 1.0, "random": 2.0}
+
+
+def write_run(path: Path, policy: str, seed: int, unit: str | None = "coordinate", tested: bool = True) -> Path:
+    """Four rounds of one client; with seed s every round takes s times as long."""
+    path.mkdir(parents=True)
+    log, latency_s = Store(path / "run.db"), ROUND_S[policy] * seed
+    for number, accuracy in enumerate(ACCURACIES[policy], start=1):
+        seen = Observation("<a>", Timing(latency_s), latency_s, 10, number, 0.5, 0.5 * number)
+        events = (Event("joined", "<a>"),) if number == 1 else ()
+        log.commit_round(RoundRecord(number, 1, ("<a>",), None, (seen,), events, latency_s, number, 1e-4, "digest"))
+        if tested:
+            log.save_evaluations(number, [Evaluation("test", True, 100, accuracy, 1.0)])
+    log.close()
+    summary = {
+        "policy": policy, "policy_parameters": {}, "seed": seed, "rounds": 4, "clients": 1, "m": 1, "model_size": 10,
+        "final_accuracy": ACCURACIES[policy][-1], "best_accuracy": max(ACCURACIES[policy]), "wall_clock_s": 4.0,
+        "total_latency_s": 4 * latency_s, "latency_signal": "round_trip", "time_scale": 1.0, "timing_error_s": None,
+        "privacy_unit": unit, "epsilon_budget": 40.0, "max_epsilon_spent": 2.0, "vector_epsilon_max": 20.0,
+        "disclosed": [], "selection_s_median": 1e-4, "rejected_updates": 0, "stopped_because": "all rounds done",
+    }  # fmt: skip
+    (path / "summary.json").write_text(json.dumps(summary))
+    (path / "config.toml").write_text("")
+    return path
+
+
+def write_runs(folder: Path, seeds: Sequence[int] = (1, 2, 3)) -> Mapping[str, Sequence[Path]]:
+    return {policy: [write_run(folder / f"{policy}-{s}", policy, s) for s in seeds] for policy in ACCURACIES}
+
+
+def test_time_to_the_common_accuracy_and_what_it_saves(tmp_path: Path) -> None:
+    comparison = compare(write_runs(tmp_path))
+    assert comparison.baseline == "random"
+    assert comparison.common_accuracy == 0.75
+    pause, random = comparison.rows
+    assert pause.time_to_common_s == Spread(6.0, 3.0, 3.0, 9.0, 3)
+    assert random.time_to_common_s == Spread(16.0, 8.0, 8.0, 24.0, 3)
+    assert pause.latency_saved is not None
+    assert pause.latency_saved.least == pause.latency_saved.greatest == 1 - 3 / 8
+    assert random.latency_saved == Spread(0.0, 0.0, 0.0, 0.0, 3)
+
+
+def test_totals_and_accuracies_are_the_summaries(tmp_path: Path) -> None:
+    pause, random = compare(write_runs(tmp_path)).rows
+    assert pause.total_latency_s == Spread(8.0, 4.0, 4.0, 12.0, 3)
+    assert random.final_accuracy == Spread(0.75, 0.0, 0.75, 0.75, 3)
+    assert pause.best_accuracy is not None
+    assert pause.best_accuracy.mean == pytest.approx(0.8)
+
+
+def test_without_random_the_first_policy_is_the_baseline(tmp_path: Path) -> None:
+    assert compare({"pause": write_runs(tmp_path)["pause"]}).baseline == "pause"
+
+
+def test_spread_shows_the_range_of_few_seeds_and_the_deviation_of_many() -> None:
+    def text(*values: float) -> tuple[str, str]:
+        spread = Spread.of(values)
+        assert spread is not None
+        return spread.text(lambda value: f"{value:.1f}")
+
+    assert text(2.0) == ("2.0", "")
+    assert text(1.0, 3.0) == ("2.0", "1.0–3.0")
+    assert text(1.0, 2.0, 3.0, 4.0, 5.0) == ("3.0", "± 1.6")
+    assert Spread.of([1.0, None]) is None
+
+
+def test_files_are_written_and_the_figure_is_not_blank(tmp_path: Path) -> None:
+    page = write_comparison(compare(write_runs(tmp_path)), tmp_path / "out")
+    table = json.loads((page.parent / "comparison.json").read_text(encoding="utf-8"))
+    assert [row["policy"] for row in table["policies"]] == ["pause", "random"]
+    assert table["policies"][0]["time_to_common_s"]["mean"] == 6.0
+    assert (table["privacy_unit"], table["seeds"]) == ("coordinate", [1, 2, 3])
+    pixels = matplotlib.image.imread(page.parent / "comparison.png")
+    assert pixels[..., :3].var() > 1e-3
+    html = page.read_text(encoding="utf-8")
+    assert "http" not in html
+    assert "ε per coordinate" in html
+    assert "62.5" in html
+
+
+def test_the_figure_names_units_and_every_policy(tmp_path: Path) -> None:
+    html = write_comparison(compare(write_runs(tmp_path)), tmp_path / "out").read_text(encoding="utf-8")
+    svg = html[html.index("<svg") : html.index("</svg>")]
+    for text in ("total latency (s)", "test accuracy", "ε per coordinate", "budget ε = 40", "pause", "random"):
+        assert f">{text}<" in svg
+
+
+def test_the_terminal_table_fits_eighty_columns(tmp_path: Path) -> None:
+    console = Console(width=80, record=True, file=(tmp_path / "out").open("w", encoding="utf-8"))
+    console.print(as_table(compare(write_runs(tmp_path))))
+    console.file.close()
+    text = console.export_text()
+    assert "…" not in text
+    assert "3.00–9.00" in text
+
+
+def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
+    runs = {policy: [write_run(tmp_path / policy, policy, 1, tested=False)] for policy in ACCURACIES}
+    comparison = compare(runs)
+    assert comparison.common_accuracy is None
+    assert comparison.rows[0].time_to_common_s is None
+    assert "never evaluated" in write_comparison(comparison, tmp_path / "out").read_text(encoding="utf-8")
+
+
+def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
+    runs = {
+        "pause": [write_run(tmp_path / "pause", "pause", 1)],
+        "random": [write_run(tmp_path / "random", "random", 1, unit=None)],
+    }
+    comparison = compare(runs)
+    assert [row.max_epsilon_spent is None for row in comparison.rows] == [False, True]
+    assert write_comparison(comparison, tmp_path / "out").exists()
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    pause = write_run(tmp_path / "pause", "pause", 1)
+    other_seed = write_run(tmp_path / "seed", "random", 2)
+    other_unit = write_run(tmp_path / "unit", "random", 1, unit="vector")
+    with pytest.raises(ConfigError, match=r"random was run with seeds \[2\], pause with \[1\]"):
+        compare({"pause": [pause], "random": [other_seed]})
+    with pytest.raises(ConfigError, match=r"privacy\.unit differs"):
+        compare({"pause": [pause], "random": [other_unit]})
+    with pytest.raises(ConfigError, match="at least one policy"):
+        compare({})

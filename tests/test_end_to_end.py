@@ -1,0 +1,274 @@
+"""The whole path with real processes: `pausefl run` on digits, and what must hold when things go wrong."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.end_to_end
+
+PAUSEFL = [sys.executable, "-m", "pausefl_emulator"]
+SYNTHETIC = """
+[experiment]
+rounds = {rounds}
+[clients]
+count = {clients}
+connect_timeout_s = 30.0
+[selection]
+m = {m}
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+train_s = {train_s}
+"""
+
+
+def run(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PAUSEFL, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def synthetic(folder: Path, rounds: int = 10, clients: int = 4, m: int = 2, train_s: float = 0.0) -> Path:
+    path = folder / "synthetic.toml"
+    path.write_text(SYNTHETIC.format(rounds=rounds, clients=clients, m=m, train_s=train_s))
+    return path
+
+
+def query(run_dir: Path, sql: str) -> list[tuple[object, ...]]:
+    db = sqlite3.connect(f"file:{run_dir / 'run.db'}?mode=ro", uri=True)
+    try:
+        return db.execute(sql).fetchall()
+    finally:
+        db.close()
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, f"waited {timeout_s} s for {what}"
+        time.sleep(0.02)
+
+
+def rounds_in(run_dir: Path) -> int:
+    try:
+        return int(str(query(run_dir, "SELECT count(*) FROM rounds")[0][0]))
+    except sqlite3.OperationalError:
+        return 0
+
+
+@pytest.fixture
+def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts `pausefl` in a process group of its own; the group is gone afterwards."""
+    started = []
+
+    def start(*arguments: object) -> subprocess.Popen[bytes]:
+        output = (tmp_path / "output").open("wb")
+        process = subprocess.Popen(
+            [*PAUSEFL, *map(str, arguments)], stdout=output, stderr=output, start_new_session=True
+        )
+        output.close()
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
+    done = run(
+        *("run", "demo", "--run-dir", tmp_path / "run"),
+        *("--set", "clients.count=6", "--set", "selection.m=3", "--set", "experiment.rounds=12"),
+        *("--set", "latency.time_scale=0.02", "--set", "evaluation.every=4"),
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["rounds"] == 12
+    assert summary["final_accuracy"] > 0.5
+    assert summary["privacy_unit"] == "coordinate"
+    assert summary["vector_epsilon_max"] == pytest.approx(summary["max_epsilon_spent"] * summary["model_size"])
+    for name in ("config.toml", "run.db", "model.safetensors", "report.html", "server.log", "clients.log"):
+        assert (tmp_path / "run" / name).stat().st_size > 0, name
+    rows = query(
+        tmp_path / "run", "SELECT round_trip_s, device_s, communication_s, drawn_s, propagation_s FROM breakdown"
+    )
+    assert len(rows) == 36
+    for round_trip_s, device_s, communication_s, drawn_s, propagation_s in rows:
+        assert 0 < device_s < round_trip_s  # type: ignore[operator]
+        assert communication_s >= drawn_s  # type: ignore[operator]
+        assert propagation_s > -0.001  # type: ignore[operator]
+    assert {c for (c,) in query(tmp_path / "run", "SELECT DISTINCT client_id FROM selections")} == {
+        f"client-{k:03}" for k in range(6)
+    }
+    accuracies = query(
+        tmp_path / "run", "SELECT round, accuracy FROM accuracy WHERE split = 'test' AND subset ORDER BY 1"
+    )
+    assert [r for r, _ in accuracies] == [4, 8, 12]
+
+
+def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
+    done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    mirrored = dict(query(tmp_path / "run", "SELECT client_id, max(epsilon_spent) FROM leakage GROUP BY 1"))  # type: ignore[arg-type]
+    assert len(mirrored) == 4
+    for client_id, spent in mirrored.items():
+        db = sqlite3.connect(tmp_path / f"run/ledgers/{client_id}.db")
+        count, total, last = db.execute("SELECT count(*), sum(epsilon), max(epsilon_spent) FROM releases").fetchone()
+        db.close()
+        assert last == spent
+        assert total == pytest.approx(spent)
+        chosen = query(tmp_path / "run", f"SELECT times_chosen FROM selections WHERE client_id = '{client_id}'")
+        assert chosen == [(count,)]
+
+
+def test_the_first_interrupt_saves_everything(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(30) == 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["stopped_because"].startswith("stopped by SIG")
+    assert summary["rounds"] == rounds_in(tmp_path / "run") >= 5
+    assert (tmp_path / "run/report.html").exists()
+
+
+def test_the_second_interrupt_ends_it_at_once(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = background("run", synthetic(tmp_path, rounds=5, train_s=60.0), "--run-dir", tmp_path / "run")
+    wait_for(lambda: b"waiting for clients: 4 of 4" in (tmp_path / "output").read_bytes(), "four clients")
+    group = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGINT)
+    wait_for(lambda: b"finishing" in (tmp_path / "output").read_bytes(), "the first interrupt to be taken")
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(10) == 130
+    wait_for(lambda: not any(_alive(child) for child in group), "every process to end", 10)
+
+
+def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 2, "two rounds")
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 5
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(_alive(child) for child in family), "every process to end", 20)
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_selections(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Kill -9 in the middle, resume, and compare with a run that was left alone."""
+    config = synthetic(tmp_path, rounds=300)
+    arguments = ("--set", "selection.policy=random")
+    process = background("run", config, *arguments, "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert rounds_in(tmp_path / "run") < 300
+    resumed = run("run", "--resume", tmp_path / "run")
+    assert resumed.returncode == 0, resumed.stderr
+    whole = run("run", config, *arguments, "--run-dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    chosen = "SELECT round, chosen FROM rounds ORDER BY round"
+    assert query(tmp_path / "run", chosen) == query(tmp_path / "whole", chosen)
+    spent = "SELECT client_id, max(participation) FROM leakage GROUP BY 1"
+    ours, theirs = dict(query(tmp_path / "run", spent)), dict(query(tmp_path / "whole", spent))  # type: ignore[arg-type]
+    # A release that was under way when everything died is charged, and never handed back.
+    assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)  # type: ignore[operator]
+
+
+def test_a_stopped_client_is_measured_not_repeated(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """No delay is drawn; a process stopped for half a second while it trains takes half a second longer."""
+    config = synthetic(tmp_path, rounds=3, clients=2, m=2, train_s=1.0)
+    process = background("run", config, "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 1, "round 1")
+    victim = next(p for p in _clients(process) if _busy(p))
+    victim.suspend()
+    time.sleep(0.5)  # the half second that must be seen
+    victim.resume()
+    assert process.wait(60) == 0
+    rows = query(tmp_path / "run", "SELECT round, client_id, round_trip_s, drawn_s FROM breakdown WHERE round = 2")
+    slow, fast = sorted((float(str(r[2])) for r in rows), reverse=True)
+    assert all(drawn_s == 0 for *_, drawn_s in rows)
+    assert 0.35 < slow - fast < 1.0
+    ((latency_s,),) = query(tmp_path / "run", "SELECT round_latency_s FROM rounds WHERE round = 2")
+    assert latency_s == pytest.approx(slow, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "experiment.roundz=3"], r"experiment\.roundz: unknown key; did you mean rounds\?"),
+        (["--set", "experiment.rounds=many"], r"experiment\.rounds = 'many': should be a valid integer"),
+        (["--set", "experiment.rounds=2.5"], r"experiment\.rounds = 2\.5"),
+        (["--set", "selection.m=31"], r"selection\.m = 31: must be at most clients\.count = 30"),
+        (["--set", "privacy.epsilon_budget=-1.0"], r"privacy\.epsilon_budget = -1\.0: must be a finite number above 0"),
+        (["--set", "privacy.epsilon_budget=nan"], r"privacy\.epsilon_budget = nan: must be a finite number above 0"),
+        (["--set", "privacy.clip=0.0"], r"privacy\.clip = 0\.0: must be a finite number above 0"),
+        (["--set", "privacy.unit=scalar"], r"privacy\.unit = 'scalar': should be 'coordinate' or 'vector'"),
+        (["--set", "selection.policy=pauze"], r'selection\.policy = "pauze": did you mean'),
+        (["--set", "selection.pause.alpha=-1.0"], r"selection\.pause\.alpha = -1\.0: must be"),
+        (["--set", "selection.pause.gama=1.0"], r"selection\.pause\.gama: unknown key; did you mean gamma\?"),
+        (["--set", "latency.tau_min_s=0.0"], r"latency\.tau_min_s = 0\.0"),
+        (["--set", "workload.dataset=mnist9"], r'workload\.dataset = "mnist9": must be one of'),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = run("run", "demo", "--run-dir", tmp_path / "run", *arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pausefl: ")
+    assert re.search(message, line), line
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_preset_and_a_taken_port(tmp_path: Path) -> None:
+    import socket
+
+    done = run("run", "demmo")
+    assert done.returncode == 2
+    assert '"demmo" is neither a .toml file nor a preset' in done.stderr
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for key in ("server.port", "metrics.port"):
+            done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / key, "--set", f"{key}={port}")
+            assert done.returncode == 2
+            assert not (tmp_path / key).exists()
+            assert done.stderr.splitlines()[-1].startswith(f"pausefl: {key} = {port}: cannot listen")
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _clients(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """The forked client processes: children of the fork server, which shares their command line."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    return [p for p in family if "forkserver" in " ".join(p.cmdline()) and p.ppid() != process.pid]
+
+
+def _busy(process: psutil.Process) -> bool:
+    return bool(process.cpu_percent(interval=0.1) > 20)

@@ -1,0 +1,115 @@
+"""Models, and the flat vector they are on the wire."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pausefl.errors import ConfigError
+from pausefl_client.models import build_model, flatten, manifest_of, unflatten
+
+MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+
+
+def own_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A model of one's own: batch normalisation brings float and integer buffers."""
+    return nn.Sequential(nn.Conv2d(input_shape[0], 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, classes))
+
+
+def not_a_model(input_shape: tuple[int, ...], classes: int) -> str:
+    return "not a model"
+
+
+@pytest.fixture(autouse=True)
+def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_models", sys.modules[__name__])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "size"), [("mlp", MNIST, 25_818), ("mlp", (1, 8, 8), 2_778), ("cnn3", CIFAR, 170_026)]
+)
+def test_number_of_parameters(name: str, shape: tuple[int, ...], size: int) -> None:
+    model = build_model(name, shape, 10, seed=1)
+    assert manifest_of(model).size == flatten(model).size == size
+    assert model(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+def test_cnn5_has_the_published_parameters_besides_its_normalisation() -> None:
+    model = build_model("cnn5", CIFAR, 10, seed=1)
+    norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
+    assert manifest_of(model).size - sum(p.numel() for norm in norms for p in norm.parameters()) == 207_434
+    assert model(torch.zeros(2, *CIFAR)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn3", "cnn5"])
+def test_no_model_keeps_statistics_of_the_data(name: str) -> None:
+    assert not list(build_model(name, CIFAR, 10, seed=1).buffers())
+
+
+def test_the_seed_decides_and_the_global_generator_does_not() -> None:
+    torch.manual_seed(5)
+    first = flatten(build_model("mlp", MNIST, 10, seed=1))
+    drawn = torch.rand(1)
+    torch.manual_seed(6)
+    assert np.array_equal(first, flatten(build_model("mlp", MNIST, 10, seed=1)))
+    assert not np.array_equal(first, flatten(build_model("mlp", MNIST, 10, seed=2)))
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(1))
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn3", "own_models:own_model"])
+def test_unflatten_undoes_flatten(name: str) -> None:
+    shape = (3, 8, 8) if ":" in name else CIFAR
+    model, other = (build_model(name, shape, 10, seed=seed) for seed in (1, 2))
+    theta = flatten(model)
+    assert theta.dtype == np.float32
+    theta.flags.writeable = False
+    unflatten(other, theta)
+    for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert np.array_equal(flatten(other), theta)
+
+
+def test_the_manifest_says_where_each_tensor_is() -> None:
+    model = build_model("own_models:own_model", (3, 8, 8), 10, seed=1)
+    model(torch.rand(4, 3, 8, 8))
+    parts = manifest_of(model).split(flatten(model))
+    state = model.state_dict()
+    assert list(parts) == list(state)
+    assert np.array_equal(parts["1.running_mean"], state["1.running_mean"].numpy())
+    assert parts["1.num_batches_tracked"] == 1
+
+
+def test_flatten_copies() -> None:
+    model = build_model("mlp", MNIST, 10, seed=1)
+    theta = flatten(model)
+    before = theta.copy()
+    unflatten(model, np.zeros_like(theta))
+    assert np.array_equal(theta, before)
+
+
+@pytest.mark.parametrize("size", [0, 25_817, 25_819])
+def test_a_vector_of_another_size_is_refused(size: int) -> None:
+    model = build_model("mlp", MNIST, 10, seed=1)
+    with pytest.raises(ValueError, match="the model has 25818 values"):
+        unflatten(model, np.zeros(size, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("resnet", MNIST, r"must be one of mlp, cnn3, cnn5, or"),
+        ("cnn3", (1, 8, 8), "images of 8x8 are too small"),
+        ("cnn5", MNIST, "images of 28x28 are too small"),
+        ("cnn3", (64,), "needs images"),
+        ("no_such_package:model", MNIST, "cannot be imported"),
+        ("own_models:no_such_name", MNIST, "cannot be imported"),
+        ("own_models:MNIST", MNIST, "is not callable"),
+        ("own_models:not_a_model", MNIST, "returned str"),
+    ],
+)
+def test_bad_models_name_the_key(name: str, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf'workload\.model = "{name}".*{message}'):
+        build_model(name, shape, 10, seed=1)

@@ -1,0 +1,236 @@
+"""The report of a run: what is read from run.db, drawn, and written down for a person."""
+
+import csv
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from pausefl.errors import ConfigError
+from pausefl_emulator.report import report_runs, write_report
+from pausefl_emulator.report.plots import draw_all
+from pausefl_emulator.report.reading import SCHEMA_VERSION, VIEWS, read_run
+from pausefl_server import store
+from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+
+CLIENTS = ("<script>", "$x$", "c")
+"""Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
+FIGURES = {"accuracy", "leakage", "releases", "selections", "latency", "breakdown", "waterfall"}
+
+
+def observation(client_id: str, i: int, injected_s: float) -> Observation:
+    timing = Timing(0.1 + 2 * injected_s, 0.01, injected_s, 0.002, 0.05, 0.003, injected_s, 0.02)
+    return Observation(
+        client_id, timing, timing.round_trip_s, 40, i, 0.5, 0.5 * i, drawn_down_s=injected_s, drawn_up_s=injected_s
+    )
+
+
+def records() -> list[RoundRecord]:
+    """Three rounds: both clients, then the first, then the second, which had released once unseen before."""
+    both, first, second = [("<script>", 1, 0.1), ("$x$", 2, 0.2)], [("<script>", 2, 0.1)], [("$x$", 3, 0.3)]
+    joined = tuple(Event("joined", client_id, "", 40) for client_id in CLIENTS)
+    rows = []
+    for number, of_round in enumerate((both, first, second), start=1):
+        seen = tuple(observation(*row) for row in of_round)
+        events = joined if number == 1 else ()
+        latency_s = max(o.latency_s for o in seen)
+        ids = tuple(o.client_id for o in seen)
+        rows.append(RoundRecord(number, 1, ids, None, seen, events, latency_s, float(number), 1e-4, f"{number}"))
+    return rows
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {
+        "policy": "pause", "policy_parameters": {"alpha": 100}, "seed": 7, "rounds": 3, "clients": 3, "m": 2,
+        "model_size": 1000, "final_accuracy": 0.8, "best_accuracy": 0.9, "wall_clock_s": 3.0, "total_latency_s": 1.5,
+        "latency_signal": "round_trip", "time_scale": 1.0, "timing_error_s": {"p50": 0.0012, "p99": 0.034},
+        "privacy_unit": "coordinate", "epsilon_budget": 40.0, "max_epsilon_spent": 1.5, "vector_epsilon_max": 1500.0,
+        "disclosed": ["n_examples", "<b>more</b>"], "selection_s_median": 1e-4, "rejected_updates": 0,
+        "stopped_because": "all rounds done",
+    } | changes  # fmt: skip
+
+
+def write_run(path: Path, **changes: Any) -> Path:
+    path.mkdir()
+    log = store.Store(path / "run.db")
+    for record in records():
+        log.commit_round(record)
+    log.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
+    log.save_evaluations(2, [Evaluation("test", True, 100, 0.5, 1.2), Evaluation("validation", True, 50, 0.6, 1.1)])
+    log.save_evaluations(3, [Evaluation("test", True, 100, 0.7, 0.9), Evaluation("test", False, 1000, 0.8, 0.8)])
+    log.close()
+    (path / "summary.json").write_text(json.dumps(summary(**changes)))
+    (path / "config.toml").write_text('[experiment]\nname = "<i>demo</i>"\n')
+    return path
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = write_run(tmp_path_factory.mktemp("report") / "run")
+    assert report_runs([run_dir], csv=True) == [run_dir / "report.html", run_dir / "csv"]
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def page(reported: Path) -> str:
+    return (reported / "report.html").read_text(encoding="utf-8")
+
+
+def test_columns_are_those_of_the_views(reported: Path) -> None:
+    run = read_run(reported)
+    np.testing.assert_allclose(run.round_latency["total_latency_s"], [0.5, 0.8, 1.5])
+    np.testing.assert_allclose(run.greatest_leakage["max_epsilon_spent"], [1.0, 1.0, 1.5])
+    np.testing.assert_allclose(run.breakdown["propagation_s"], 0.015)
+
+
+def test_clients_never_chosen_are_listed_and_unseen_releases_counted(reported: Path) -> None:
+    clients = read_run(reported).clients
+    assert clients["client_id"].tolist() == ["$x$", "<script>", "c"]
+    assert clients["times_chosen"].tolist() == [2, 2, 0]
+    assert clients["accepted"].tolist() == [2, 2, 0]
+    assert clients["released"].tolist() == [3, 2, 0]
+    assert clients["epsilon_spent"].tolist() == [1.5, 1.0, 0.0]
+
+
+def test_a_curve_is_the_longer_series_and_starts_before_the_first_round(reported: Path) -> None:
+    total_latency_s, accuracy = read_run(reported).curve("test")
+    np.testing.assert_allclose(total_latency_s, [0.0, 0.8, 1.5])
+    assert accuracy.tolist() == [0.1, 0.5, 0.7]
+
+
+def test_every_figure_is_drawn_and_none_is_blank(reported: Path) -> None:
+    files = sorted((reported / "plots").glob("*.png"))
+    assert {file.stem for file in files} == FIGURES
+    for file in files:
+        pixels = matplotlib.image.imread(file)
+        assert min(pixels.shape[:2]) > 300
+        assert pixels[..., :3].var() > 1e-3, file.name
+
+
+def test_the_breakdown_stacks_up_to_the_mean_round_trip(reported: Path) -> None:
+    run = read_run(reported)
+    bars = draw_all(run)["breakdown"].axes[0].patches
+    assert len(bars) == 8
+    assert np.nanmax(bars[-1].get_data().values) == pytest.approx(np.mean([0.5, 0.7]))
+
+
+def test_the_waterfall_is_of_the_median_round(reported: Path) -> None:
+    axes = draw_all(read_run(reported))["waterfall"].axes[0]
+    assert axes.get_title(loc="left") == "Round 1, of median latency"
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["<script>", "$x$"]
+    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(0.5)
+
+
+def test_leakage_names_its_unit_and_shows_the_budget(reported: Path) -> None:
+    axes = draw_all(read_run(reported))["leakage"].axes[0]
+    assert "ε per coordinate" in axes.get_ylabel()
+    assert axes.lines[1].get_ydata() == [40.0, 40.0]
+
+
+def test_page_stands_alone(page: str) -> None:
+    for outside in ("http:", "https:", "src=", "<link", "@import", "url(http"):
+        assert outside not in page
+    assert page.count("<svg") == len(FIGURES)
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_page_escapes_what_users_named(page: str) -> None:
+    for raw in ("<script>", "<i>demo</i>", "<b>more</b>"):
+        assert raw not in page
+    assert "&lt;script&gt;" in page
+    assert "&lt;i&gt;demo&lt;/i&gt;" in page
+
+
+def test_page_gives_both_epsilons_and_labels_them(page: str) -> None:
+    row = page[page.index("<td>$x$</td>") :].split("</tr>", 1)[0]
+    assert "<td>1.5</td><td>1,500</td><td>4%</td>" in row
+    assert "1, 3" in row
+    assert "ε spent<br>(per coordinate)" in page
+    assert "ε spent<br>(vector)" in page
+    assert "spent at most ε = 1,500 (vector)" in page
+
+
+def test_page_is_honest_about_timing_and_disclosure(page: str) -> None:
+    assert "p50 1.2 ms, p99 34 ms" in page
+    assert "how many examples the client has" in page
+    assert "1: delays were injected as drawn." in page
+
+
+def test_a_vector_epsilon_is_not_multiplied(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", privacy_unit="vector", vector_epsilon_max=1.5)
+    page = write_report(run_dir).read_text(encoding="utf-8")
+    assert "<td>1.5</td><td>1.5</td>" in page
+    assert "ε of the whole upload vector" in page
+
+
+def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: Path) -> None:
+    no_privacy = {"privacy_unit": None, "epsilon_budget": None, "max_epsilon_spent": None, "vector_epsilon_max": None}
+    run_dir = write_run(tmp_path / "run", time_scale=0.1, timing_error_s={"p50": None, "p99": None}, **no_privacy)
+    page = write_report(run_dir).read_text(encoding="utf-8")
+    assert "added no noise" in page
+    assert "multiplies real overhead and timing error by 10 " in page
+    assert not (run_dir / "plots" / "leakage.png").exists()
+
+
+def test_a_run_with_nothing_in_it_can_be_reported(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", final_accuracy=None, best_accuracy=None, timing_error_s=None)
+    with sqlite3.connect(run_dir / "run.db") as database:
+        for table in ("observations", "rounds", "events", "evaluations"):
+            database.execute(f"DELETE FROM {table}")
+    database.close()
+    assert "not known: nothing was measured" in write_report(run_dir).read_text(encoding="utf-8")
+    assert list((run_dir / "plots").iterdir()) == []
+
+
+def test_many_clients_are_numbered_not_named(reported: Path) -> None:
+    run = read_run(reported)
+    ids = np.array([f"client-{k}" for k in range(200)])
+    crowd = replace(run, clients={"client_id": ids, "times_chosen": np.ones(200)})
+    axes = draw_all(crowd)["selections"].axes[0]
+    assert not any("client" in label.get_text() for label in axes.get_xticklabels())
+
+
+def test_csv_holds_every_view(reported: Path) -> None:
+    assert {file.stem for file in (reported / "csv").iterdir()} == set(VIEWS)
+    with (reported / "csv" / "selections.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["client_id"]: row["times_chosen"] for row in rows} == {"$x$": "2", "<script>": "2"}
+
+
+def test_it_reads_the_schema_the_server_writes() -> None:
+    assert str(store.SCHEMA_VERSION) == SCHEMA_VERSION
+
+
+@pytest.mark.parametrize("name", ["run.db", "summary.json", "config.toml"])
+def test_a_folder_that_is_no_run_directory_is_named(tmp_path: Path, name: str) -> None:
+    run_dir = write_run(tmp_path / "run")
+    (run_dir / name).unlink()
+    with pytest.raises(ConfigError, match=f"{run_dir}.*{name}"):
+        read_run(run_dir)
+    with pytest.raises(ConfigError, match="no such run directory"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_another_schema_version_is_refused(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    with sqlite3.connect(run_dir / "run.db") as database:
+        database.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
+    database.close()
+    with pytest.raises(ConfigError, match="schema_version is 99"):
+        read_run(run_dir)
+
+
+def test_what_is_no_database_or_no_summary_is_refused(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    (run_dir / "summary.json").write_text('{"policy": "pause"}')
+    with pytest.raises(ConfigError, match=r"lacks .*total_latency_s"):
+        read_run(run_dir)
+    (run_dir / "summary.json").write_text(json.dumps(summary()))
+    (run_dir / "run.db").write_bytes(b"not a database, but long enough to be looked at" * 50)
+    with pytest.raises(ConfigError, match="cannot be read as a run's database"):
+        read_run(run_dir)
