@@ -22,7 +22,7 @@ def new_run_dir(name: str, run_dir: str | None) -> Path:
 
 
 def run_experiment(experiment: Experiment, run_dir: Path, view: View) -> dict[str, Any]:
-    """Run to the end, write the report, return the summary. Bad input leaves no directory behind; a failure its logs."""
+    """Run to the end, write the report, return the summary. Bad input leaves no directory behind."""
     if experiment.workload.model != "synthetic":
         from pausefl_client.datasets import prepare_dataset
 

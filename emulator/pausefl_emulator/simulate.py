@@ -9,8 +9,9 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.pause import Choice, Pause
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from pausefl_emulator.experiment import Experiment
 
 BLOCK = 4096
@@ -43,6 +46,7 @@ class Setting:
     budget: Budget | None = None
     seed: int = 1
 
+    @cached_property
     def oracle(self) -> Oracle:
         """The truth about the laws."""
         return Oracle(*known_means(self.laws))
@@ -80,9 +84,9 @@ class SimulationResult:
 
 
 def simulate(policy: Policy, setting: Setting, rounds: int, genie: Genie | None = None) -> SimulationResult:
-    """Run `policy` for `rounds` rounds, one call of it a round, against `genie` (by default one of the same weights)."""
+    """Run `policy` for `rounds` rounds, one call of it a round, against `genie` (default: one of the same weights)."""
     genie = genie or genie_of(policy)
-    table, state, oracle = _connected(setting), policy.start(), setting.oracle()
+    table, state, oracle = _connected(setting), policy.start(), setting.oracle
     curves, penalty_s, t = _Curves(rounds), 0.0, 0
     for block in setting.latencies_s(rounds):
         for latency_s in block:
@@ -92,7 +96,7 @@ def simulate(policy: Policy, setting: Setting, rounds: int, genie: Genie | None 
                 table=table,
                 eligible=table.eligible(),
                 rng=generator(setting.seed, "selection", t, 0),
-                epsilon_budget=setting.budget and setting.budget.epsilon_budget,
+                epsilon_budget=setting.budget.epsilon_budget if setting.budget else None,
                 tau_min_s=setting.tau_min_s,
                 oracle=oracle,
             )
@@ -111,9 +115,9 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
 
     ValueError for any other policy or for options the compiled rounds do not know.
     """
-    if type(policy) is not Pause or policy.reward != "R1" or policy.window or policy.discount != 1:
-        raise ValueError("only pause with reward R1 and a plain mean is compiled")
-    table, oracle = _connected(setting), setting.oracle()
+    if not is_compiled(policy) or policy.m > len(setting.laws):
+        raise ValueError("only pause with reward R1, a plain mean and m <= K is compiled")
+    table, oracle = _connected(setting), setting.oracle
     order = np.argsort(table.tie_key)
     share = policy.m * table.n_examples[order] / table.n_examples.sum()
     mu = setting.tau_min_s * np.array([oracle.mean_inverse_latency[table.ids[row]] for row in order])
@@ -147,6 +151,11 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     return curves.result(tuple(table.ids), in_table_order)
 
 
+def is_compiled(policy: Policy) -> TypeGuard[Pause]:
+    """Whether `simulate_pause` knows this policy."""
+    return type(policy) is Pause and policy.reward == "R1" and not policy.window and policy.discount == 1
+
+
 def genie_of(policy: Policy) -> Genie:
     """The genie that weighs as this policy does; with PAUSE's defaults for a policy that has no such weights."""
     names = {field.name for field in fields(Genie) if field.init}
@@ -158,11 +167,16 @@ def regret_bound(setting: Setting, policy: Pause, n: IntArray | FloatArray, delt
 
     The paper's own proof ends with 4π²/3; either way it is a thing to measure, not to trust: see docs/regret.md.
     """
-    mu = setting.tau_min_s * np.array(list(setting.oracle().mean_inverse_latency.values()))
+    mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
     greatest_gap = mu.max() - mu.min() + 2 * policy.alpha + policy.gamma
     per_client = 4 * (policy.m + 1) * np.log(np.asarray(n, np.float64)) / delta**2 + 1 + 2 * math.pi**2 / 3
     bound: FloatArray = len(mu) * (greatest_gap + delta) * per_client
     return bound
+
+
+def printed_delta(setting: Setting) -> float:
+    """δ as the paper defines it: the least gap of the mean latencies E[τ_k]."""
+    return least_gap(np.array(list(setting.oracle.mean_latency_s.values())))
 
 
 def least_gap(values: FloatArray) -> float:
@@ -170,10 +184,10 @@ def least_gap(values: FloatArray) -> float:
     return float(np.diff(np.sort(values)).min()) if len(values) > 1 else math.inf
 
 
-def growth_fits(result: SimulationResult) -> dict[str, dict[str, float]]:
+def growth_fits(rounds: IntArray, regret: FloatArray) -> dict[str, dict[str, float]]:
     """Least-squares fits regret ≈ a + b·f(n) over the recorded rounds of the last nine tenths, f = ln n, √n and n."""
-    late = (result.round > result.round[-1] / 10) & np.isfinite(result.regret)
-    n, regret = result.round[late].astype(np.float64), result.regret[late]
+    late = (rounds > rounds[-1] / 10) & np.isfinite(regret)
+    n, regret = rounds[late].astype(np.float64), regret[late]
     if len(n) < 3:
         return {}
     fits = {}
@@ -192,8 +206,7 @@ def run_simulation(experiment: "Experiment", rounds: int, out_dir: Path) -> dict
     Returns what simulation.json holds.
     """
     policy, setting = experiment.policy(), setting_of(experiment)
-    compiled = type(policy) is Pause and policy.reward == "R1" and not policy.window and policy.discount == 1
-    result = simulate_pause(policy, setting, rounds) if compiled else simulate(policy, setting, rounds)  # type: ignore[arg-type]
+    result = simulate_pause(policy, setting, rounds) if is_compiled(policy) else simulate(policy, setting, rounds)
     out_dir.mkdir(parents=True, exist_ok=True)
     summary = _summary(experiment, policy, setting, result)
     (out_dir / "simulation.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
@@ -308,7 +321,7 @@ def _record(
 
 
 def _summary(experiment: "Experiment", policy: Policy, setting: Setting, result: SimulationResult) -> dict[str, Any]:
-    oracle = setting.oracle()
+    inverse_s = np.array(list(setting.oracle.mean_inverse_latency.values()))
     return {
         "policy": experiment.selection.policy,
         "seed": setting.seed,
@@ -324,14 +337,17 @@ def _summary(experiment: "Experiment", policy: Policy, setting: Setting, result:
         "regret": _finite(result.regret[-1]),
         "genie_regret": _finite(result.genie_regret[-1]),
         "regret_is": "sum of r(genie) - r(policy), PAUSE v2 eq. (15), the genie asked on the policy's own history",
-        "growth_fits": growth_fits(result),
+        "growth_fits": {
+            "regret": growth_fits(result.round, result.regret),
+            "genie_regret": growth_fits(result.round, result.genie_regret),
+        },
         "bound_17": {
-            name: _finite(regret_bound(setting, genie_of(policy), result.round[-1:], least_gap(values))[0])
-            for name, values in (
-                ("delta = least gap of E[tau], as printed", np.array(list(oracle.mean_latency_s.values()))),
-                ("delta = least gap of mu", setting.tau_min_s * np.array(list(oracle.mean_inverse_latency.values()))),
+            name: _finite(regret_bound(setting, genie_of(policy), result.round[-1:], delta)[0])
+            for name, delta in (
+                ("delta = least gap of E[tau], as printed", printed_delta(setting)),
+                ("delta = least gap of mu", setting.tau_min_s * least_gap(inverse_s)),
             )
-            if 0 < least_gap(values) < math.inf
+            if 0 < delta < math.inf
         },
     }
 
@@ -353,7 +369,7 @@ def _draw(result: SimulationResult, policy: Policy, setting: Setting, path: Path
 
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     regret, leakage, selections = figure.subplots(1, 3)
-    _draw_regret(regret, result, regret_bound(setting, genie_of(policy), result.round, _printed_delta(setting)))
+    _draw_regret(regret, result, regret_bound(setting, genie_of(policy), result.round, printed_delta(setting)))
     leakage.plot(result.round, result.max_epsilon_spent)
     leakage.set(title="Greatest leakage", xlabel="round", ylabel="ε spent")
     selections.bar(range(len(result.chosen)), result.chosen)
@@ -361,21 +377,19 @@ def _draw(result: SimulationResult, policy: Policy, setting: Setting, path: Path
     figure.savefig(path, dpi=120)
 
 
-def _printed_delta(setting: Setting) -> float:
-    return least_gap(np.array(list(setting.oracle().mean_latency_s.values())))
-
-
-def _draw_regret(axes: Any, result: SimulationResult, bound: FloatArray) -> None:
-    axes.plot(result.round, result.regret, label="measured")
-    shapes = {"ln n": np.log, "sqrt n": np.sqrt}
-    for name, fit in growth_fits(result).items():
-        if name in shapes:
-            values = fit["a"] + fit["b"] * shapes[name](result.round)
-            axes.plot(result.round, values, "--", linewidth=1, label=f"{name}, R² = {fit['r_squared']:.3f}")
-    top = np.nanmax(np.append(result.regret, 0.0))
-    if np.isfinite(bound).all() and bound[-1] < 20 * top:
-        axes.plot(result.round, bound, ":", label="bound (17)")
+def _draw_regret(axes: "Axes", result: SimulationResult, bound: FloatArray) -> None:
+    axes.plot(result.round, result.regret, label="realised, eq. (15)")
+    axes.plot(result.round, result.genie_regret, label="in the genie's objective, eq. (10)")
+    fits = growth_fits(result.round, result.genie_regret)
+    for (name, shape), dash in zip({"ln n": np.log, "sqrt n": np.sqrt}.items(), ("--", ":"), strict=True):
+        if name in fits:
+            values = fits[name]["a"] + fits[name]["b"] * shape(result.round)
+            label = f"{name} fit, R² = {fits[name]['r_squared']:.3f}"
+            axes.plot(result.round, values, dash, color="0.4", linewidth=1, label=label)
+    greatest = np.nanmax(np.concatenate((result.regret, result.genie_regret, [0.0])))
+    if bound[-1] < 20 * greatest:
+        axes.plot(result.round, bound, "-.", color="0.2", label="bound (17)")
     else:
-        axes.annotate(f"bound (17): {bound[-1]:.3g}, off the chart", (0.03, 0.93), xycoords="axes fraction", fontsize=8)
+        axes.plot([], [], " ", label=f"bound (17) at the end: {bound[-1]:.2g}")
     axes.set(title="Regret against the genie", xlabel="round", ylabel="Σ r(G) − r(S)")
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(fontsize=7)

@@ -15,9 +15,11 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 
 
 class ServerMetrics:
-    """The server's metrics on an injected registry. `unit` labels every ε with what it protects."""
+    """The server's metrics, on a registry of their own. `unit` labels every ε with what it protects."""
 
-    def __init__(self, registry: CollectorRegistry, *, epsilon_budget: float | None, unit: str) -> None:
+    def __init__(self, *, epsilon_budget: float | None, unit: str) -> None:
+        self.registry = registry = CollectorRegistry()
+
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"pausefl_{name}", text, labels, registry=registry)
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from pausefl.errors import ConfigError
 from pausefl.wire import Vector, digest
 from pausefl_server.checkpoint import Checkpoint
@@ -69,17 +67,16 @@ async def serve(
     SIGINT and SIGTERM end the run after the round in flight is given up, with everything saved.
     """
     store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
-    registry, metrics_server = CollectorRegistry(), None
+    metrics_server = None
     try:
         state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint)
         privacy = settings.privacy
         metrics = ServerMetrics(
-            registry,
             epsilon_budget=privacy.budget.epsilon_budget if privacy else None,
             unit=privacy.unit if privacy else "",
         )
         if endpoints.metrics_host is not None:
-            metrics_server = MetricsServer(registry, endpoints.metrics_host, endpoints.metrics_port)
+            metrics_server = MetricsServer(metrics.registry, endpoints.metrics_host, endpoints.metrics_port)
             progress({"kind": "metrics", "url": metrics_server.url})
         store_actor = StoreActor(store, checkpoint)
         evaluator = EvaluatorActor(evaluate, store_actor, metrics, progress)

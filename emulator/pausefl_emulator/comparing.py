@@ -1,0 +1,42 @@
+"""Runs one experiment under several policies and seeds, one run after the other, and compares them."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from pausefl_emulator.comparison import as_table, compare, write_comparison
+from pausefl_emulator.experiment import Experiment
+from pausefl_emulator.live import make_view
+from pausefl_emulator.running import run_experiment
+
+
+def compare_policies(experiment: Experiment, policies: list[str], seeds: int, folder: Path, console: Console) -> None:
+    """Each policy gets the same seeds, so the same data, delays and θ_0. Privacy budgets are per run."""
+    variants = {policy: [_variant(experiment, policy, i) for i in range(seeds)] for policy in policies}
+    run_dirs: dict[str, list[Path]] = {policy: [] for policy in policies}
+    total = len(policies) * seeds
+    # Seed by seed, so that an interrupted comparison has whole seeds to show.
+    for i in range(seeds):
+        for policy in policies:
+            variant = variants[policy][i]
+            run_dir = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
+            done = sum(map(len, run_dirs.values()))
+            with make_view(console, f"{policy}, seed {variant.experiment.seed} ({done + 1} of {total})") as view:
+                run_experiment(variant, run_dir, view)
+            run_dirs[policy].append(run_dir)
+    comparison = compare(run_dirs)
+    page = write_comparison(comparison, folder)
+    console.print(as_table(comparison))
+    console.print(f"figure: {folder / 'comparison.png'}\nreport: {page}", soft_wrap=True)
+
+
+def _variant(experiment: Experiment, policy: str, i: int) -> Experiment:
+    """The same experiment with another policy and the i-th seed; ConfigError when the policy does not fit it."""
+    variant = experiment.model_copy(
+        update={
+            "selection": experiment.selection.model_copy(update={"policy": policy}),
+            "experiment": experiment.experiment.model_copy(update={"seed": experiment.experiment.seed + i}),
+        }
+    )
+    variant.check()
+    return variant

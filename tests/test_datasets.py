@@ -1,0 +1,342 @@
+"""Data sets: the published formats, the cache, what is held out, and what a user reads when data are missing."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import os
+import socket
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl.errors import ConfigError
+from pausefl_client import datasets
+from pausefl_client.datasets import Dataset, Examples, load_dataset, prepare_dataset, read_cifar, read_idx
+
+N_TRAIN, N_TEST = 10_006, 9
+
+
+def own_dataset(seed: int) -> Dataset:
+    """A data set of one's own."""
+    examples = Examples(np.full((20, 3), seed, np.float32), np.arange(20) % 2)
+    return Dataset("own", examples, examples, examples, classes=2)
+
+
+def not_a_dataset(seed: int) -> int:
+    return seed
+
+
+@pytest.fixture(autouse=True)
+def _own_data_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAUSEFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "own_datasets", sys.modules[__name__])
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
+    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes(), compresslevel=1))
+
+
+def write_mnist(folder: Path, shift: int = 0) -> None:
+    """A data set in MNIST's format: image i holds i + `shift` (mod 251) everywhere, label i mod 10."""
+    for prefix, n in (("train", N_TRAIN), ("t10k", N_TEST)):
+        pixels = np.broadcast_to(((np.arange(n) + shift) % 251)[:, None, None], (n, 2, 3))
+        write_idx(folder / "mnist" / f"{prefix}-images-idx3-ubyte.gz", pixels)
+        write_idx(folder / "mnist" / f"{prefix}-labels-idx1-ubyte.gz", np.arange(n) % 10)
+
+
+def write_cifar(path: Path, n: int, first: int = 0) -> None:
+    rows = np.zeros((n, 3073), np.uint8)
+    rows[:, 0] = (first + np.arange(n)) % 10
+    rows[:, 1], rows[:, 1 + 1024], rows[:, 1 + 2048 + 33] = 11, 22, 33
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(rows.tobytes())
+
+
+def test_digits_are_embedded_and_split() -> None:
+    digits = load_dataset("digits", seed=1)
+    assert [len(part) for part in (digits.train, digits.validation, digits.test)] == [1200, 297, 300]
+    assert (digits.input_shape, digits.classes) == ((1, 8, 8), 10)
+    assert digits.train.inputs.dtype == np.uint8
+    assert (digits.train.inputs.min(), digits.train.inputs.max()) == (0, 255)
+    everything = np.concatenate([part.inputs for part in (digits.train, digits.validation, digits.test)])
+    assert np.unique(everything, axis=0).shape[0] == 1797
+    labels = np.concatenate([part.labels for part in (digits.train, digits.validation, digits.test)])
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_the_seed_decides_the_split_of_digits() -> None:
+    first, same, other = (load_dataset("digits", seed=seed).test.inputs for seed in (1, 1, 2))
+    assert np.array_equal(first, same)
+    assert not np.array_equal(first, other)
+
+
+def test_examples_caps_the_training_examples_alone() -> None:
+    whole, capped, again = (load_dataset("digits", examples=n, seed=1) for n in (None, 50, 50))
+    assert (len(capped.train), len(capped.validation), len(capped.test)) == (50, 297, 300)
+    assert np.array_equal(capped.train.inputs, again.train.inputs)
+    rows = {image.tobytes() for image in whole.train.inputs}
+    assert all(image.tobytes() in rows for image in capped.train.inputs)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1201])
+def test_an_impossible_cap_names_its_key(n: int) -> None:
+    with pytest.raises(ConfigError, match=rf"workload\.examples = {n}: must be from 1 to the 1200"):
+        load_dataset("digits", examples=n, seed=1)
+
+
+def test_idx_files_are_read_as_published(tmp_path: Path) -> None:
+    array = np.arange(24).reshape(4, 3, 2)
+    write_idx(tmp_path / "a.gz", array)
+    assert np.array_equal(read_idx(tmp_path / "a.gz"), array)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"plain text",
+        gzip.compress(b""),
+        gzip.compress(b"\0\0\x08\x01\0\0\0\x03ab"),
+        gzip.compress(b"\0\0\x08\x03\0\0\0\x01"),
+        gzip.compress(b"\0\0\x0d\x01\0\0\0\x01abcd"),
+        gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")[:-4],
+    ],
+    ids=["empty", "not gzip", "no header", "short", "half a header", "floats", "truncated"],
+)
+def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.gz").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"a\.gz: "):
+        read_idx(tmp_path / "a.gz")
+
+
+def test_cifar_files_are_read_as_published(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "a.bin", 12)
+    images, labels = read_cifar(tmp_path / "a.bin")
+    assert images.shape == (12, 3, 32, 32)
+    assert labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    # Planes of red, green, blue, each row by row.
+    assert [images[0, 0, 0, 0], images[0, 1, 0, 0], images[0, 2, 1, 1]] == [11, 22, 33]
+
+
+@pytest.mark.parametrize("size", [0, 3072, 3074])
+def test_a_damaged_cifar_file_is_named(tmp_path: Path, size: int) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(size))
+    with pytest.raises(ConfigError, match=r"a\.bin: "):
+        read_cifar(tmp_path / "a.bin")
+
+
+def test_the_last_10_000_training_examples_are_held_out(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    mnist = load_dataset("mnist", seed=1)
+    assert [len(part) for part in (mnist.train, mnist.validation, mnist.test)] == [6, 10_000, N_TEST]
+    assert mnist.input_shape == (1, 2, 3)
+    assert mnist.train.inputs[:, 0, 0, 0].tolist() == mnist.train.labels.tolist() == [0, 1, 2, 3, 4, 5]
+    assert mnist.validation.inputs[0, 0, 0, 0] == 6
+
+
+def test_cifar10_is_put_together_from_its_batches(tmp_path: Path) -> None:
+    for i in range(1, 6):
+        write_cifar(tmp_path / "data" / "cifar-10-batches-bin" / f"data_batch_{i}.bin", 2001, first=i)
+    write_cifar(tmp_path / "data" / "cifar-10-batches-bin" / "test_batch.bin", 4)
+    cifar = load_dataset("cifar10", seed=1)
+    assert [len(part) for part in (cifar.train, cifar.validation, cifar.test)] == [5, 10_000, 4]
+    assert (cifar.input_shape, cifar.train.labels.tolist()) == ((3, 32, 32), [1, 2, 3, 4, 5])
+
+
+def test_too_few_training_examples_to_hold_10_000_out(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    for kind, dimensions in (("images-idx3", (3, 2, 3)), ("labels-idx1", (3,))):
+        write_idx(tmp_path / "data" / "mnist" / f"train-{kind}-ubyte.gz", np.zeros(dimensions))
+    with pytest.raises(ConfigError, match=r'workload\.dataset = "mnist": has 3 training examples'):
+        load_dataset("mnist", seed=1)
+
+
+def test_the_cache_is_made_once_and_mapped(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    folder = prepare_dataset("mnist")
+    assert folder is not None
+    made = (folder / "train_inputs.npy").stat()
+    mnist = load_dataset("mnist", seed=1)
+    assert (folder / "train_inputs.npy").stat() == made
+    assert isinstance(mnist.train.inputs, np.memmap)
+    mine = mnist.train.take(np.array([1, 4]))
+    assert type(mine.inputs) is np.ndarray
+    assert mine.inputs[:, 0, 0, 0].tolist() == mine.labels.tolist() == [1, 4]
+
+
+def test_the_cache_follows_its_source(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    before = prepare_dataset("mnist")
+    write_mnist(tmp_path / "data", shift=7)
+    assert prepare_dataset("mnist") != before
+    assert load_dataset("mnist", seed=1).train.inputs[0, 0, 0, 0] == 7
+
+
+def test_many_may_make_the_cache_at_once(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    with ThreadPoolExecutor(4) as executor:
+        folders = set(executor.map(prepare_dataset, ["mnist"] * 4))
+    assert set((tmp_path / "cache" / "pausefl").iterdir()) == folders
+    assert len(folders) == 1
+
+
+def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mnist(tmp_path / "data")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
+        prepare_dataset("mnist")
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """A web server on this machine that publishes tmp_path / "web"; its address."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:  # the base class's name
+            """Nothing to say."""
+
+    (tmp_path / "web").mkdir()
+    handler = functools.partial(Handler, directory=tmp_path / "web")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, name: str, urls: list[str], folder: Path) -> None:
+    """Make a data set's published files those in `folder`, to be had from `urls`."""
+    published = datasets._PUBLISHED[name]
+    sha256 = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in published.sha256}
+    monkeypatch.setitem(datasets._PUBLISHED, name, replace(published, urls=tuple(urls), sha256=sha256))
+
+
+def test_missing_files_are_downloaded(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mnist(tmp_path / "web")
+    files = datasets._PUBLISHED["mnist"].sha256
+    publish(monkeypatch, "mnist", [f"{web}/mnist/{file}" for file in files], tmp_path / "web" / "mnist")
+    assert load_dataset("mnist", seed=1).train.labels.tolist() == [0, 1, 2, 3, 4, 5]
+    assert {path.name for path in (tmp_path / "data" / "mnist").iterdir()} == set(files)
+
+
+def test_an_archive_is_downloaded_and_unpacked(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = tmp_path / "web" / "cifar-10-batches-bin"
+    for i in range(1, 6):
+        write_cifar(members / f"data_batch_{i}.bin", 2001, first=i)
+    write_cifar(members / "test_batch.bin", 4)
+    (members / "readme.html").touch()
+    with tarfile.open(tmp_path / "web" / "cifar.tar.gz", "w:gz", compresslevel=1) as tar:
+        tar.add(members, "cifar-10-batches-bin")
+    publish(monkeypatch, "cifar10", [f"{web}/cifar.tar.gz"], members)
+    assert len(load_dataset("cifar10", seed=1).train) == 5
+    assert not (tmp_path / "data" / "cifar-10-batches-bin" / "readme.html").exists()
+
+
+def test_a_download_with_the_wrong_checksum_is_thrown_away(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mnist(tmp_path / "web")
+    files = datasets._PUBLISHED["mnist"].sha256
+    publish(monkeypatch, "mnist", [f"{web}/mnist/{file}" for file in files], tmp_path / "web" / "mnist")
+    write_mnist(tmp_path / "web", shift=1)
+    with pytest.raises(ConfigError, match="wrong checksum"):
+        load_dataset("mnist", seed=1)
+    assert not list((tmp_path / "data" / "mnist").iterdir())
+
+
+def test_no_answer_is_given_up_with_one_line_that_says_what_to_put_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "DOWNLOAD_PATIENCE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        write_mnist(tmp_path / "published")
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        files = datasets._PUBLISHED["mnist"].sha256
+        publish(monkeypatch, "mnist", [f"{url}/{file}" for file in files], tmp_path / "published" / "mnist")
+        with pytest.raises(ConfigError) as caught:
+            load_dataset("mnist", seed=1)
+    message = str(caught.value)
+    assert message.startswith('workload.dataset = "mnist": train-images-idx3-ubyte.gz is not in ')
+    assert all(part in message for part in (str(tmp_path / "data" / "mnist"), *files, "PAUSEFL_DATA"))
+    assert "\n" not in message
+
+
+def test_without_a_folder_of_its_own_the_data_go_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PAUSEFL_DATA")
+    write_mnist(tmp_path / "cache" / "pausefl" / "data")
+    assert len(load_dataset("mnist", seed=1).test) == N_TEST
+
+
+def test_an_own_dataset_is_made_from_the_seed() -> None:
+    own = load_dataset("own_datasets:own_dataset", examples=5, seed=3)
+    assert (own.name, own.input_shape, len(own.train)) == ("own", (3,), 5)
+    assert (own.train.inputs == 3).all()
+    assert prepare_dataset("own_datasets:own_dataset") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("emnist", "must be one of digits, mnist, fashion-mnist, cifar10, or"),
+        ("no_such_package:data", "cannot be imported"),
+        ("own_datasets:not_a_dataset", "returned int, not a Dataset"),
+    ],
+)
+def test_bad_names_name_the_key(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf'workload\.dataset = "{name}": {message}'):
+        load_dataset(name, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels"),
+    [
+        (np.zeros((2, 3), np.float64), np.zeros(2, np.int64)),
+        (np.zeros((2, 3), np.uint8), np.zeros(2, np.int32)),
+        (np.zeros((2, 3), np.uint8), np.zeros(3, np.int64)),
+    ],
+    ids=["inputs", "labels", "lengths"],
+)
+def test_examples_of_the_wrong_kind_are_refused(inputs: np.ndarray, labels: np.ndarray) -> None:
+    with pytest.raises(ConfigError, match=r"workload\.dataset"):
+        Examples(inputs, labels)
+
+
+REAL_DATA = os.environ.get("PAUSEFL_DATA")
+
+
+@pytest.mark.skipif(not REAL_DATA, reason="PAUSEFL_DATA is not set: no published data here")
+@pytest.mark.parametrize(
+    ("name", "train", "shape", "mean"),
+    [
+        ("mnist", 50_000, (1, 28, 28), 0.1325),
+        ("fashion-mnist", 50_000, (1, 28, 28), 0.2868),
+        ("cifar10", 40_000, (3, 32, 32), 0.4766),
+    ],
+)
+def test_published_data(
+    name: str, train: int, shape: tuple[int, ...], mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAUSEFL_DATA", str(REAL_DATA))
+    data = load_dataset(name, seed=1)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [train, 10_000, 10_000]
+    assert data.input_shape == shape
+    assert np.bincount(data.test.labels).tolist() == (
+        [1000] * 10 if name != "mnist" else [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    )
+    assert data.test.inputs.mean() / 255 == pytest.approx(mean, abs=5e-4)
+    assert datasets.data_folder() == Path(str(REAL_DATA))
+    published = datasets._PUBLISHED[name]
+    for file, checksum in published.sha256.items():
+        content = (datasets.data_folder() / published.folder / file).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == checksum

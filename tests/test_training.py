@@ -1,0 +1,206 @@
+"""Local training: what a round computes, and what it costs a forked client process."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from pausefl.draws import generator
+from pausefl.errors import ConfigError
+from pausefl_client.datasets import Examples, load_dataset
+from pausefl_client.models import build_model, flatten, unflatten
+from pausefl_client.synthetic import SyntheticTrainer
+from pausefl_client.trainer import TrainingSettings
+from pausefl_client.training import TorchTrainer, normalise, resolve_device
+
+CPU = torch.device("cpu")
+DIGITS = load_dataset("digits", seed=1)
+EXAMPLES = DIGITS.train.take(np.arange(90))
+
+
+def make_trainer(
+    settings: TrainingSettings, *, examples: Examples = EXAMPLES, seed: int = 1, client_id: str = "c1"
+) -> TorchTrainer:
+    model = build_model("mlp", DIGITS.input_shape, 10, seed)
+    return TorchTrainer(model, examples, settings, device=CPU, seed=seed, client_id=client_id)
+
+
+THETA = flatten(build_model("mlp", DIGITS.input_shape, 10, 1))
+SGD = TrainingSettings("sgd", learning_rate=0.1, batch_size=20, epochs=1, max_steps=None)
+ADAM = TrainingSettings("adam", learning_rate=0.01, batch_size=20, epochs=1, max_steps=100)
+
+
+def test_one_step_over_all_examples_is_the_gradient() -> None:
+    settings = TrainingSettings("sgd", learning_rate=0.1, batch_size=len(EXAMPLES), epochs=1, max_steps=None)
+    outcome = make_trainer(settings).train(THETA, round=1)
+    model = build_model("mlp", DIGITS.input_shape, 10, 1)
+    unflatten(model, THETA)
+    loss = functional.cross_entropy(
+        model(torch.from_numpy(EXAMPLES.inputs / np.float32(127.5) - 1)), torch.from_numpy(EXAMPLES.labels)
+    )
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    expected = -0.1 * torch.cat([part.flatten() for part in gradient]).numpy()
+    assert outcome.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert outcome.update.dtype == np.float32
+    np.testing.assert_allclose(outcome.update, expected, atol=1e-7)
+
+
+def test_an_update_depends_on_seed_client_and_round_alone() -> None:
+    update = make_trainer(ADAM).train(THETA, round=3).update
+    torch.rand(7)
+    assert np.array_equal(update, make_trainer(ADAM).train(THETA, round=3).update)
+    assert not np.array_equal(update, make_trainer(ADAM).train(THETA, round=4).update)
+    assert not np.array_equal(update, make_trainer(ADAM, client_id="c2").train(THETA, round=3).update)
+
+
+def test_adam_remembers_the_rounds_before_and_sgd_does_not() -> None:
+    for settings, remembers in ((ADAM, True), (SGD, False)):
+        fresh, used = make_trainer(settings), make_trainer(settings)
+        used.train(THETA, round=1)
+        same = np.array_equal(fresh.train(THETA, round=2).update, used.train(THETA, round=2).update)
+        assert same is not remembers
+
+
+def test_training_learns() -> None:
+    trainer, theta, losses = make_trainer(ADAM), THETA, []
+    for round_number in range(1, 11):
+        outcome = trainer.train(theta, round=round_number)
+        theta = theta + outcome.update
+        losses.append(outcome.loss)
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "steps"), [(1, None, 5), (1, 100, 5), (1, 3, 3), (3, None, 15), (2, 7, 7), (1, 1, 1)]
+)
+def test_number_of_steps(epochs: int, max_steps: int | None, steps: int) -> None:
+    trainer = make_trainer(TrainingSettings("sgd", 0.1, 20, epochs, max_steps))
+    batches = list(trainer._batches(generator(1, "test")))
+    assert len(batches) == steps
+    assert all(len(batch) in (20, 10) for batch in batches)
+
+
+def test_every_epoch_sees_every_example_once_in_a_new_order() -> None:
+    batches = list(make_trainer(TrainingSettings("sgd", 0.1, 20, 2, None))._batches(generator(1, "test")))
+    first, second = torch.cat(batches[:5]), torch.cat(batches[5:])
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(90))
+    assert not torch.equal(first, second)
+
+
+def test_theta_is_left_as_it_is() -> None:
+    theta = THETA.copy()
+    theta.flags.writeable = False
+    make_trainer(ADAM).train(theta, round=1)
+    assert np.array_equal(theta, THETA)
+
+
+def test_images_are_normalised_and_features_are_not() -> None:
+    assert normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1.0, 1.0]
+    assert normalise(torch.tensor([0.0, 255.0])).tolist() == [0.0, 255.0]
+
+
+def test_features_train_too() -> None:
+    features = Examples((EXAMPLES.inputs / 255).astype(np.float32), EXAMPLES.labels)
+    assert np.isfinite(make_trainer(SGD, examples=features).train(THETA, round=1).update).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("optimizer", "lion"),
+        ("learning_rate", 0.0),
+        ("learning_rate", float("nan")),
+        ("batch_size", 0),
+        ("epochs", 0),
+        ("max_steps", 0),
+    ],
+)
+def test_bad_settings_name_their_key(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"workload\.{field} = .*must be"):
+        TrainingSettings(**{field: value})  # type: ignore[arg-type]
+
+
+def test_devices() -> None:
+    assert resolve_device("cpu") == CPU
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ConfigError, match=r'workload\.device = "tpu": must be'):
+        resolve_device("tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so it is not missing")
+def test_missing_cuda_is_named() -> None:
+    with pytest.raises(ConfigError, match=r'workload\.device = "cuda": torch finds no CUDA device'):
+        resolve_device("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_trains_as_the_cpu_does() -> None:
+    model = build_model("mlp", DIGITS.input_shape, 10, 1)
+    trainer = TorchTrainer(model, EXAMPLES, SGD, device=torch.device("cuda"), seed=1, client_id="c1")
+    expected = make_trainer(SGD).train(THETA, round=1)
+    np.testing.assert_allclose(trainer.train(THETA, round=1).update, expected.update, atol=1e-5)
+
+
+def test_a_synthetic_update_differs_by_client_and_round() -> None:
+    theta = np.zeros(1000, np.float32)
+    trainer = SyntheticTrainer(1000, seed=1, client_id="c1")
+    update = trainer.train(theta, round=1).update
+    assert update.dtype == np.float32
+    assert update.size == trainer.manifest.size == 1000
+    assert np.array_equal(update, SyntheticTrainer(1000, seed=1, client_id="c1").train(theta, round=1).update)
+    assert not np.array_equal(update, trainer.train(theta, round=2).update)
+    assert not np.array_equal(update, SyntheticTrainer(1000, seed=1, client_id="c2").train(theta, round=1).update)
+    with pytest.raises(ValueError, match="999 values"):
+        trainer.train(theta[1:], round=1)
+
+
+def run_python(script: str) -> str:
+    """Standard output of a script in a process of its own; its failure fails the test."""
+    environment = [sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(script)]
+    finished = subprocess.run(environment, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_a_synthetic_client_needs_no_torch() -> None:
+    script = """
+        import sys
+        import pausefl_client.synthetic, pausefl_client.privacy, pausefl_client.partition, pausefl_client.datasets
+        print("torch" in sys.modules)
+    """
+    assert run_python(script).strip() == "False"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_client_forked_from_a_warm_parent_trains_cheaply() -> None:
+    script = """
+        import gc, os, sys
+        import numpy as np, torch
+        from pausefl_client.datasets import Examples
+        from pausefl_client.models import build_model, flatten
+        from pausefl_client.trainer import TrainingSettings
+        from pausefl_client.training import TorchTrainer, warm_up
+
+        warm_up()
+        gc.freeze()
+        loaded = len(sys.modules)
+        if os.fork() > 0:
+            sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+        rng = np.random.default_rng(1)
+        examples = Examples(rng.integers(0, 256, (1334, 3, 32, 32), np.uint8), rng.integers(0, 10, 1334))
+        model = build_model("cnn3", (3, 32, 32), 10, 1)
+        trainer = TorchTrainer(
+            model, examples, TrainingSettings(max_steps=8), device=torch.device("cpu"), seed=1, client_id="c1"
+        )
+        trainer.train(flatten(model), round=1)
+        lines = open("/proc/self/smaps_rollup").read().splitlines()
+        own_kb = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+        print(len(sys.modules) - loaded, own_kb / 1024)
+    """
+    new_modules, own_mb = run_python(script).split()
+    assert int(new_modules) < 40
+    assert float(own_mb) < 50
