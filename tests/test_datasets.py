@@ -19,7 +19,15 @@ import pytest
 
 from pausefl.errors import ConfigError
 from pausefl_client import datasets
-from pausefl_client.datasets import Dataset, Examples, load_dataset, prepare_dataset, read_cifar, read_idx
+from pausefl_client.datasets import (
+    Dataset,
+    Examples,
+    cached_folder,
+    load_dataset,
+    prepare_dataset,
+    read_cifar,
+    read_idx,
+)
 
 N_TRAIN, N_TEST = 10_006, 9
 
@@ -164,8 +172,7 @@ def test_too_few_training_examples_to_hold_10_000_out(tmp_path: Path) -> None:
 
 def test_the_cache_is_made_once_and_mapped(tmp_path: Path) -> None:
     write_mnist(tmp_path / "data")
-    folder = prepare_dataset("mnist")
-    assert folder is not None
+    folder = cached_folder("mnist")
     made = (folder / "train_inputs.npy").stat()
     mnist = load_dataset("mnist", seed=1)
     assert (folder / "train_inputs.npy").stat() == made
@@ -177,18 +184,25 @@ def test_the_cache_is_made_once_and_mapped(tmp_path: Path) -> None:
 
 def test_the_cache_follows_its_source(tmp_path: Path) -> None:
     write_mnist(tmp_path / "data")
-    before = prepare_dataset("mnist")
+    before = cached_folder("mnist")
     write_mnist(tmp_path / "data", shift=7)
-    assert prepare_dataset("mnist") != before
+    assert cached_folder("mnist") != before
     assert load_dataset("mnist", seed=1).train.inputs[0, 0, 0, 0] == 7
 
 
 def test_many_may_make_the_cache_at_once(tmp_path: Path) -> None:
     write_mnist(tmp_path / "data")
     with ThreadPoolExecutor(4) as executor:
-        folders = set(executor.map(prepare_dataset, ["mnist"] * 4))
+        folders = set(executor.map(cached_folder, ["mnist"] * 4))
     assert set((tmp_path / "cache" / "pausefl").iterdir()) == folders
     assert len(folders) == 1
+
+
+@pytest.mark.parametrize(("name", "entries"), [("mnist", 1), ("digits", 0), ("own_datasets:own_dataset", 0)])
+def test_preparing_makes_the_cache_where_one_is_needed(tmp_path: Path, name: str, entries: int) -> None:
+    write_mnist(tmp_path / "data")
+    prepare_dataset(name)
+    assert len(list((tmp_path / "cache").glob("pausefl/*"))) == entries
 
 
 def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +296,6 @@ def test_an_own_dataset_is_made_from_the_seed() -> None:
     own = load_dataset("own_datasets:own_dataset", examples=5, seed=3)
     assert (own.name, own.input_shape, len(own.train)) == ("own", (3,), 5)
     assert (own.train.inputs == 3).all()
-    assert prepare_dataset("own_datasets:own_dataset") is None
 
 
 @pytest.mark.parametrize(

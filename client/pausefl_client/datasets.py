@@ -90,18 +90,28 @@ def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Datase
     elif name == "digits":
         dataset = _load_digits(seed)
     else:
-        dataset = _load_cached(name, prepare_dataset(name))
+        dataset = _load_cached(name)
     return dataset if examples is None else replace(dataset, train=_sample(dataset.train, examples, seed))
 
 
-def prepare_dataset(name: str) -> Path | None:
-    """Decompress a published data set into the cache unless it is there; return its folder.
+def prepare_dataset(name: str) -> None:
+    """Decompress a published data set into the cache unless it is there; nothing to do for digits and one's own.
 
-    Called once before many clients start, so that they find the cache made. A data set that has no files (digits, one's
-    own) needs no cache: None. A missing file is downloaded, which is given up within 5 s if nothing answers.
+    Called once before many clients start, so that they find the cache made. A missing file is downloaded, which is
+    given up within 5 s if nothing answers. ConfigError, as from `load_dataset`.
     """
-    if is_factory(name) or name == "digits":
-        return None
+    if not is_factory(name) and name != "digits":
+        cached_folder(name)
+
+
+def data_folder() -> Path:
+    """Where the published files lie: $PAUSEFL_DATA, or a folder of the cache."""
+    named = os.environ.get("PAUSEFL_DATA")
+    return Path(named) if named else _cache_folder() / "data"
+
+
+def cached_folder(name: str) -> Path:
+    """The folder that caches a published data set as .npy files; made if it is not there."""
     if name not in _PUBLISHED:
         raise ConfigError(f'{_KEY} = "{name}": must be one of {", ".join(NAMES)}, or "package.module:factory"')
     published = _PUBLISHED[name]
@@ -112,12 +122,6 @@ def prepare_dataset(name: str) -> Path | None:
     if not folder.is_dir():
         _write_cache(folder, *published.read(source))
     return folder
-
-
-def data_folder() -> Path:
-    """Where the published files lie: $PAUSEFL_DATA, or a folder of the cache."""
-    named = os.environ.get("PAUSEFL_DATA")
-    return Path(named) if named else _cache_folder() / "data"
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -245,8 +249,8 @@ def _load_digits(seed: int) -> Dataset:
     )
 
 
-def _load_cached(name: str, folder: Path | None) -> Dataset:
-    assert folder is not None  # only sets without files have none
+def _load_cached(name: str) -> Dataset:
+    folder = cached_folder(name)
     arrays = {file: np.load(folder / f"{file}.npy", mmap_mode="r") for file in _FILES}
     train, test = (
         Examples(arrays[f"{split}_inputs"], arrays[f"{split}_labels"].astype(np.int64)) for split in ("train", "test")

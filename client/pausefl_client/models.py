@@ -38,16 +38,23 @@ def build_model(name: str, input_shape: Sequence[int], classes: int, seed: int) 
 
 def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Fully connected d-32-16-classes with ReLU; 25,818 parameters on MNIST (784-32-16-10)."""
-    return nn.Sequential(nn.Flatten(), *_dense((math.prod(input_shape), 32, 16, classes)))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(input_shape), 32),
+        nn.ReLU(),
+        nn.Linear(32, 16),
+        nn.ReLU(),
+        nn.Linear(16, classes),
+    )
 
 
 def cnn3(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """3×3 convolutions 32-64-128, each ReLU and 2×2 max-pool; then fully connected 512-128-64-32-10; 170,026 values."""
+    """3×3 convolutions 32-64-128, each ReLU and 2×2 max-pool; then fully connected 512-128-64-32-10."""
     return _cnn("cnn3", input_shape, classes, [(32, 3, True), (64, 3, True), (128, 3, True)], (128, 64, 32))
 
 
 def cnn5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """3×3 convolutions 32-32-64-64 and a 4×4 of 128, pooled after the 2nd, 4th and 5th; then 128-64-32-10; 208,074."""
+    """3×3 convolutions 32-32-64-64 and a 4×4 of 128, pooled after the 2nd, 4th and 5th; then 128-64-32-10."""
     layers = [(32, 3, False), (32, 3, True), (64, 3, False), (64, 3, True), (128, 4, True)]
     return _cnn("cnn5", input_shape, classes, layers, (64, 32))
 
@@ -75,14 +82,6 @@ def unflatten(model: nn.Module, theta: Vector) -> None:
         tensor.copy_(torch.from_numpy(parts[name]))
 
 
-def _dense(widths: Sequence[int]) -> list[nn.Module]:
-    """Fully connected layers with ReLU between them."""
-    layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return layers[:-1]
-
-
 def _cnn(
     name: str,
     input_shape: tuple[int, ...],
@@ -90,9 +89,11 @@ def _cnn(
     convolutions: Sequence[tuple[int, int, bool]],
     hidden: tuple[int, ...],
 ) -> nn.Module:
-    """Unpadded convolutions, given as (channels, kernel, pooled), each with ReLU and normalised at its end.
+    """Unpadded convolutions, given as (channels, kernel, pooled), then fully connected layers, all normalised.
 
-    Normalised before the ReLU instead, cnn3 does not leave chance level at the published Adam rate of 0.01.
+    Every layer is normalised at its end, after ReLU and pooling, a fully connected one as a single group. At the
+    published Adam rate of 0.01 cnn3 stays at chance level when normalised before the ReLU, and learns far more slowly
+    when its fully connected layers are not normalised.
     """
     if len(input_shape) != 3:
         raise ConfigError(f'{_KEY} = "{name}": needs images, but an input has shape {input_shape}')
@@ -108,7 +109,10 @@ def _cnn(
         before = channels
     if min(sides) < 1:
         raise ConfigError(f'{_KEY} = "{name}": images of {input_shape[1]}x{input_shape[2]} are too small for it')
-    return nn.Sequential(*layers, nn.Flatten(), *_dense((before * math.prod(sides), *hidden, classes)))
+    layers.append(nn.Flatten())
+    for inputs, width in itertools.pairwise((before * math.prod(sides), *hidden)):
+        layers += [nn.Linear(inputs, width), nn.ReLU(), nn.GroupNorm(1, width)]
+    return nn.Sequential(*layers, nn.Linear(hidden[-1], classes))
 
 
 _MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": mlp, "cnn3": cnn3, "cnn5": cnn5}

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pausefl.errors import BudgetError, PauseflError
 from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import PROTOCOL_VERSION, Assembler, Vector, frame_vector
+from pausefl.wire import PROTOCOL_VERSION, Assembler, Vector, cut, pack, unpack
 from pausefl_client.ledger import ReleaseKey
 from pausefl_client.link import DrawDelays, hold_until
 from pausefl_client.release import Released, Releaser
@@ -158,13 +158,16 @@ class ClientSession:
         download: _Download | None = None
         while (data := await stream.read()) is not None:
             arrived_s = self._clock()
-            message = pb.ServerMessage.FromString(data)
+            header, payload = unpack(data)
+            message = pb.ServerMessage.FromString(header)
             match message.WhichOneof("kind"):
                 case "job":
+                    self._forget_before(message.job.round)
                     frames = Assembler(message.job.model, self._trainer.manifest.size)
+                    frames.add(0, payload)
                     download = _Download(message.job, frames, arrived_s, arrived_s)
                 case "frame" if download is not None:
-                    download.frames.add(message.frame)
+                    download.frames.add(message.frame.index, payload)
                     download.last_s = arrived_s
                 case "ack":
                     self._forget(message.ack)
@@ -206,7 +209,7 @@ class ClientSession:
             drawn_down_s=delays.down_s,
             drawn_up_s=delays.up_s,
         )
-        header, frames = frame_vector(work.released.vector, work.released.digest)
+        header, frames = cut(work.released.vector, work.released.digest)
         result = pb.Result(round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=header)
         if (charge := work.released.charge) is not None:
             result.release.participation = charge.participation
@@ -214,9 +217,9 @@ class ClientSession:
             result.release.epsilon_spent = charge.epsilon_spent
         if work.loss is not None:
             result.loss = work.loss
-        await self._write(stream, pb.ClientMessage(result=result))
-        for frame in frames:
-            await self._write(stream, pb.ClientMessage(frame=frame))
+        await self._write(stream, pb.ClientMessage(result=result), frames[0])
+        for index, frame in enumerate(frames[1:], 1):
+            await self._write(stream, pb.ClientMessage(frame=pb.Frame(index=index)), frame)
 
     async def _work(self, download: _Download, submitted_s: float) -> _Work:
         """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
@@ -242,6 +245,11 @@ class ClientSession:
             released, loss, started_s - submitted_s, trained_s - started_s, privatise_s=self._clock() - trained_s
         )
 
+    def _forget_before(self, round: int) -> None:
+        """A job is sent only after the rounds before it are committed."""
+        if self._kept is not None and self._kept[0].round < round and self._kept[0].run_id == self._run_id:
+            self._kept = None
+
     def _forget(self, ack: pb.Ack) -> None:
         if self._kept is not None and (self._kept[0].round, self._kept[0].attempt) == (ack.round, ack.attempt):
             self._kept = None
@@ -250,6 +258,7 @@ class ClientSession:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
         await self._write(stream, pb.ClientMessage(result=result))
 
-    async def _write(self, stream: Stream, message: pb.ClientMessage) -> None:
+    async def _write(self, stream: Stream, message: pb.ClientMessage, payload: memoryview | None = None) -> None:
+        data = message.SerializeToString() if payload is None else pack(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
-            await stream.write(message.SerializeToString())
+            await stream.write(data)

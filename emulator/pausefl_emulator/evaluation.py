@@ -1,6 +1,5 @@
 """Initial model and its evaluation, on public data only: no client's examples come near this process."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,24 +11,11 @@ from pausefl.wire import Manifest, Vector
 from pausefl_client.datasets import Examples, load_dataset
 from pausefl_client.models import build_model, flatten, manifest_of, unflatten
 from pausefl_client.training import normalise, resolve_device
+from pausefl_server.records import Evaluation
 
 Split = Literal["validation", "test"]
 
 _BATCH = 500
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How well one model does on one split."""
-
-    split: Split
-    subset: bool
-    """True for the fixed subset, False for all of the split."""
-    n_examples: int
-    accuracy: float
-    """Share of right answers, in [0, 1]."""
-    loss: float
-    """Mean cross-entropy."""
 
 
 class Evaluator:

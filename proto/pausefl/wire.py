@@ -4,7 +4,6 @@ No pickle anywhere: bytes from the other side become an array of floats or a `Wi
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,8 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + (64 << 10)
 
 _DTYPE = np.dtype("<f4")
+# Field 15, length-delimited: `payload` of both messages.
+_PAYLOAD_TAG = b"\x7a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,11 @@ def digest(vector: npt.NDArray[Any]) -> str:
     return xxhash.xxh3_128_hexdigest(_bytes_of(vector))
 
 
-def frame_vector(vector: Vector, vector_digest: str | None = None) -> tuple[pb.Vector, list[pb.Frame]]:
-    """Cut a vector into its header (which carries frame 0) and the frames that follow it."""
+def cut(vector: Vector, vector_digest: str) -> tuple[pb.Vector, list[memoryview]]:
+    """A vector's header and its frames: views of at most 1 MiB, nothing is copied."""
     data = _bytes_of(vector)
-    n_frames = max(1, -(-len(data) // MAX_FRAME_BYTES))
-    frames = [
-        pb.Frame(index=i, payload=bytes(data[i * MAX_FRAME_BYTES : (i + 1) * MAX_FRAME_BYTES])) for i in range(n_frames)
-    ]
-    header = pb.Vector(size_bytes=len(data), frames=n_frames, digest=vector_digest or digest(vector), first=frames[0])
-    return header, frames[1:]
+    frames = [data[start : start + MAX_FRAME_BYTES] for start in range(0, len(data), MAX_FRAME_BYTES)] or [data]
+    return pb.Vector(size_bytes=len(data), frames=len(frames), digest=vector_digest), frames
 
 
 class Assembler:
@@ -103,41 +100,78 @@ class Assembler:
         self._size_bytes = expected_bytes
         self._n_frames = header.frames
         self._digest = header.digest
-        self._payloads: list[bytes] = []
-        self.add(header.first)
+        self._frames: list[memoryview] = []
 
     @property
     def complete(self) -> bool:
         """True once every frame is here."""
-        return len(self._payloads) == self._n_frames
+        return len(self._frames) == self._n_frames
 
-    def add(self, frame: pb.Frame) -> None:
+    def add(self, index: int, payload: memoryview) -> None:
         """Take the next frame; WireError if it is out of order or of the wrong length."""
-        index = len(self._payloads)
-        if frame.index != index or self.complete:
-            raise WireError(f"frame {frame.index} where frame {index} of {self._n_frames} was due")
-        payload = frame.payload
+        due = len(self._frames)
+        if index != due or self.complete:
+            raise WireError(f"frame {index} where frame {due} of {self._n_frames} was due")
         if len(payload) != min(MAX_FRAME_BYTES, self._size_bytes - index * MAX_FRAME_BYTES):
             raise WireError(f"frame {index} has {len(payload)} bytes")
-        self._payloads.append(payload)
+        self._frames.append(payload)
 
     def finish(self, *, check_finite: bool) -> Vector:
         """The vector, (size,) float32, read-only; WireError on a bad checksum or (if asked) a non-finite value."""
-        data = self._payloads[0] if len(self._payloads) == 1 else b"".join(self._payloads)
+        data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
         if xxhash.xxh3_128_hexdigest(data) != self._digest:
             raise WireError("checksum does not match")
-        vector: Vector = np.frombuffer(data, _DTYPE)
+        vector: Vector = np.require(np.frombuffer(data, _DTYPE), requirements="A")
         if check_finite and not np.isfinite(vector).all():
             raise WireError("holds values that are not finite")
         return vector
 
 
-def serialise_job(round: int, attempt: int, model: Vector, model_digest: str) -> Sequence[bytes]:
+def pack(message: pb.ClientMessage | pb.ServerMessage, payload: memoryview) -> bytes:
+    """The message's encoding with its `payload`, which protobuf never sees: fields may stand in any order.
+
+    The payload comes first, where four bytes of tag and length leave a frame's floats aligned.
+    """
+    return b"".join((_PAYLOAD_TAG, _varint(len(payload)), payload, message.SerializeToString()))
+
+
+def unpack(data: bytes) -> tuple[bytes, memoryview]:
+    """Split an encoding into the message without its payload and the payload, a view; empty where there is none.
+
+    WireError when the bytes are no encoding of fields.
+    """
+    view = memoryview(data)
+    if not data.startswith(_PAYLOAD_TAG):
+        return data, view[:0]
+    length = shift = 0
+    for position in range(1, min(len(data), 6)):
+        length |= (data[position] & 0x7F) << shift
+        shift += 7
+        if data[position] < 0x80:
+            start, end = position + 1, position + 1 + length
+            if end <= len(data):
+                return data[end:], view[start:end]
+            break
+    raise WireError("sent bytes that are no message")
+
+
+def pack_job(round: int, attempt: int, model: Vector, model_digest: str) -> list[bytes]:
     """A round's job as the bytes of its messages: made once and sent to every chosen client as they are."""
-    header, frames = frame_vector(model, model_digest)
-    first = pb.ServerMessage(job=pb.Job(round=round, attempt=attempt, model=header))
-    return [first.SerializeToString(), *(pb.ServerMessage(frame=frame).SerializeToString() for frame in frames)]
+    header, frames = cut(model, model_digest)
+    job = pb.ServerMessage(job=pb.Job(round=round, attempt=attempt, model=header))
+    rest = (pb.ServerMessage(frame=pb.Frame(index=index)) for index in range(1, len(frames)))
+    return [pack(message, frame) for message, frame in zip((job, *rest), frames, strict=True)]
 
 
 def _bytes_of(vector: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(vector, _DTYPE).data.cast("B")
+
+
+def _varint(value: int) -> bytes:
+    """Protobuf's encoding of a length."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

@@ -101,7 +101,9 @@ class Evaluation:
     """True: on the split's fixed subset; False: on all of it."""
     n_examples: int
     accuracy: float
+    """Share of right answers, in [0, 1]."""
     loss: float
+    """Mean cross-entropy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from pausefl.actor import Actor
 from pausefl.draws import generator
 from pausefl.errors import PauseflError, WireError
 from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import PROTOCOL_VERSION, Manifest, Vector, digest, serialise_job
+from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Vector, digest, pack_job
 from pausefl_server.aggregation import federated_average
 from pausefl_server.clients import FloatArray
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
@@ -26,8 +27,11 @@ from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 from pausefl_server.store import CommitRound, SaveLateEvents, StoreActor
 
+Result = TypeVar("Result")
 Progress = Callable[[Mapping[str, Any]], None]
 
+# Work shorter than this is done on the event loop: a thread and back costs 0.1 ms.
+_QUICK_S = 0.001
 # A latency is a divisor in μ̄; a clock can tick twice at the same instant.
 _LEAST_LATENCY_S = 1e-6
 
@@ -68,6 +72,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         self._due: dict[str, float] = {}  # who still owes it an answer, and until when
         self._updates: dict[str, Update] = {}
         self._began_s: float | None = None
+        self._unreported: RoundRecord | None = None  # committed, but nobody was told yet
+        self._selection_s = float("inf")  # how long the last selection took
 
     async def run(self) -> None:
         """Play the rounds that are left, then dismiss everybody. PauseflError when no round could begin."""
@@ -106,16 +112,19 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             self._began_s = self._clock() - self.state.wall_clock_s
         events, self._events = tuple(self._events), []
         self.state.before_round(round, events)
-        selection, selection_s, messages = await asyncio.to_thread(self._prepare, round, attempt)
+        quick = self._selection_s < _QUICK_S and self.theta.nbytes <= MAX_FRAME_BYTES
+        selection, messages = await _off_loop(quick, self._prepare, round, attempt)
         chosen = tuple(self.state.table.ids[row] for row in selection.rows)
         await self._send(Dispatch(round, attempt, messages), chosen)
+        await self._tell_of_last_round(busy=self._due.keys())
         await self._collect()
         self._job = None
         if self.stopped_because:
             # The round in flight is given up; what its clients spent on it is not.
             self._events = [*events, *self._events, *(_reconciled(u) for u in self._updates.values())]
             return
-        observations, theta, model_digest = await asyncio.to_thread(self._aggregate, selection, chosen)
+        quick = self.theta.nbytes * len(chosen) <= MAX_FRAME_BYTES
+        observations, theta, model_digest = await _off_loop(quick, self._aggregate, selection, chosen)
         record = RoundRecord(
             round=round,
             attempt=attempt,
@@ -125,21 +134,17 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             events=events,
             round_latency_s=max((o.latency_s for o in observations), default=0.0),
             wall_clock_s=self._clock() - self._began_s,
-            selection_s=selection_s,
+            selection_s=self._selection_s,
             model_digest=model_digest,
             details=selection.details,
         )
         await self._store.ask(CommitRound(record, theta))
         self.theta, self._digest = theta, model_digest
         self.state.after_round(record)
-        for observation in observations:
-            if (peer := self._peers.get(observation.client_id)) is not None and not peer.stopped:
-                await peer.tell(Acknowledge(round, attempt))
-        self._report(record)
-        await self._evaluate(round)
+        self._unreported = record
 
-    def _prepare(self, round: int, attempt: int) -> tuple[Selection, float, list[bytes]]:
-        """Select and frame; runs in a thread while the event loop keeps listening."""
+    def _prepare(self, round: int, attempt: int) -> tuple[Selection, list[bytes]]:
+        """Select and frame."""
         settings, table = self._settings, self.state.table
         context = Context(
             round=round,
@@ -152,8 +157,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         )
         started = time.perf_counter()
         selection = self.state.policy.select(self.state.policy_state, context)
-        selection_s = time.perf_counter() - started
-        return selection, selection_s, list(serialise_job(round, attempt, self.theta, self._digest))
+        self._selection_s = time.perf_counter() - started
+        return selection, pack_job(round, attempt, self.theta, self._digest)
 
     async def _send(self, job: Dispatch, chosen: tuple[str, ...]) -> None:
         self._job, self._updates = job, {}
@@ -163,6 +168,21 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             peer = self._peers.get(client_id)
             if peer is not None and not peer.stopped:
                 await peer.tell(job)
+
+    async def _tell_of_last_round(self, busy: AbstractSet[str] = frozenset()) -> None:
+        """What can wait until the next job is out: acknowledgements, metrics, progress, evaluation.
+
+        `busy` clients have that job, which acknowledges all before it.
+        """
+        record, self._unreported = self._unreported, None
+        if record is None:
+            return
+        for observation in record.observations:
+            peer = self._peers.get(observation.client_id)
+            if peer is not None and not peer.stopped and observation.client_id not in busy:
+                await peer.tell(Acknowledge(record.round, record.attempt))
+        self._report(record)
+        await self._evaluate(record.round)
 
     async def _collect(self) -> None:
         """Take messages until everybody due has answered, is overdue, or the run is to end."""
@@ -176,7 +196,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
                 self._events.append(Event("missed", client_id, "gave no answer in time"))
 
     def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[tuple[Observation, ...], Vector, str]:
-        """θ of the next round from the updates that came, in selection order; runs in a thread."""
+        """θ of the next round from the updates that came, in selection order."""
         arrived = [i for i, client_id in enumerate(chosen) if client_id in self._updates]
         weights: FloatArray
         if selection.weights is None:
@@ -365,10 +385,16 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
     # -- the end
 
     async def _finish(self) -> None:
+        await self._tell_of_last_round()
         await self._store.ask(SaveLateEvents(self.state.round + 1, tuple(self._events)))
         for peer in tuple(self._peers.values()):
             if not peer.stopped:
                 await peer.tell(Dismiss(self.stopped_because))
+
+
+async def _off_loop(quick: bool, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Run in a thread while the event loop keeps listening, unless the hop would take longer than the work."""
+    return function(*arguments) if quick else await asyncio.to_thread(function, *arguments)
 
 
 def _reconciled(message: Update | Refusal) -> Event:

@@ -24,49 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpausefl/v1/federation.proto\x12\npausefl.v1\"\xcf\x01\n\rClientMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.pausefl.v1.HelloH\x00\x12$\n\x06result\x18\x02 \x01(\x0b\x32\x12.pausefl.v1.ResultH\x00\x12\"\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x11.pausefl.v1.FrameH\x00\x12 \n\x04pong\x18\x04 \x01(\x0b\x32\x10.pausefl.v1.PongH\x00\x12&\n\x07goodbye\x18\x05 \x01(\x0b\x32\x13.pausefl.v1.GoodbyeH\x00\x42\x06\n\x04kind\"\xed\x01\n\rServerMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.pausefl.v1.WelcomeH\x00\x12\x1e\n\x03job\x18\x02 \x01(\x0b\x32\x0f.pausefl.v1.JobH\x00\x12\"\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x11.pausefl.v1.FrameH\x00\x12\x1e\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x0f.pausefl.v1.AckH\x00\x12 \n\x04ping\x18\x05 \x01(\x0b\x32\x10.pausefl.v1.PingH\x00\x12&\n\x07goodbye\x18\x06 \x01(\x0b\x32\x13.pausefl.v1.GoodbyeH\x00\x42\x06\n\x04kind\"\x94\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x12\n\nn_examples\x18\x03 \x01(\x04\x12&\n\x08manifest\x18\x04 \x01(\x0b\x32\x14.pausefl.v1.Manifest\x12\"\n\x06ledger\x18\x05 \x01(\x0b\x32\x12.pausefl.v1.Ledger\"C\n\x06Ledger\x12\x10\n\x08schedule\x18\x01 \x01(\t\x12\x10\n\x08released\x18\x02 \x01(\r\x12\x15\n\repsilon_spent\x18\x03 \x01(\x01\"/\n\x08Manifest\x12#\n\x07tensors\x18\x01 \x03(\x0b\x32\x12.pausefl.v1.Tensor\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\"3\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"^\n\x06Vector\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x66rames\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12 \n\x05\x66irst\x18\x04 \x01(\x0b\x32\x11.pausefl.v1.Frame\"\'\n\x05\x46rame\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"H\n\x03Job\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12!\n\x05model\x18\x03 \x01(\x0b\x32\x12.pausefl.v1.Vector\"\xe6\x01\n\x06Result\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\"\n\x06status\x18\x03 \x01(\x0e\x32\x12.pausefl.v1.Status\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.pausefl.v1.Timing\x12$\n\x07release\x18\x06 \x01(\x0b\x32\x13.pausefl.v1.Release\x12\x11\n\x04loss\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\"\n\x06update\x18\x08 \x01(\x0b\x32\x12.pausefl.v1.VectorB\x07\n\x05_loss\"\xad\x01\n\x06Timing\x12\x12\n\ndownload_s\x18\x01 \x01(\x01\x12\x17\n\x0finjected_down_s\x18\x02 \x01(\x01\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x0f\n\x07train_s\x18\x04 \x01(\x01\x12\x13\n\x0bprivatise_s\x18\x05 \x01(\x01\x12\x15\n\rinjected_up_s\x18\x06 \x01(\x01\x12\x14\n\x0c\x64rawn_down_s\x18\x07 \x01(\x01\x12\x12\n\ndrawn_up_s\x18\x08 \x01(\x01\"H\n\x07Release\x12\x15\n\rparticipation\x18\x01 \x01(\r\x12\x0f\n\x07\x65psilon\x18\x02 \x01(\x01\x12\x15\n\repsilon_spent\x18\x03 \x01(\x01\"%\n\x03\x41\x63k\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"\x15\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\"(\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x66inal\x18\x02 \x01(\x08*_\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x1b\n\x17STATUS_BUDGET_EXHAUSTED\x10\x02\x12\x11\n\rSTATUS_FAILED\x10\x03\x32N\n\nFederation\x12@\n\x04Join\x12\x19.pausefl.v1.ClientMessage\x1a\x19.pausefl.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpausefl/v1/federation.proto\x12\npausefl.v1\"\xe0\x01\n\rClientMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.pausefl.v1.HelloH\x00\x12$\n\x06result\x18\x02 \x01(\x0b\x32\x12.pausefl.v1.ResultH\x00\x12\"\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x11.pausefl.v1.FrameH\x00\x12 \n\x04pong\x18\x04 \x01(\x0b\x32\x10.pausefl.v1.PongH\x00\x12&\n\x07goodbye\x18\x05 \x01(\x0b\x32\x13.pausefl.v1.GoodbyeH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"\xfe\x01\n\rServerMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.pausefl.v1.WelcomeH\x00\x12\x1e\n\x03job\x18\x02 \x01(\x0b\x32\x0f.pausefl.v1.JobH\x00\x12\"\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x11.pausefl.v1.FrameH\x00\x12\x1e\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x0f.pausefl.v1.AckH\x00\x12 \n\x04ping\x18\x05 \x01(\x0b\x32\x10.pausefl.v1.PingH\x00\x12&\n\x07goodbye\x18\x06 \x01(\x0b\x32\x13.pausefl.v1.GoodbyeH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"\x94\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x12\n\nn_examples\x18\x03 \x01(\x04\x12&\n\x08manifest\x18\x04 \x01(\x0b\x32\x14.pausefl.v1.Manifest\x12\"\n\x06ledger\x18\x05 \x01(\x0b\x32\x12.pausefl.v1.Ledger\"C\n\x06Ledger\x12\x10\n\x08schedule\x18\x01 \x01(\t\x12\x10\n\x08released\x18\x02 \x01(\r\x12\x15\n\repsilon_spent\x18\x03 \x01(\x01\"/\n\x08Manifest\x12#\n\x07tensors\x18\x01 \x03(\x0b\x32\x12.pausefl.v1.Tensor\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\"3\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"<\n\x06Vector\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x66rames\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x16\n\x05\x46rame\x12\r\n\x05index\x18\x01 \x01(\r\"H\n\x03Job\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12!\n\x05model\x18\x03 \x01(\x0b\x32\x12.pausefl.v1.Vector\"\xe6\x01\n\x06Result\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\"\n\x06status\x18\x03 \x01(\x0e\x32\x12.pausefl.v1.Status\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.pausefl.v1.Timing\x12$\n\x07release\x18\x06 \x01(\x0b\x32\x13.pausefl.v1.Release\x12\x11\n\x04loss\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\"\n\x06update\x18\x08 \x01(\x0b\x32\x12.pausefl.v1.VectorB\x07\n\x05_loss\"\xad\x01\n\x06Timing\x12\x12\n\ndownload_s\x18\x01 \x01(\x01\x12\x17\n\x0finjected_down_s\x18\x02 \x01(\x01\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x0f\n\x07train_s\x18\x04 \x01(\x01\x12\x13\n\x0bprivatise_s\x18\x05 \x01(\x01\x12\x15\n\rinjected_up_s\x18\x06 \x01(\x01\x12\x14\n\x0c\x64rawn_down_s\x18\x07 \x01(\x01\x12\x12\n\ndrawn_up_s\x18\x08 \x01(\x01\"H\n\x07Release\x12\x15\n\rparticipation\x18\x01 \x01(\r\x12\x0f\n\x07\x65psilon\x18\x02 \x01(\x01\x12\x15\n\repsilon_spent\x18\x03 \x01(\x01\"%\n\x03\x41\x63k\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"\x15\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\"(\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x66inal\x18\x02 \x01(\x08*_\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x1b\n\x17STATUS_BUDGET_EXHAUSTED\x10\x02\x12\x11\n\rSTATUS_FAILED\x10\x03\x32N\n\nFederation\x12@\n\x04Join\x12\x19.pausefl.v1.ClientMessage\x1a\x19.pausefl.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pausefl.v1.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATUS']._serialized_start=1690
-  _globals['_STATUS']._serialized_end=1785
+  _globals['_STATUS']._serialized_start=1673
+  _globals['_STATUS']._serialized_end=1768
   _globals['_CLIENTMESSAGE']._serialized_start=44
-  _globals['_CLIENTMESSAGE']._serialized_end=251
-  _globals['_SERVERMESSAGE']._serialized_start=254
-  _globals['_SERVERMESSAGE']._serialized_end=491
-  _globals['_HELLO']._serialized_start=494
-  _globals['_HELLO']._serialized_end=642
-  _globals['_LEDGER']._serialized_start=644
-  _globals['_LEDGER']._serialized_end=711
-  _globals['_MANIFEST']._serialized_start=713
-  _globals['_MANIFEST']._serialized_end=760
-  _globals['_TENSOR']._serialized_start=762
-  _globals['_TENSOR']._serialized_end=814
-  _globals['_WELCOME']._serialized_start=816
-  _globals['_WELCOME']._serialized_end=867
-  _globals['_VECTOR']._serialized_start=869
+  _globals['_CLIENTMESSAGE']._serialized_end=268
+  _globals['_SERVERMESSAGE']._serialized_start=271
+  _globals['_SERVERMESSAGE']._serialized_end=525
+  _globals['_HELLO']._serialized_start=528
+  _globals['_HELLO']._serialized_end=676
+  _globals['_LEDGER']._serialized_start=678
+  _globals['_LEDGER']._serialized_end=745
+  _globals['_MANIFEST']._serialized_start=747
+  _globals['_MANIFEST']._serialized_end=794
+  _globals['_TENSOR']._serialized_start=796
+  _globals['_TENSOR']._serialized_end=848
+  _globals['_WELCOME']._serialized_start=850
+  _globals['_WELCOME']._serialized_end=901
+  _globals['_VECTOR']._serialized_start=903
   _globals['_VECTOR']._serialized_end=963
   _globals['_FRAME']._serialized_start=965
-  _globals['_FRAME']._serialized_end=1004
-  _globals['_JOB']._serialized_start=1006
-  _globals['_JOB']._serialized_end=1078
-  _globals['_RESULT']._serialized_start=1081
-  _globals['_RESULT']._serialized_end=1311
-  _globals['_TIMING']._serialized_start=1314
-  _globals['_TIMING']._serialized_end=1487
-  _globals['_RELEASE']._serialized_start=1489
-  _globals['_RELEASE']._serialized_end=1561
-  _globals['_ACK']._serialized_start=1563
-  _globals['_ACK']._serialized_end=1600
-  _globals['_PING']._serialized_start=1602
-  _globals['_PING']._serialized_end=1623
-  _globals['_PONG']._serialized_start=1625
-  _globals['_PONG']._serialized_end=1646
-  _globals['_GOODBYE']._serialized_start=1648
-  _globals['_GOODBYE']._serialized_end=1688
-  _globals['_FEDERATION']._serialized_start=1787
-  _globals['_FEDERATION']._serialized_end=1865
+  _globals['_FRAME']._serialized_end=987
+  _globals['_JOB']._serialized_start=989
+  _globals['_JOB']._serialized_end=1061
+  _globals['_RESULT']._serialized_start=1064
+  _globals['_RESULT']._serialized_end=1294
+  _globals['_TIMING']._serialized_start=1297
+  _globals['_TIMING']._serialized_end=1470
+  _globals['_RELEASE']._serialized_start=1472
+  _globals['_RELEASE']._serialized_end=1544
+  _globals['_ACK']._serialized_start=1546
+  _globals['_ACK']._serialized_end=1583
+  _globals['_PING']._serialized_start=1585
+  _globals['_PING']._serialized_end=1606
+  _globals['_PONG']._serialized_start=1608
+  _globals['_PONG']._serialized_end=1629
+  _globals['_GOODBYE']._serialized_start=1631
+  _globals['_GOODBYE']._serialized_end=1671
+  _globals['_FEDERATION']._serialized_start=1770
+  _globals['_FEDERATION']._serialized_end=1848
 # @@protoc_insertion_point(module_scope)

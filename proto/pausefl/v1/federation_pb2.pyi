@@ -8,12 +8,14 @@ The wire between one server and its clients: one bidirectional stream per client
                                <-       Welcome            (or Goodbye with a reason)
                                <-       Job, Frame...      the model; the same bytes for every client of a round
   Result, Frame...             ->                          the update
-                               <-       Ack                after the commit that used it
+                               <-       Ack                after the commit that used it; a later round's Job says the same
                                <-       Ping / Pong ->     at any time
   Goodbye                     <->                          ends the stream
 
-A vector (model or update) is float32, little endian, cut into frames of at most 1 MiB. The first frame rides in the
-header (Job, Result) so that a small model costs one message. Timings are seconds on the clock of whoever sends them.
+A vector (model or update) is float32, little endian, cut into frames of at most 1 MiB. A frame's bytes are the
+message's `payload`, outside the oneof: both sides put it in front of and take it out of the encoded message without
+copying it through protobuf (pausefl.wire.pack, unpack). The first frame rides with the header (Job, Result), so that
+a small model costs one message. Timings are seconds on the clock of whoever sends them.
 """
 
 from collections import abc as _abc
@@ -64,6 +66,9 @@ class ClientMessage(_message.Message):
     FRAME_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    payload: _builtins.bytes
+    """with result (frame 0) and frame"""
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -82,10 +87,11 @@ class ClientMessage(_message.Message):
         frame: Global___Frame | None = ...,
         pong: Global___Pong | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "kind", b"kind", "pong", b"pong", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "kind", b"kind", "pong", b"pong", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "kind", b"kind", "payload", b"payload", "pong", b"pong", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "result", "frame", "pong", "goodbye"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -103,6 +109,9 @@ class ServerMessage(_message.Message):
     ACK_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    payload: _builtins.bytes
+    """with job (frame 0) and frame"""
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -124,10 +133,11 @@ class ServerMessage(_message.Message):
         ack: Global___Ack | None = ...,
         ping: Global___Ping | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "ping", b"ping", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "ping", b"ping", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "payload", b"payload", "ping", b"ping", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "job", "frame", "ack", "ping", "goodbye"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -280,25 +290,21 @@ class Vector(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
-    FIRST_FIELD_NUMBER: _builtins.int
     size_bytes: _builtins.int
     frames: _builtins.int
-    """how many, the one in the header included"""
+    """how many, the one that rides with the header included"""
     digest: _builtins.str
     """xxh3_128 of all bytes, hexadecimal"""
-    @_builtins.property
-    def first(self) -> Global___Frame: ...
     def __init__(
         self,
         *,
         size_bytes: _builtins.int = ...,
         frames: _builtins.int = ...,
         digest: _builtins.str = ...,
-        first: Global___Frame | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "first", b"first", "frames", b"frames", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "frames", b"frames", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,19 +315,16 @@ class Frame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
-    PAYLOAD_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """from 0"""
-    payload: _builtins.bytes
+    """from 1; frame 0 rides with the header"""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
-        payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,6 +332,8 @@ Global___Frame: _TypeAlias = Frame  # noqa: Y015
 
 @_typing.final
 class Job(_message.Message):
+    """Sent only after the rounds before it are committed, so it acknowledges every update to them."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
