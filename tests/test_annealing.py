@@ -172,6 +172,13 @@ def test_sets_of_one_and_of_all_but_one(m: int, neighbourhood: str) -> None:
     assert energy(task, found) == pytest.approx(energy(task, best))
 
 
+def test_where_everyone_is_in_the_set_there_is_nothing_to_anneal() -> None:
+    task = problem(5, n=4, m=4)
+    assert run(task, "v2", Cooling(1.0, 100))[0].tolist() == [0, 1, 2, 3]
+    value = Additive(task["value"], task["cluster"], task["marginal"])
+    assert anneal(task["ucb"], value, task["start"], (), Cooling(1.0, 100), 0, Clock())[1] == 0
+
+
 def test_a_function_of_the_set_and_its_swap_methods_agree() -> None:
     """Label diversity followed swap by swap is label diversity computed anew."""
     rng = np.random.default_rng(0)

@@ -33,6 +33,8 @@ def write_run(path: Path, policy: str, seed: int, unit: str | None = "coordinate
         "final_accuracy": ACCURACIES[policy][-1], "best_accuracy": max(ACCURACIES[policy]), "wall_clock_s": 4.0,
         "total_latency_s": 4 * latency_s, "latency_signal": "round_trip", "time_scale": 1.0, "timing_error_s": None,
         "privacy_unit": unit, "epsilon_budget": 40.0, "max_epsilon_spent": 2.0, "vector_epsilon_max": 20.0,
+        "private": True, "noise": "laplace", "delta": 1e-5, "epsilon_at_delta": None, "epsilon_floor": 0.0,
+        "budget_per": "run",
         "disclosed": [], "selection_s_median": 1e-4, "rejected_updates": 0, "stopped_because": "all rounds done",
     }  # fmt: skip
     (path / "summary.json").write_text(json.dumps(summary))

@@ -50,6 +50,8 @@ def summary(**changes: Any) -> dict[str, Any]:
         "model_size": 1000, "final_accuracy": 0.8, "best_accuracy": 0.9, "wall_clock_s": 3.0, "total_latency_s": 1.5,
         "latency_signal": "round_trip", "time_scale": 1.0, "timing_error_s": {"p50": 0.0012, "p99": 0.034},
         "privacy_unit": "coordinate", "epsilon_budget": 40.0, "max_epsilon_spent": 1.5, "vector_epsilon_max": 1500.0,
+        "private": True, "noise": "laplace", "delta": 1e-5, "epsilon_at_delta": 1.25, "epsilon_floor": 0.0,
+        "budget_per": "run",
         "disclosed": ["n_examples", "<b>more</b>"], "selection_s_median": 1e-4, "rejected_updates": 0,
         "stopped_because": "all rounds done",
     } | changes  # fmt: skip

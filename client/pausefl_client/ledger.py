@@ -1,15 +1,22 @@
-"""The client's own ledger: what it has released, written durably before the first byte leaves.
+"""The client's own ledger: what a data holder has released, written durably before the first byte leaves.
 
-One SQLite file per client (WAL, synchronous = FULL, held exclusively), each row chained to the one before by a hash.
+One SQLite file per data holder (WAL, synchronous = FULL, held exclusively), each row chained to the one before by a
+hash. A ledger outlives a run where it is kept outside the run's directory: its index i, and so its ε_i, then goes on
+from experiment to experiment, and all of them draw from one budget.
 """
 
 import hashlib
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from pausefl.budget import Budget
 from pausefl.errors import BudgetError, LedgerError
+
+KEPT_BYTES_MAX = 1_000_000
+"""Noised updates up to this size are kept on disk until settled, so that they survive a crash of the client."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -19,12 +26,22 @@ CREATE TABLE IF NOT EXISTS releases (
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     model_digest TEXT NOT NULL,
-    epsilon REAL NOT NULL,
+    epsilon REAL NOT NULL,              -- epsilon_i
     epsilon_spent REAL NOT NULL,        -- after this release
+    unit TEXT NOT NULL,                 -- what an epsilon protects: 'vector' or 'coordinate'
     update_digest TEXT NOT NULL,        -- of the noised bytes
-    chain TEXT NOT NULL                 -- sha256 over this row and the chain of the row before
+    released_at TEXT NOT NULL,          -- UTC
+    chain TEXT NOT NULL,                -- sha256 over the columns above and the chain of the row before
+    -- 'open': its bytes may still be asked for; 'settled': the server needs them no more;
+    -- 'written off': they were lost or came too late. All three are charged alike.
+    fate TEXT NOT NULL DEFAULT 'open',
+    UNIQUE (run_id, round, attempt, model_digest)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS kept (participation INTEGER PRIMARY KEY, noised BLOB NOT NULL) STRICT;
 """
+_CHAINED = (
+    "participation, run_id, round, attempt, model_digest, epsilon, epsilon_spent, unit, update_digest, released_at"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,63 +63,160 @@ class Charge:
     epsilon_spent: float
 
 
-class Ledger:
-    """One client's releases. Not for two processes at once; every method may block on the disk."""
+@dataclass(frozen=True, slots=True)
+class OpenRelease:
+    """A release whose bytes may still be asked for."""
 
-    def __init__(self, path: Path, client_id: str, budget: Budget, schedule: str) -> None:
-        """Open or begin a ledger; LedgerError when it is locked, damaged, or another client's or schedule's."""
+    key: ReleaseKey
+    charge: Charge
+    update_digest: str
+    noised: bytes | None
+    """None: they were too many to be kept on disk."""
+
+
+class Ledger:
+    """One data holder's releases. Not for two processes at once; every method but `settle` may block on the disk."""
+
+    def __init__(self, path: Path, budget: Budget, *, unit: str, **holder: str) -> None:
+        """Open or begin the ledger of a data holder, named by `holder` (client id, data).
+
+        LedgerError when it is open elsewhere, cannot be written, does not hold together, or belongs to another data
+        holder, schedule or unit.
+        """
         self._budget = budget
+        self._unit = unit
         self._path = path
-        try:
+        self._chain = ""
+        self._is_settled = False
+        with self._errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.0)
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
-            self._agree_on("client_id", client_id)
-            self._agree_on("schedule", schedule)
-            self.released, self.epsilon_spent, self._chain = self._verify()
-        except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"ledger {path}: {error}") from error
+        try:
+            self._open({"schedule": budget.key, "unit": unit, **holder})
+        except BaseException:
+            self._db.close()
+            raise
 
     def next_charge(self) -> Charge:
-        """What the next release will cost; BudgetError when the budget does not hold it."""
+        """What the next release will cost; BudgetError when the budget, or its floor, does not allow one."""
         i = self.released + 1
-        charge = Charge(i, self._budget.epsilon(i), self._budget.spent(i))
-        if charge.epsilon <= 0 or charge.epsilon_spent > self._budget.epsilon_budget:
-            raise BudgetError(f"the privacy budget of {self._budget.epsilon_budget:g} is spent")
-        return charge
+        if not self._budget.affords(i):
+            raise BudgetError(
+                f"release {i} would have epsilon {self._budget.epsilon(i):.3g}, the floor is"
+                f" {self._budget.epsilon_floor:g}: {self.epsilon_spent:g} of the privacy budget of"
+                f" {self._budget.epsilon_budget:g} is spent"
+            )
+        return Charge(i, self._budget.epsilon(i), self._budget.spent(i))
 
-    def record(self, key: ReleaseKey, charge: Charge, update_digest: str) -> None:
-        """Write a release down; when this returns it survives a crash. LedgerError when it cannot be written."""
-        row = (charge.participation, *astuple(key), charge.epsilon, charge.epsilon_spent, update_digest)
-        chain = _link(self._chain, row)
-        try:
-            self._db.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, chain))
-        except sqlite3.Error as error:
-            raise LedgerError(f"ledger {self._path}: {error}") from error
+    def record(self, key: ReleaseKey, charge: Charge, update_digest: str, noised: memoryview) -> None:
+        """Write a release down, and keep its bytes; when this returns it survives a crash.
+
+        LedgerError when it cannot be written, or when `key` was answered before: then nothing may leave.
+        """
+        with self._transaction():
+            self._close_open_release()
+            (now,) = self._db.execute("SELECT strftime('%Y-%m-%dT%H:%M:%SZ', 'now')").fetchone()
+            row = (
+                *(charge.participation, *astuple(key), charge.epsilon, charge.epsilon_spent),
+                *(self._unit, update_digest, now),
+            )
+            chain = _link(self._chain, row)
+            marks = ", ".join("?" * len(row))
+            self._db.execute(f"INSERT INTO releases ({_CHAINED}, chain) VALUES ({marks}, ?)", (*row, chain))
+            keeps = len(noised) <= KEPT_BYTES_MAX
+            if keeps:
+                self._db.execute("INSERT INTO kept VALUES (?, ?)", (charge.participation, noised))
         self.released, self.epsilon_spent, self._chain = charge.participation, charge.epsilon_spent, chain
+        self._is_settled = False
+
+    def open_release(self) -> OpenRelease | None:
+        """The release whose bytes may still be asked for; None when the last one is settled or written off."""
+        query = f"SELECT {_CHAINED}, noised FROM releases LEFT JOIN kept USING (participation) WHERE fate = 'open'"
+        with self._errors():
+            row = None if self._is_settled else self._db.execute(query).fetchone()
+        if row is None:
+            return None
+        i, run_id, round_, attempt, model_digest, epsilon, spent, _, update_digest, _, noised = row
+        key, charge = ReleaseKey(run_id, round_, attempt, model_digest), Charge(i, epsilon, spent)
+        return OpenRelease(key, charge, update_digest, noised)
+
+    def has_answered(self, key: ReleaseKey) -> bool:
+        """Whether a release for this key was charged, whatever became of it."""
+        query = "SELECT 1 FROM releases WHERE (run_id, round, attempt, model_digest) = (?, ?, ?, ?)"
+        with self._errors():
+            return self._db.execute(query, astuple(key)).fetchone() is not None
+
+    def settle(self) -> None:
+        """The server needs the open release's bytes no more. Reaches the disk with the next release, or at the end.
+
+        A crash in between leaves the release open, which charges no less.
+        """
+        self._is_settled = True
 
     def close(self) -> None:
         """Close the file and let others open it."""
-        self._db.close()
+        with self._errors():
+            if self._is_settled:
+                with self._transaction():
+                    self._close_open_release()
+            self._db.close()
+
+    def _open(self, belongs_to: dict[str, str]) -> None:
+        with self._errors():
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            # Fails here, not at the first release, on a file or a file system that cannot be written.
+            self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+            for key, value in belongs_to.items():
+                self._agree_on(key, value)
+            self.released, self.epsilon_spent, self._chain = self._verify()
 
     def _agree_on(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
         (known,) = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         if known != value:
-            raise LedgerError(f"ledger {self._path}: belongs to {key} {known!r}, not {value!r}")
+            raise LedgerError(
+                f"ledger {self._path}: is another experiment's, its {key.replace('_', ' ')} is {known!r}, not {value!r}"
+            )
 
     def _verify(self) -> tuple[int, float, str]:
+        """Walk the hash chain and the schedule; LedgerError where a row does not fit them."""
         released, spent, chain = 0, 0.0, ""
-        for *row, recorded in self._db.execute("SELECT * FROM releases ORDER BY participation"):
+        for *row, recorded in self._db.execute(f"SELECT {_CHAINED}, chain FROM releases ORDER BY participation"):
             chain = _link(chain, tuple(row))
             released += 1
-            spent = float(row[6])
             if recorded != chain or row[0] != released:
                 raise LedgerError(f"ledger {self._path}: release {row[0]} does not fit the hash chain; it was altered")
+            spent = float(row[6])
         return released, spent, chain
+
+    def _close_open_release(self) -> None:
+        fate = "settled" if self._is_settled else "written off"
+        self._db.execute("UPDATE releases SET fate = ? WHERE fate = 'open'", (fate,))
+        self._db.execute("DELETE FROM kept")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Whatever the disk says, as a LedgerError that names the file."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            locked = getattr(error, "sqlite_errorname", "") in {"SQLITE_BUSY", "SQLITE_LOCKED"}
+            reason = "is open in another process" if locked else str(error)
+            raise LedgerError(f"ledger {self._path}: {reason}") from error
 
 
 def _link(chain: str, row: tuple[object, ...]) -> str:

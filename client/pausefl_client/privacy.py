@@ -9,25 +9,35 @@ Two units, never mixed (what the paper proves, and what its published runs do):
 
 The noise is drawn and added in float64 and the sum is rounded to float32 last. Rounding is post-processing, so it costs
 no privacy, and it hides the low-order bits by which floating-point Laplace samples give themselves away (Mironov, "On
-significance of the least significant bits for differential privacy", CCS 2012). It does not make the sampler exact.
+significance of the least significant bits for differential privacy", CCS 2012). It does not make the sampler exact;
+`ExactLaplace` does.
 """
 
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from pausefl.errors import BudgetError, ConfigError
 from pausefl.wire import Vector
 
 Unit = Literal["vector", "coordinate"]
+Sampler = Literal["laplace", "opendp"]
 
 # float64 scratch of 512 KiB stays in the cache and bounds the memory a 10-million-coordinate update needs.
 _CHUNK = 1 << 16
 # A Laplace draw in float64 never exceeds 40 scales: below this the noised update fits float32.
 _MAX_SCALE = 1e36
+
+
+class LaplaceSource(Protocol):
+    """Where noise comes from; `numpy.random.Generator` is one."""
+
+    def laplace(self, loc: Any, scale: float) -> npt.NDArray[np.float64]:
+        """`loc`, (n,), plus independent Laplace noise of this scale."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +89,13 @@ class Mechanism:
             finite *= np.float32(self.clip / norm * (1 - 2**-22))
         return finite
 
-    def privatise(self, update: Vector, epsilon: float, rng: np.random.Generator) -> Vector:
+    def privatise(self, update: Vector, epsilon: float, noise: LaplaceSource) -> Vector:
         """`update`, (d,) float32, clipped and noised at `epsilon`; a new array."""
         scale = self.scale(epsilon)
         released = self.clip_update(update)
         for start in range(0, released.size, _CHUNK):
             chunk = released[start : start + _CHUNK]
-            chunk[...] = chunk + rng.laplace(0.0, scale, chunk.size)
+            chunk[...] = noise.laplace(chunk, scale)
         return released
 
 
@@ -95,6 +105,28 @@ def entropy_rng() -> np.random.Generator:
     PCG64DXSM is no cryptographic generator: it is hidden by its secret seed and by never being used twice.
     """
     return np.random.Generator(np.random.PCG64DXSM(secrets.randbits(128)))
+
+
+class ExactLaplace:
+    """OpenDP's exact sampler: loc + noise in rational arithmetic, rounded once, so no low-order bit tells of `loc`.
+
+    Draws from the operating system's entropy; takes about 20 µs a coordinate, some thousand times as long as numpy.
+    """
+
+    def __init__(self) -> None:
+        """ConfigError when OpenDP is not installed."""
+        try:
+            import opendp.prelude as dp
+        except ImportError:
+            raise ConfigError('privacy.sampler = "opendp": needs the extra, pip install "pausefl[opendp]"') from None
+        dp.enable_features("contrib")
+        self._opendp: Any = dp
+
+    def laplace(self, loc: npt.NDArray[Any], scale: float) -> npt.NDArray[np.float64]:
+        """`loc`, (n,), plus independent Laplace noise of this scale."""
+        dp = self._opendp
+        space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l1_distance(T=float)
+        return np.array(dp.m.make_laplace(*space, scale=scale)(loc.tolist()), np.float64)
 
 
 def _round_down(bound: float) -> np.float32:

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pausefl.errors import BudgetError, PauseflError
@@ -39,6 +39,8 @@ class ClientSettings:
     schedule: str
     """The privacy it agreed to (`release.schedule_key`), empty in a run without privacy."""
     discloses_loss: bool = False
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    """What else it was told to disclose, un-noised, with every update."""
     give_up_after_s: float = 60.0
     """How long to keep trying to reach the server before leaving."""
     retry_every_s: float = 0.2
@@ -105,15 +107,15 @@ class ClientSession:
             try:
                 async with self._connect() as stream:
                     await self._say_hello(stream)
-                    last_contact_s = self._clock()
-                    await self._take_part(stream)
+                    try:
+                        await self._take_part(stream)
+                    finally:
+                        last_contact_s = self._clock()
             except Dismissed as goodbye:
                 return str(goodbye)
             except OSError as error:
                 if self._clock() - last_contact_s > self._settings.give_up_after_s:
                     raise PauseflError(f"the server cannot be reached: {error}") from error
-            else:
-                last_contact_s = self._clock()
             await asyncio.sleep(self._settings.retry_every_s)
 
     async def _say_hello(self, stream: Stream) -> None:
@@ -183,12 +185,19 @@ class ClientSession:
     async def _answer_jobs(self, stream: Stream, jobs: asyncio.Queue[_Download]) -> None:
         while True:
             download = await jobs.get()
+            if (asked := download.job.schedule) != (agreed := self._settings.schedule):
+                reason = f"the job is under {asked!r}, this client agreed to {agreed!r}"
+                await self._refuse(stream, download.job, pb.STATUS_BUDGET_MISMATCH, reason)
+                continue
             try:
                 await self._answer(stream, download)
             except BudgetError as error:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
             except PauseflError as error:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
+            except Exception as error:  # a trainer may be anybody's; a stream that broke fails here once more
+                reason = f"{type(error).__name__}: {error}"
+                await self._refuse(stream, download.job, pb.STATUS_FAILED, reason)
 
     async def _answer(self, stream: Stream, download: _Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""
@@ -217,6 +226,7 @@ class ClientSession:
             result.release.epsilon_spent = charge.epsilon_spent
         if work.loss is not None:
             result.loss = work.loss
+        result.statistics.update(self._settings.statistics)
         await self._write(stream, pb.ClientMessage(result=result), frames[0])
         for index, frame in enumerate(frames[1:], 1):
             await self._write(stream, pb.ClientMessage(frame=pb.Frame(index=index)), frame)
@@ -237,6 +247,8 @@ class ClientSession:
     def _compute(self, download: _Download, key: ReleaseKey, submitted_s: float) -> _Work:
         started_s = self._clock()
         theta: Vector = download.frames.finish(check_finite=False)
+        if (kept := self._releaser.recall(key)) is not None:
+            return _Work(kept, loss=None, queue_s=started_s - submitted_s, privatise_s=self._clock() - started_s)
         outcome = self._trainer.train(theta, round=key.round)
         trained_s = self._clock()
         released = self._releaser.release(outcome.update, key)
@@ -248,11 +260,17 @@ class ClientSession:
     def _forget_before(self, round: int) -> None:
         """A job is sent only after the rounds before it are committed."""
         if self._kept is not None and self._kept[0].round < round and self._kept[0].run_id == self._run_id:
-            self._kept = None
+            self._settle()
 
     def _forget(self, ack: pb.Ack) -> None:
         if self._kept is not None and (self._kept[0].round, self._kept[0].attempt) == (ack.round, ack.attempt):
-            self._kept = None
+            self._settle()
+
+    def _settle(self) -> None:
+        """The bytes kept are needed no more, neither here nor on the disk."""
+        if self._kept is not None and self._kept[1].done():
+            self._releaser.settle()
+        self._kept = None
 
     async def _refuse(self, stream: Stream, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)

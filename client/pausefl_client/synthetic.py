@@ -1,6 +1,7 @@
 """A trainer that trains nothing: a vector of a given size, for benchmarks and tests of everything around training."""
 
 import time
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ class SyntheticTrainer:
     """
 
     n_examples = 1
+    label_counts: ClassVar[dict[str, float]] = {}
 
     def __init__(self, size: int, *, seed: int, client_id: str, train_s: float = 0.0) -> None:
         """`size` is d. `train_s` is processor time spent per round; a stopped process does not spend it."""

@@ -50,6 +50,10 @@ class Trainer(Protocol):
         """|D_k|."""
 
     @property
+    def label_counts(self) -> dict[str, float]:
+        """Examples by label as "label_<class>", for runs that disclose them; empty where there are no labels."""
+
+    @property
     def manifest(self) -> Manifest:
         """What the d values of θ mean."""
 

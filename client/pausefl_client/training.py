@@ -28,8 +28,13 @@ class TorchTrainer:
         device: torch.device,
         seed: int,
         client_id: str,
+        classes: int = 0,
     ) -> None:
+        """`classes` is how many the task has, for `label_counts` to count those without examples here as well."""
         self.n_examples = len(examples)
+        self.label_counts = {
+            f"label_{c}": float(n) for c, n in enumerate(np.bincount(examples.labels, minlength=classes))
+        }
         self.manifest = manifest_of(model)
         self._model = model.to(device)
         self._inputs = torch.from_numpy(examples.inputs).to(device)

@@ -1,5 +1,6 @@
 """The client's only door to gRPC: bytes in, bytes out."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -34,7 +35,10 @@ class GrpcStream:
         """Send one message; OSError when the connection breaks."""
         try:
             await self._call.write(message)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+        except grpc.aio.AioRpcError as error:
+            raise OSError(error.details() or str(error.code())) from error
+        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            # The call had ended before: gRPC has a third way to say so.
             raise OSError(str(error)) from error
 
 

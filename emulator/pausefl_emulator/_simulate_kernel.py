@@ -1,6 +1,8 @@
 """PAUSE under R1 against the genie, whole rounds compiled: 10⁷ rounds in place of 10⁵ in the same time.
 
 It repeats what `selection.pause` and `simulate` do one policy call a round at a time; a test holds the two together.
+numba caches by the source file of the outer function alone: after a change to `pausefl_server._kernels`, touch this
+file too.
 """
 
 import math

@@ -38,5 +38,5 @@ def _variant(experiment: Experiment, policy: str, i: int) -> Experiment:
             "experiment": experiment.experiment.model_copy(update={"seed": experiment.experiment.seed + i}),
         }
     )
-    variant.check()
+    variant.check_policies()
     return variant

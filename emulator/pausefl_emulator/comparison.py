@@ -90,6 +90,11 @@ class Comparison:
         """What the private runs promised."""
         return next((run.privacy for runs in self.runs.values() for run in runs if run.privacy), None)
 
+    @property
+    def budget_per(self) -> str | None:
+        """Whether each run had budgets of its own ("run") or all drew from the data holders' ("data holder")."""
+        return next(run.summary["budget_per"] for runs in self.runs.values() for run in runs)
+
 
 def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
     """Read the runs, for each policy one per seed, the same seeds for all. The baseline is `random`, else the first."""

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pausefl.budget import Budget
 from pausefl.errors import ConfigError
-from pausefl_client.privacy import Mechanism
+from pausefl_client.privacy import Mechanism, Sampler
+from pausefl_client.release import schedule_key
 from pausefl_client.trainer import TrainingSettings
 from pausefl_emulator.delays import Delay, NoDelay, published_halves
 
@@ -74,8 +75,20 @@ class PrivacyTable(_Table):
     unit: Literal["coordinate", "vector"] = "coordinate"
     clip: float = 0.003
     """Coordinate: Δ, the width a coordinate is clamped to; vector: C, the greatest L1 norm of an update."""
-    disclose: tuple[Literal["loss"], ...] = ()
+    disclose: tuple[Literal["loss", "labels"], ...] = ()
     """What clients may tell un-noised besides their data size and device times."""
+    epsilon_floor: NonNegative = 0.0
+    """A client retires when its next ε_i would lie below this; 0: never by this rule."""
+    noise_to_clip_max: Positive | None = None
+    """A client retires when the scale of its noise would exceed so many clip bounds; none: never by this rule."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ of the tighter (ε, δ) figure that stands beside the sum of the ε_i."""
+    ledger_dir: str | None = None
+    """Where the data holders' ledgers lie, outliving runs: these then share one budget. None: a budget per run."""
+    sampler: Sampler = "laplace"
+    """numpy seeded with the operating system's entropy, or OpenDP's exact sampler, a thousand times slower."""
+    reproducible_noise: bool = False
+    """NOT PRIVATE: noise from the seed, which whoever knows it can subtract. For repeating experiments alone."""
 
 
 class DelayTable(_Table):
@@ -164,6 +177,11 @@ class Experiment(_Table):
         return [f"client-{k:0{width}}" for k in range(self.clients.count)]
 
     @property
+    def disclosed(self) -> frozenset[str]:
+        """What clients tell un-noised besides data sizes and times: a run without privacy hides nothing else."""
+        return frozenset(self.privacy.disclose) if self.privacy.enabled else frozenset({"loss", "labels"})
+
+    @property
     def minimum_clients(self) -> int:
         """How many clients round 1 waits for."""
         return self.clients.count if self.clients.minimum is None else self.clients.minimum
@@ -184,11 +202,33 @@ class Experiment(_Table):
 
     def budget(self) -> Budget | None:
         """ε̄ and η, None in a run without privacy."""
-        return Budget(self.privacy.epsilon_budget, self.privacy.eta) if self.privacy.enabled else None
+        p = self.privacy
+        # Noise scale over clip bound is 2/ε in both units: sensitivity is twice the bound.
+        least_for_noise = 2 / p.noise_to_clip_max if p.noise_to_clip_max else 0.0
+        return Budget(p.epsilon_budget, p.eta, max(p.epsilon_floor, least_for_noise)) if p.enabled else None
 
     def mechanism(self) -> Mechanism | None:
         """Clipping and noise, None in a run without privacy."""
         return Mechanism(self.privacy.unit, self.privacy.clip) if self.privacy.enabled else None
+
+    @property
+    def noise(self) -> str:
+        """Where noise comes from: the sampler's name, or "reproducible", which protects nobody."""
+        return "reproducible" if self.privacy.reproducible_noise else self.privacy.sampler
+
+    @property
+    def schedule(self) -> str:
+        """The privacy both ends agree on, empty in a run without: a job under any other is refused."""
+        budget, mechanism = self.budget(), self.mechanism()
+        return schedule_key(budget, mechanism, self.noise) if budget is not None and mechanism is not None else ""
+
+    @property
+    def data_key(self) -> str:
+        """What decides which examples a client holds; a ledger belongs to one client's."""
+        if self.workload.model == "synthetic":
+            return "synthetic"
+        w = self.workload.model_dump(include={"dataset", "examples", "partition", "concentration", "dominant_share"})
+        return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed})
 
     def training(self) -> TrainingSettings:
         """What a client does with the model."""
@@ -214,6 +254,8 @@ class Experiment(_Table):
             raise ConfigError(f"clients.minimum = {self.clients.minimum}: must be at most {self.clients.count}")
         self.budget()
         self.mechanism()
+        if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":
+            raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
         self.training()
         self.delays()
         for name, parameters in (self.selection.__pydantic_extra__ or {}).items():
@@ -225,10 +267,10 @@ class Experiment(_Table):
         for name in self.selection.__pydantic_extra__ or {}:
             self.policy(name)
         policy = self.policy()
-        if policy.needs_loss and self.privacy.enabled and "loss" not in self.privacy.disclose:
+        if missing := sorted(policy.disclosures - self.disclosed):
             raise ConfigError(
-                f'selection.policy = "{self.selection.policy}" needs the clients\' training losses:'
-                ' add privacy.disclose = ["loss"], or set privacy.enabled = false'
+                f'selection.policy = "{self.selection.policy}" needs clients to disclose their {" and ".join(missing)}:'
+                f" add privacy.disclose = {json.dumps(missing)}, or set privacy.enabled = false"
             )
 
 

@@ -7,14 +7,16 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from pausefl.draws import generator
 from pausefl.errors import ConfigError, PauseflError
-from pausefl_client.ledger import Ledger
+from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Delays, DrawDelays
-from pausefl_client.release import Releaser, schedule_key
+from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
+from pausefl_client.release import Privacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import Trainer
@@ -51,12 +53,16 @@ async def take_part(experiment: Experiment, client_ids: Sequence[str], address: 
             raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
     trainers = make_trainers(experiment, client_ids)
     laws = experiment.delays()
-    with ThreadPoolExecutor(1, "trainer", _be_nice) as executor:
+    # Ledgers are closed last, when no trainer can write to them any more.
+    with ExitStack() as closing, ThreadPoolExecutor(1, "trainer", _be_nice) as executor:
         async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
                 draw_delays = partial(_draw_delays, experiment, client_id, laws[client_id])
+                privacy = _open_privacy(experiment, client_id, ledgers)
+                if privacy is not None:
+                    closing.callback(privacy.ledger.close)
                 session = _make_session(
-                    experiment, client_id, trainers[client_id], draw_delays, address, ledgers, executor
+                    experiment, client_id, trainers[client_id], privacy, draw_delays, address, executor
                 )
                 group.create_task(_take_part(client_id, session))
 
@@ -77,23 +83,29 @@ def _make_session(
     experiment: Experiment,
     client_id: str,
     trainer: Trainer,
+    privacy: Privacy | None,
     draw_delays: DrawDelays,
     address: str,
-    ledgers: Path,
     executor: ThreadPoolExecutor,
 ) -> ClientSession:
-    budget, mechanism = experiment.budget(), experiment.mechanism()
-    private, schedule = None, ""
-    if budget is not None and mechanism is not None:
-        schedule = schedule_key(budget, mechanism)
-        private = mechanism, Ledger(ledgers / f"{client_id}.db", client_id, budget, schedule)
     settings = ClientSettings(
         client_id=client_id,
-        schedule=schedule,
-        discloses_loss="loss" in experiment.privacy.disclose or not experiment.privacy.enabled,
+        schedule=experiment.schedule,
+        discloses_loss="loss" in experiment.disclosed,
+        statistics=trainer.label_counts if "labels" in experiment.disclosed else {},
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
-    return ClientSession(settings, trainer, Releaser(private), draw_delays, partial(connect, address), executor)
+    return ClientSession(settings, trainer, Releaser(privacy), draw_delays, partial(connect, address), executor)
+
+
+def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path) -> Privacy | None:
+    budget, mechanism = experiment.budget(), experiment.mechanism()
+    if budget is None or mechanism is None:
+        return None
+    folder = Path(experiment.privacy.ledger_dir or ledgers)
+    identity = {"unit": mechanism.unit, "client_id": client_id, "data": experiment.data_key}
+    ledger = Ledger(folder / f"{client_id}.db", budget, **identity)
+    return Privacy(mechanism, ledger, partial(_noise_for, experiment, client_id))
 
 
 def _draw_delays(experiment: Experiment, client_id: str, law: Delay, round: int) -> Delays:
@@ -102,6 +114,13 @@ def _draw_delays(experiment: Experiment, client_id: str, law: Delay, round: int)
     delay_s = float(law.sample(rng, 1)[0]) * experiment.latency.time_scale
     down_s = delay_s * experiment.latency.down_share
     return Delays(down_s, delay_s - down_s)
+
+
+def _noise_for(experiment: Experiment, client_id: str, key: ReleaseKey) -> LaplaceSource:
+    """A fresh source for every release; only a run that is marked "not private" takes it from the seed."""
+    if experiment.privacy.reproducible_noise:
+        return generator(experiment.experiment.seed, "noise", client_id, key.round, key.attempt)
+    return ExactLaplace() if experiment.privacy.sampler == "opendp" else entropy_rng()
 
 
 async def _take_part(client_id: str, session: ClientSession) -> None:

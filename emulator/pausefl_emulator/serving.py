@@ -14,7 +14,6 @@ from safetensors.numpy import save_file
 
 from pausefl.errors import ConfigError, PauseflError
 from pausefl.wire import Manifest, Tensor, Vector
-from pausefl_client.release import schedule_key
 from pausefl_emulator.delays import known_means
 from pausefl_emulator.experiment import Experiment
 from pausefl_emulator.processes import die_with_parent, first_error, write_output_to
@@ -77,7 +76,7 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
     budget, mechanism = experiment.budget(), experiment.mechanism()
     privacy = None
     if budget is not None and mechanism is not None:
-        privacy = Privacy(budget, mechanism.unit, schedule_key(budget, mechanism))
+        privacy = Privacy(budget, mechanism.unit, experiment.schedule, experiment.privacy.reproducible_noise)
     return ServerSettings(
         run_id=run_id,
         seed=experiment.experiment.seed,
@@ -92,7 +91,7 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         round_timeout_s=experiment.server.round_timeout_s,
         rejoin_timeout_s=experiment.server.rejoin_timeout_s,
         evaluation_every=experiment.evaluation.every,
-        discloses_loss="loss" in experiment.privacy.disclose or not experiment.privacy.enabled,
+        disclosed=experiment.disclosed,
     )
 
 

@@ -7,8 +7,9 @@ g and p are those the policy's past choices led to. Both sets meet the same late
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -83,10 +84,23 @@ class SimulationResult:
     """Σ of R2's δ_τ terms, apart from total_latency_s."""
 
 
-def simulate(policy: Policy, setting: Setting, rounds: int, genie: Genie | None = None) -> SimulationResult:
-    """Run `policy` for `rounds` rounds, one call of it a round, against `genie` (default: one of the same weights)."""
-    genie = genie or genie_of(policy)
-    table, state, oracle = _connected(setting), policy.start(), setting.oracle
+def simulate(
+    policy: Policy,
+    setting: Setting,
+    rounds: int,
+    *,
+    with_regret: bool = True,
+    watch: Callable[[Selection], object] | None = None,
+) -> SimulationResult:
+    """Run `policy` for `rounds` rounds, one call of it a round, against the genie that weighs as it does.
+
+    Ends early, at the last recorded round, if every client's budget has retired it.
+
+    Without regret, reward and both regrets are NaN and a policy that needs no oracle costs no expectation of a law.
+    `watch` is shown every selection.
+    """
+    genie = genie_of(policy) if with_regret else None
+    table, state = _connected(setting), policy.start()
     curves, penalty_s, t = _Curves(rounds), 0.0, 0
     for block in setting.latencies_s(rounds):
         for latency_s in block:
@@ -98,12 +112,19 @@ def simulate(policy: Policy, setting: Setting, rounds: int, genie: Genie | None 
                 rng=generator(setting.seed, "selection", t, 0),
                 epsilon_budget=setting.budget.epsilon_budget if setting.budget else None,
                 tau_min_s=setting.tau_min_s,
-                oracle=oracle,
+                oracle=setting.oracle if policy.needs_oracle else None,
+                clock=time.monotonic,
             )
+            if not context.eligible.size:
+                return curves.result(tuple(table.ids), table.chosen, penalty_s)
             selection = policy.select(state, context)
-            gained = _gained(selection, genie.choice(None, context), setting.tau_min_s, latency_s)
+            if watch:
+                watch(selection)
+            problem = genie.choice(None, replace(context, oracle=setting.oracle)) if genie else None
+            gained = _gained(selection, problem, setting.tau_min_s, latency_s)
             record = _record(t, selection, latency_s, table, setting.budget)
             table.apply_round(record)
+            _retire(table, setting.budget, selection.rows)
             state = policy.observe(state, record, table)
             penalty_s += selection.cluster_penalty_s
             curves.add(t, gained[None], np.array([table.epsilon_spent.max()]))
@@ -115,8 +136,8 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
 
     ValueError for any other policy or for options the compiled rounds do not know.
     """
-    if not is_compiled(policy) or policy.m > len(setting.laws):
-        raise ValueError("only pause with reward R1, a plain mean and m <= K is compiled")
+    if not is_compiled(policy, setting):
+        raise ValueError("only pause with reward R1, a plain mean, m <= K and no privacy.epsilon_floor is compiled")
     table, oracle = _connected(setting), setting.oracle
     order = np.argsort(table.tie_key)
     share = policy.m * table.n_examples[order] / table.n_examples.sum()
@@ -151,8 +172,10 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     return curves.result(tuple(table.ids), in_table_order)
 
 
-def is_compiled(policy: Policy) -> TypeGuard[Pause]:
-    """Whether `simulate_pause` knows this policy."""
+def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
+    """Whether `simulate_pause` knows this policy and setting."""
+    if (setting.budget and setting.budget.epsilon_floor) or policy.m > len(setting.laws):
+        return False
     return type(policy) is Pause and policy.reward == "R1" and not policy.window and policy.discount == 1
 
 
@@ -179,7 +202,7 @@ def printed_delta(setting: Setting) -> float:
     return least_gap(np.array(list(setting.oracle.mean_latency_s.values())))
 
 
-def least_gap(values: FloatArray) -> float:
+def least_gap(values: FloatArray | Sequence[float]) -> float:
     """δ = min over i ≠ j of |values_i − values_j|; the paper takes values = E[τ_k]."""
     return float(np.diff(np.sort(values)).min()) if len(values) > 1 else math.inf
 
@@ -206,7 +229,10 @@ def run_simulation(experiment: "Experiment", rounds: int, out_dir: Path) -> dict
     Returns what simulation.json holds.
     """
     policy, setting = experiment.policy(), setting_of(experiment)
-    result = simulate_pause(policy, setting, rounds) if is_compiled(policy) else simulate(policy, setting, rounds)
+    if is_compiled(policy, setting):
+        result = simulate_pause(policy, setting, rounds)
+    else:
+        result = simulate(policy, setting, rounds)
     out_dir.mkdir(parents=True, exist_ok=True)
     summary = _summary(experiment, policy, setting, result)
     (out_dir / "simulation.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
@@ -243,11 +269,11 @@ def setting_of(experiment: "Experiment") -> Setting:
 
 
 class _Curves:
-    """Running sums, kept at about 200 linearly and 200 logarithmically spaced rounds."""
+    """Running sums, kept at every round of a short run, else at some 200 linearly and 200 logarithmically spaced."""
 
     def __init__(self, rounds: int) -> None:
         spaced = np.concatenate((np.geomspace(1, rounds, 200), np.linspace(1, rounds, 200)))
-        self._recorded = np.unique(np.rint(spaced).astype(np.int64))
+        self._recorded = np.arange(1, rounds + 1) if rounds <= 400 else np.unique(np.rint(spaced).astype(np.int64))
         self._sums, self._next = np.zeros(4), 0
         self._rows: list[FloatArray] = []
 
@@ -265,9 +291,8 @@ class _Curves:
 
     def result(self, ids: tuple[str, ...], chosen: IntArray, cluster_penalty_s: float = 0.0) -> SimulationResult:
         regret, genie_regret, reward, latency_s, spent = np.array(self._rows).T
-        return SimulationResult(
-            ids, self._recorded, regret, genie_regret, reward, latency_s, spent, chosen.copy(), cluster_penalty_s
-        )
+        rounds, chosen = self._recorded[: len(self._rows)], chosen.copy()
+        return SimulationResult(ids, rounds, regret, genie_regret, reward, latency_s, spent, chosen, cluster_penalty_s)
 
 
 def _connected(setting: Setting) -> ClientTable:
@@ -276,11 +301,18 @@ def _connected(setting: Setting) -> ClientTable:
     return table
 
 
-def _gained(selection: Selection, problem: Choice, tau_min_s: float, latency_s: FloatArray) -> FloatArray:
+def _retire(table: ClientTable, budget: Budget | None, rows: IntArray) -> None:
+    """Clients whose next ε_i would lie below the floor take part no more."""
+    for row in rows.tolist() if budget and budget.epsilon_floor else ():
+        if budget and not budget.affords(int(table.released[row]) + 1):
+            table.retired[row] = True
+
+
+def _gained(selection: Selection, problem: Choice | None, tau_min_s: float, latency_s: FloatArray) -> FloatArray:
     """(4,) of one round: regret, genie regret, reward, latency."""
     slowest = latency_s[selection.rows].max()
-    chosen = np.flatnonzero(np.isin(problem.rows, selection.rows))
-    if len(chosen) != problem.m:
+    chosen = np.flatnonzero(np.isin(problem.rows, selection.rows)) if problem else np.empty(0, np.int64)
+    if problem is None or len(chosen) != problem.m:
         return np.array([math.nan, math.nan, math.nan, slowest])
     best = problem.exact()
     reward = tau_min_s / slowest + problem.worth(chosen)
@@ -381,11 +413,11 @@ def _draw_regret(axes: "Axes", result: SimulationResult, bound: FloatArray) -> N
     axes.plot(result.round, result.regret, label="realised, eq. (15)")
     axes.plot(result.round, result.genie_regret, label="in the genie's objective, eq. (10)")
     fits = growth_fits(result.round, result.genie_regret)
+    late = result.round[result.round > result.round[-1] / 10]
     for (name, shape), dash in zip({"ln n": np.log, "sqrt n": np.sqrt}.items(), ("--", ":"), strict=True):
         if name in fits:
-            values = fits[name]["a"] + fits[name]["b"] * shape(result.round)
             label = f"{name} fit, R² = {fits[name]['r_squared']:.3f}"
-            axes.plot(result.round, values, dash, color="0.4", linewidth=1, label=label)
+            axes.plot(late, fits[name]["a"] + fits[name]["b"] * shape(late), dash, color="0.3", label=label)
     greatest = np.nanmax(np.concatenate((result.regret, result.genie_regret, [0.0])))
     if bound[-1] < 20 * greatest:
         axes.plot(result.round, bound, "-.", color="0.2", label="bound (17)")

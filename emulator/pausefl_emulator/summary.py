@@ -7,21 +7,26 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from pausefl_emulator.accounting import tighter_epsilon
 from pausefl_emulator.experiment import Experiment
+from pausefl_server.clients import ClientTable
 from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
 
 # What a client tells the server besides its noised updates, whatever the experiment says.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times")
+# Keys that mean nothing without privacy.
+_PRIVATE_ONLY = (
+    *("median_epsilon_spent", "delta", "epsilon_at_delta", "epsilon_floor", "retired_clients"),
+    *("noise", "budget_per"),
+)
 
 
 def summarise(
     experiment: Experiment, policy: Policy, records: Sequence[RoundRecord], result: RunResult
 ) -> dict[str, Any]:
     """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured."""
-    privacy, budget = experiment.privacy, experiment.budget()
-    spent = float(result.state.table.epsilon_spent.max(initial=0.0))
     size = int(result.theta.size)
     return {
         "policy": experiment.selection.policy,
@@ -38,15 +43,37 @@ def summarise(
         "total_latency_s": result.state.total_latency_s,
         "latency_signal": experiment.latency.signal,
         "time_scale": experiment.latency.time_scale,
-        "max_epsilon_spent": spent if budget else None,
-        "epsilon_budget": budget.epsilon_budget if budget else None,
-        "privacy_unit": privacy.unit if budget else None,
-        "vector_epsilon_max": (spent if privacy.unit == "vector" else spent * size) if budget else None,
-        "disclosed": [*_ALWAYS_DISCLOSED, *privacy.disclose],
+        **_privacy(experiment, result.state.table, size),
+        "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
         "rejected_updates": result.rejected_updates,
         "timing_error_s": timing_error_s(records),
         "stopped_because": result.stopped_because,
+    }
+
+
+def _privacy(experiment: Experiment, table: ClientTable, size: int) -> dict[str, Any]:
+    """What was promised and spent, every ε in `privacy_unit` but the one that names the vector."""
+    settings, budget = experiment.privacy, experiment.budget()
+    private = budget is not None and not settings.reproducible_noise
+    if budget is None:
+        names = ("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", *_PRIVATE_ONLY)
+        return {"private": private, **dict.fromkeys(names)}
+    spent = float(table.epsilon_spent.max(initial=0.0))
+    released = int(table.released.max(initial=0))
+    return {
+        "private": private,
+        "max_epsilon_spent": spent,
+        "epsilon_budget": budget.epsilon_budget,
+        "privacy_unit": settings.unit,
+        "vector_epsilon_max": spent if settings.unit == "vector" else spent * size,
+        "median_epsilon_spent": float(np.median(table.epsilon_spent)) if len(table) else 0.0,
+        "delta": settings.delta,
+        "epsilon_at_delta": tighter_epsilon(budget, settings.unit, released, settings.delta),
+        "epsilon_floor": budget.epsilon_floor,
+        "retired_clients": int(table.retired.sum()),
+        "noise": experiment.noise,
+        "budget_per": "data holder" if settings.ledger_dir else "run",
     }
 
 
@@ -85,6 +112,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         table.add_row(
             "greatest leakage", f"{spent}; ε {summary['vector_epsilon_max']:.3g} for all the uploads of a client"
         )
+        if not summary["private"]:
+            table.add_row("NOT PRIVATE", "the noise was drawn from the seed: whoever knows it can subtract it")
     error = summary["timing_error_s"]
     if error["p50"] is not None:
         quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms"

@@ -45,6 +45,7 @@ def make_torch_trainers(experiment: Experiment, client_ids: Sequence[str]) -> di
             device=device,
             seed=seed,
             client_id=c,
+            classes=data.classes,
         )
         for c in client_ids
     }

@@ -85,14 +85,15 @@ class Actor(Generic[Message]):
     async def _wait_for_message(self, timeout_s: float | None = None) -> bool:
         """True when a message is there; False when stopped, or when `timeout_s` has passed."""
         if not self._mailbox and not self.stopped:
-            self._idle = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            self._idle = loop.create_future()
+            timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, self._idle)
             try:
-                async with asyncio.timeout(timeout_s):
-                    await self._idle
-            except TimeoutError:
-                return False
+                await self._idle
             finally:
                 self._idle = None
+                if timer is not None:
+                    timer.cancel()
         return bool(self._mailbox) and not self.stopped
 
     def _take(self) -> tuple[Message, asyncio.Future[Any] | None]:

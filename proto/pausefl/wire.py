@@ -117,11 +117,17 @@ class Assembler:
         self._frames.append(payload)
 
     def finish(self, *, check_finite: bool) -> Vector:
-        """The vector, (size,) float32, read-only; WireError on a bad checksum or (if asked) a non-finite value."""
+        """The vector, (size,) float32, read-only.
+
+        WireError on missing frames, a bad checksum or (if asked) a non-finite value.
+        """
+        if not self.complete:
+            raise WireError(f"ends after {len(self._frames)} of {self._n_frames} frames")
         data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
         if xxhash.xxh3_128_hexdigest(data) != self._digest:
             raise WireError("checksum does not match")
         vector: Vector = np.require(np.frombuffer(data, _DTYPE), requirements="A")
+        vector.flags.writeable = False
         if check_finite and not np.isfinite(vector).all():
             raise WireError("holds values that are not finite")
         return vector
@@ -155,10 +161,10 @@ def unpack(data: bytes) -> tuple[bytes, memoryview]:
     raise WireError("sent bytes that are no message")
 
 
-def pack_job(round: int, attempt: int, model: Vector, model_digest: str) -> list[bytes]:
+def pack_job(round: int, attempt: int, model: Vector, model_digest: str, schedule: str = "") -> list[bytes]:
     """A round's job as the bytes of its messages: made once and sent to every chosen client as they are."""
     header, frames = cut(model, model_digest)
-    job = pb.ServerMessage(job=pb.Job(round=round, attempt=attempt, model=header))
+    job = pb.ServerMessage(job=pb.Job(round=round, attempt=attempt, model=header, schedule=schedule))
     rest = (pb.ServerMessage(frame=pb.Frame(index=index)) for index in range(1, len(frames)))
     return [pack(message, frame) for message, frame in zip((job, *rest), frames, strict=True)]
 

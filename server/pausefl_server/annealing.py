@@ -10,7 +10,6 @@ printed sign accepts everything; and what is returned is the best set seen, the 
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -47,6 +46,15 @@ class Cooling:
     steps: int
     time_cap_s: float = math.inf
 
+    def deadline(self, clock: Callable[[], float] | None) -> Callable[[], bool]:
+        """A question whether time is up, counting from now; ValueError for a cap without a clock."""
+        if self.time_cap_s == math.inf:
+            return lambda: False
+        if clock is None:
+            raise ValueError(f"time_cap_s = {self.time_cap_s}: needs a clock")
+        end_s = clock() + self.time_cap_s
+        return lambda: clock() >= end_s
+
 
 class _Chain(NamedTuple):
     """The current set and what it takes to draw a neighbour. A axes, n free rows, m places for them."""
@@ -72,7 +80,7 @@ def anneal_additive(
     axes: tuple[FloatArray, ...],
     cooling: Cooling,
     seed: int,
-    clock: Callable[[], float],
+    clock: Callable[[], float] | None,
     cluster: IntArray,
     marginal: FloatArray,
     held: IntArray,
@@ -83,13 +91,15 @@ def anneal_additive(
     first must be ucb; none for plain swaps. marginal and held: as in `search`, the costs within a cluster and how many
     rows outside this problem each cluster holds.
     """
+    if len(start) == len(ucb):  # one set, no neighbours
+        return np.sort(start), 0
     chain = _chain(ucb, start, axes, seed)
     counts = held + np.bincount(cluster[start], minlength=len(held))
     energy = np.full(2, ucb[start].min() + _additive_value(value, start, cluster, marginal, held))
     best = start.copy()
-    deadline, done = clock() + cooling.time_cap_s, 0
-    while done < cooling.steps and clock() < deadline:
-        until = min(done + CHUNK, cooling.steps) if deadline < math.inf else cooling.steps
+    time_is_up, done = cooling.deadline(clock), 0
+    while done < cooling.steps and not time_is_up():
+        until = min(done + CHUNK, cooling.steps)
         _anneal(chain, ucb, value, cluster, marginal, counts, len(axes) == 0, cooling.scale, done, until, energy, best)
         done = until
     return np.sort(best), done
@@ -102,16 +112,18 @@ def anneal(
     axes: tuple[FloatArray, ...],
     cooling: Cooling,
     seed: int,
-    clock: Callable[[], float],
+    clock: Callable[[], float] | None,
 ) -> tuple[IntArray, int]:
     """The same chain with any value of the set, in Python; the compiled one takes the same steps for the same seed."""
+    if len(start) == len(ucb):
+        return np.sort(start), 0
     chain = _chain(ucb, start, axes, seed)
     total = value.reset(start)
     energy = float(ucb[start].min()) + total
     best, best_energy = start.copy(), energy
-    deadline = clock() + cooling.time_cap_s
+    time_is_up = cooling.deadline(clock)
     for j in range(1, cooling.steps + 1):
-        if clock() >= deadline:
+        if time_is_up():
             return np.sort(best), j - 1
         out, incoming, least = _propose(chain, len(axes) == 0)
         proposed = float(ucb[least]) + value.swapped(out, incoming)
@@ -141,7 +153,7 @@ def warm_up() -> None:
     """Load the compiled kernels, compiling what is not cached yet, so that no round pays for it."""
     ucb, rows = np.array([1.0, 2.0, 3.0]), np.array([0, 1])
     cluster, cooling = np.zeros(3, np.int64), Cooling(1.0, 2)
-    anneal_additive(ucb, ucb, rows, (ucb,), cooling, 0, time.monotonic, cluster, np.zeros(1), np.zeros(1, np.int64))
+    anneal_additive(ucb, ucb, rows, (ucb,), cooling, 0, None, cluster, np.zeros(1), np.zeros(1, np.int64))
 
 
 def _additive_value(

@@ -30,7 +30,6 @@ class Checkpoint:
         written = 0
         while written < len(data):
             written += os.pwrite(file, data[written:], written)
-        os.ftruncate(file, len(data))
         os.fdatasync(file)
 
     def load(self, round: int, model_digest: str) -> Vector | None:

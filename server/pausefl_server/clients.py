@@ -24,6 +24,7 @@ _COLUMNS: dict[str, tuple[type, Any]] = {
     "chosen": (np.int64, 0),
     "measured": (np.int64, 0),
     "released": (np.int64, 0),
+    "used": (np.int64, 0),
     "inverse_latency_sum": (np.float64, 0.0),
     "epsilon_spent": (np.float64, 0.0),
     "last_loss": (np.float64, np.nan),
@@ -51,6 +52,8 @@ class ClientTable:
     chosen: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     measured: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     released: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    used: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """i of the last release whose update was used."""
     inverse_latency_sum: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     epsilon_spent: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     last_loss: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
@@ -94,6 +97,7 @@ class ClientTable:
         self.min_latency_s = min(self.min_latency_s, float(latency_s.min()))
         for row, o in zip(rows, record.observations, strict=True):
             self._raise_spent(row, o.participation, o.epsilon_spent)
+            self.used[row] = o.participation
             if o.loss is not None:
                 self.last_loss[row] = o.loss
             if "label_0" in o.statistics:

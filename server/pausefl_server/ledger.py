@@ -3,8 +3,11 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from pausefl.budget import Budget
 from pausefl.errors import WireError
+from pausefl_server.clients import IntArray
 
 # Two machines may round e^{-ηi} differently in the last place.
 _RELATIVE_TOLERANCE = 1e-9
@@ -19,10 +22,29 @@ class Release:
     epsilon_spent: float = 0.0
 
 
-def check_release(release: Release, budget: Budget | None, mirrored: int) -> None:
+def check_ledger(released: int, epsilon_spent: float, budget: Budget | None, mirrored: int) -> None:
+    """Raise WireError unless what a client's ledger says at hello fits the schedule and what the server knows.
+
+    `mirrored` is how many of the client's releases the server knows of.
+    """
+    spent = budget.spent(released) if budget else 0.0
+    if not math.isclose(epsilon_spent, spent, rel_tol=_RELATIVE_TOLERANCE):
+        raise WireError(
+            f"the client's ledger says {epsilon_spent} epsilon is spent after {released} releases,"
+            f" the schedule says {spent}"
+        )
+    if released < mirrored:
+        raise WireError(
+            f"the client's ledger counts {released} releases, the server knows of {mirrored}:"
+            " restore the ledger, or use a new client id"
+        )
+
+
+def check_release(release: Release, budget: Budget | None, mirrored: int, used: int = 0) -> None:
     """Raise WireError unless a reported release fits the agreed schedule.
 
     `mirrored` is how many releases the server already knows of: a client that counts fewer has lost its ledger.
+    `used` is the last release an update of which was used: the same noise must not come twice.
     """
     if budget is None:
         if release != Release():
@@ -33,7 +55,34 @@ def check_release(release: Release, budget: Budget | None, mirrored: int) -> Non
         raise WireError("sends an update without a private release")
     if i < mirrored:
         raise WireError(f"counts {i} releases, the server knows of {mirrored}: its ledger is older than the server's")
+    if i <= used:
+        raise WireError(f"sends release {i} once more, it has been used in an earlier round")
     if not math.isclose(release.epsilon, budget.epsilon(i), rel_tol=_RELATIVE_TOLERANCE):
         raise WireError(f"spent epsilon {release.epsilon} on release {i}, the schedule says {budget.epsilon(i)}")
     if not math.isclose(release.epsilon_spent, budget.spent(i), rel_tol=_RELATIVE_TOLERANCE):
         raise WireError(f"has spent {release.epsilon_spent} after {i} releases, the schedule says {budget.spent(i)}")
+
+
+def rounds_left(left: IntArray, chosen: IntArray, m: int) -> int:
+    """How many more rounds of m the clients' budgets allow, if all go on being chosen in the proportions so far.
+
+    left, (K,) int64: participations each client still has; chosen, (K,) int64: how often it was chosen. With w =
+    chosen + 1 client k is used up at time left_k / w_k; at the time s* at which the m-th last goes, Σ min(left_k,
+    w_k s*) participations have been had. No policy at all gets beyond the greatest T with Σ min(left_k, T) ≥ m T.
+    """
+    if left.size < m:
+        return 0
+    weights = chosen + 1.0
+    end = np.partition(left / weights, left.size - m)[left.size - m]
+    return min(int(np.minimum(left, weights * end).sum() / m), _most_rounds(left, m))
+
+
+def _most_rounds(left: IntArray, m: int) -> int:
+    low, high = 0, int(left.sum()) // m
+    while low < high:
+        middle = (low + high + 1) // 2
+        if np.minimum(left, middle).sum() >= m * middle:
+            low = middle
+        else:
+            high = middle - 1
+    return low

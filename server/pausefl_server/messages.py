@@ -1,6 +1,6 @@
 """What the server's actors say to each other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,7 @@ class Update:
     drawn_up_s: float
     release: Release
     loss: float | None
+    statistics: Mapping[str, float]
     bytes_down: int
     bytes_up: int
 

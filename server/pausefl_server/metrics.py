@@ -1,13 +1,18 @@
 """What Prometheus can scrape from the server; every metric is described in deploy/METRICS.md."""
 
 import errno
+import math
 import threading
 from wsgiref.simple_server import WSGIServer
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from pausefl.budget import Budget
 from pausefl.errors import ConfigError
+from pausefl_server.clients import ClientTable
 from pausefl_server.records import Evaluation, RoundRecord
+from pausefl_server.settings import Privacy
 from pausefl_server.state import RunState
 
 # From a millisecond to a minute, the times a federation's exchange can take.
@@ -15,9 +20,12 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 
 
 class ServerMetrics:
-    """The server's metrics, on a registry of their own. `unit` labels every ε with what it protects."""
+    """The server's metrics, on a registry of their own. Every ε is labelled with the unit it protects.
 
-    def __init__(self, *, epsilon_budget: float | None, unit: str) -> None:
+    Where the unit is the coordinate, each ε stands a second time for the whole upload vector, d times as large.
+    """
+
+    def __init__(self, privacy: Privacy | None, model_size: int) -> None:
         self.registry = registry = CollectorRegistry()
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -29,7 +37,9 @@ class ServerMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"pausefl_{name}", text, labels, registry=registry)
 
-        self._unit = unit
+        self._budget = privacy.budget if privacy else None
+        # Unit -> how many times the privacy unit's ε its own is.
+        self._units = {privacy.unit: 1, "vector": privacy.vector_epsilon(1, model_size)} if privacy else {}
         self._round = gauge("round", "Rounds committed so far")
         self._accuracy = gauge("accuracy_ratio", "Accuracy at the last evaluation", "split")
         self._connected = gauge("connected_clients", "Clients whose stream is open")
@@ -42,9 +52,18 @@ class ServerMetrics:
         self._selections = counter("client_selections", "Times a client was chosen", "client")
         self._epsilon = gauge("client_epsilon_spent", "Privacy budget a client has spent", "client", "unit")
         self._epsilon_max = gauge("epsilon_spent_max", "Greatest privacy budget any client has spent", "unit")
+        self._remaining = gauge("client_epsilon_remaining", "Privacy budget a client has left", "client", "unit")
+        self._next = gauge("client_epsilon_next", "What a client's next release would spend", "client", "unit")
+        self._epsilon_median = gauge("epsilon_spent_median", "Median over clients of the budget spent", "unit")
         self._epsilon_budget = gauge("epsilon_budget", "Privacy budget of each client", "unit")
-        if epsilon_budget is not None:
-            self._epsilon_budget.labels(unit).set(epsilon_budget)
+        self._retired = gauge("retired_clients", "Clients that release nothing more")
+        self._budgets_end = gauge("budgets_end_round", "Round after which fewer than m clients have budget left")
+        self._is_private = gauge(
+            "private", "1: updates are noised from entropy; 0: they are not, the run is not private"
+        )
+        self._is_private.set(privacy is not None and not privacy.reproducible_noise)
+        if privacy is not None:
+            self._set(self._epsilon_budget, privacy.budget.epsilon_budget)
 
     def connected(self, clients: int) -> None:
         """So many streams are open now."""
@@ -58,8 +77,8 @@ class ServerMetrics:
         """A model was judged."""
         self._accuracy.labels(evaluation.split).set(evaluation.accuracy)
 
-    def round_committed(self, record: RoundRecord, state: RunState) -> None:
-        """A round is on disk."""
+    def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
+        """A round is on disk; `budgets_end` is the round after which fewer than m clients have budget left."""
         self._round.set(record.round)
         self._round_latency.observe(record.round_latency_s)
         self._total_latency.set(state.total_latency_s)
@@ -69,10 +88,27 @@ class ServerMetrics:
         for o in record.observations:
             self._round_trip.labels(o.client_id).set(o.timing.round_trip_s)
             self._latency.labels(o.client_id).set(o.latency_s)
-            if o.participation:
-                self._epsilon.labels(o.client_id, self._unit).set(o.epsilon_spent)
-        if self._unit:
-            self._epsilon_max.labels(self._unit).set(float(state.table.epsilon_spent.max(initial=0.0)))
+        self._retired.set(int(state.table.retired.sum()))
+        if self._budget is None:
+            return
+        for client_id in {o.client_id for o in record.observations} | {e.client_id for e in record.events}:
+            self._ledger_of(client_id, state.table, self._budget)
+        self._set(self._epsilon_max, float(state.table.epsilon_spent.max(initial=0.0)))
+        self._set(self._epsilon_median, float(np.median(state.table.epsilon_spent)))
+        self._budgets_end.set(math.inf if budgets_end is None else budgets_end)
+
+    def _ledger_of(self, client_id: str, table: ClientTable, budget: Budget) -> None:
+        row = table.row_of.get(client_id)
+        if row is None:
+            return
+        i, spent = int(table.released[row]) + 1, float(table.epsilon_spent[row])
+        self._set(self._epsilon, spent, client_id)
+        self._set(self._remaining, budget.epsilon_budget - spent, client_id)
+        self._set(self._next, budget.epsilon(i) if budget.affords(i) else 0.0, client_id)
+
+    def _set(self, epsilon: Gauge, value: float, *labels: str) -> None:
+        for unit, factor in self._units.items():
+            epsilon.labels(*labels, unit).set(factor * value)
 
 
 class MetricsServer:

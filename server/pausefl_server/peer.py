@@ -155,6 +155,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
                 drawn_up_s=result.timing.drawn_up_s,
                 release=_release(result),
                 loss=result.loss if result.HasField("loss") else None,
+                statistics=dict(result.statistics),
                 bytes_down=exchange.bytes_down,
                 bytes_up=exchange.bytes_up,
             )

@@ -17,7 +17,7 @@ from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Vector, di
 from pausefl_server.aggregation import federated_average
 from pausefl_server.clients import FloatArray
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
-from pausefl_server.ledger import Release, check_release
+from pausefl_server.ledger import Release, check_ledger, check_release, rounds_left
 from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Lost, Refusal, Register, Shutdown, Update
 from pausefl_server.metrics import ServerMetrics
 from pausefl_server.peer import ClientActor
@@ -32,6 +32,10 @@ Progress = Callable[[Mapping[str, Any]], None]
 
 # Work shorter than this is done on the event loop: a thread and back costs 0.1 ms.
 _QUICK_S = 0.001
+# How long before the budgets end it is said again.
+_NOTICE_ROUNDS = 10
+# Nobody follows more rounds than this, and every one shown takes time from the next.
+_SHOW_EVERY_S = 0.05
 # A latency is a divisor in μ̄; a clock can tick twice at the same instant.
 _LEAST_LATENCY_S = 1e-6
 
@@ -69,16 +73,21 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         self._events = late_events
         self._digest = digest(theta)
         self._job: Dispatch | None = None  # the round in flight
+        self._budget = settings.privacy.budget if settings.privacy else None
+        self._notices = 0  # how often it was said when the budgets will end
         self._due: dict[str, float] = {}  # who still owes it an answer, and until when
         self._updates: dict[str, Update] = {}
+        self._observations: dict[str, Observation] = {}
         self._began_s: float | None = None
         self._unreported: RoundRecord | None = None  # committed, but nobody was told yet
+        self._shown_s = float("-inf")  # when a round was last shown
         self._selection_s = float("inf")  # how long the last selection took
 
     async def run(self) -> None:
         """Play the rounds that are left, then dismiss everybody. PauseflError when no round could begin."""
         try:
-            await self._gather_clients()
+            # Compiling takes seconds the first time on a machine; nobody waits for it in a round.
+            await asyncio.gather(self._gather_clients(), asyncio.to_thread(self.state.policy.warm_up))
             while not self.stopped_because:
                 if self.state.round >= self._settings.rounds:
                     self.stopped_because = "all rounds done"
@@ -112,10 +121,18 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             self._began_s = self._clock() - self.state.wall_clock_s
         events, self._events = tuple(self._events), []
         self.state.before_round(round, events)
+        retired = self._used_up()
+        self.state.before_round(round, retired)
+        events = (*events, *retired)
+        self.stopped_because = self.stopped_because or self._too_few_left()
+        if self.stopped_because or not self.state.table.eligible().size:
+            self._events = [*events, *self._events]
+            return
         quick = self._selection_s < _QUICK_S and self.theta.nbytes <= MAX_FRAME_BYTES
         selection, messages = await _off_loop(quick, self._prepare, round, attempt)
         chosen = tuple(self.state.table.ids[row] for row in selection.rows)
         await self._send(Dispatch(round, attempt, messages), chosen)
+        await asyncio.sleep(0)  # let the job leave before anything else is done
         await self._tell_of_last_round(busy=self._due.keys())
         await self._collect()
         self._job = None
@@ -124,7 +141,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             self._events = [*events, *self._events, *(_reconciled(u) for u in self._updates.values())]
             return
         quick = self.theta.nbytes * len(chosen) <= MAX_FRAME_BYTES
-        observations, theta, model_digest = await _off_loop(quick, self._aggregate, selection, chosen)
+        theta, model_digest = await _off_loop(quick, self._aggregate, selection, chosen)
+        observations = tuple(self._observations[c] for c in sorted(self._observations))
         record = RoundRecord(
             round=round,
             attempt=attempt,
@@ -137,11 +155,51 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             selection_s=self._selection_s,
             model_digest=model_digest,
             details=selection.details,
+            cluster_penalty_s=selection.cluster_penalty_s,
         )
         await self._store.ask(CommitRound(record, theta))
         self.theta, self._digest = theta, model_digest
         self.state.after_round(record)
         self._unreported = record
+
+    def _used_up(self) -> tuple[Event, ...]:
+        """Who must not be asked again: the floor, which looks at i alone, does not allow its next release."""
+        limit = self._budget.participations if self._budget else None
+        if limit is None:
+            return ()
+        table = self.state.table
+        rows = np.flatnonzero(~table.retired & (table.released >= limit))
+        return tuple(Event("retired", table.ids[row], "its next epsilon would lie below the floor") for row in rows)
+
+    def _too_few_left(self) -> str:
+        """Why the run must end before noise drowns what it learnt; empty while m clients may still release."""
+        table, m = self.state.table, self.state.policy.m
+        left = int((~table.retired).sum())
+        if left >= m or left == len(table):
+            return ""
+        return f"privacy budgets: {left} of {len(table)} clients may still release, a round takes m = {m}"
+
+    def _budgets_end(self) -> int | None:
+        """The round after which fewer than m clients will have budget left, as things go; None without a floor."""
+        limit = self._budget.participations if self._budget else None
+        if limit is None:
+            return None
+        table = self.state.table
+        active = ~table.retired
+        return self.state.round + rounds_left(limit - table.released[active], table.chosen[active], self.state.policy.m)
+
+    def _announce_end(self, ends: int | None, round: int) -> None:
+        """Say when the budgets will end the run: once as soon as it is known, and once more shortly before."""
+        if ends is None or ends >= self._settings.rounds:
+            return
+        due = 1 if ends - round > _NOTICE_ROUNDS else 2
+        if self._notices < due:
+            self._notices = due
+            m, rounds = self.state.policy.m, self._settings.rounds
+            message = (
+                f"privacy budgets will be used up: after round {ends} of {rounds}, fewer than m = {m} clients left"
+            )
+            self._progress({"kind": "event", "message": message})
 
     def _prepare(self, round: int, attempt: int) -> tuple[Selection, list[bytes]]:
         """Select and frame."""
@@ -154,14 +212,16 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             epsilon_budget=settings.privacy.budget.epsilon_budget if settings.privacy else None,
             tau_min_s=settings.tau_min_s,
             oracle=self._oracle,
+            clock=time.monotonic,
         )
         started = time.perf_counter()
         selection = self.state.policy.select(self.state.policy_state, context)
         self._selection_s = time.perf_counter() - started
-        return selection, pack_job(round, attempt, self.theta, self._digest)
+        schedule = settings.privacy.schedule if settings.privacy else ""
+        return selection, pack_job(round, attempt, self.theta, self._digest, schedule)
 
     async def _send(self, job: Dispatch, chosen: tuple[str, ...]) -> None:
-        self._job, self._updates = job, {}
+        self._job, self._updates, self._observations = job, {}, {}
         until_s = self._clock() + self._settings.round_timeout_s
         self._due = dict.fromkeys(chosen, until_s)
         for client_id in self._due:
@@ -189,13 +249,18 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         while self._due and not self.stopped_because:
             patience_s = min(self._due.values()) - self._clock()
             if patience_s > 0 and await self._wait_for_message(patience_s):
-                await self._handle(*self._take())
-            now_s = self._clock()
-            for client_id in [c for c, until_s in self._due.items() if until_s <= now_s]:
-                del self._due[client_id]
-                self._events.append(Event("missed", client_id, "gave no answer in time"))
+                while self._mailbox:
+                    await self._handle(*self._take())
+            else:
+                self._give_up_on_the_late()
 
-    def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[tuple[Observation, ...], Vector, str]:
+    def _give_up_on_the_late(self) -> None:
+        now_s = self._clock()
+        for client_id in [c for c, until_s in self._due.items() if until_s <= now_s]:
+            del self._due[client_id]
+            self._events.append(Event("missed", client_id, "gave no answer in time"))
+
+    def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[Vector, str]:
         """θ of the next round from the updates that came, in selection order."""
         arrived = [i for i, client_id in enumerate(chosen) if client_id in self._updates]
         weights: FloatArray
@@ -204,8 +269,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         else:
             weights = selection.weights[arrived]
         theta = federated_average(self.theta, [self._updates[chosen[i]].vector for i in arrived], weights)
-        observations = tuple(self._observe(self._updates[c]) for c in sorted(self._updates))
-        return observations, theta, self._digest if theta is self.theta else digest(theta)
+        return theta, self._digest if theta is self.theta else digest(theta)
 
     def _observe(self, update: Update) -> Observation:
         settings, row = self._settings, self.state.table.row_of[update.client_id]
@@ -222,11 +286,18 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             bytes_up=update.bytes_up,
             drawn_down_s=update.drawn_down_s,
             drawn_up_s=update.drawn_up_s,
-            loss=update.loss if settings.discloses_loss else None,
+            loss=update.loss if "loss" in settings.disclosed else None,
+            statistics=update.statistics if "labels" in settings.disclosed else {},
         )
 
     def _report(self, record: RoundRecord) -> None:
-        self._metrics.round_committed(record, self.state)
+        ends = self._budgets_end()
+        self._announce_end(ends, record.round)
+        self._metrics.round_committed(record, self.state, ends)
+        now_s = self._clock()
+        if now_s - self._shown_s < _SHOW_EVERY_S and record.round < self._settings.rounds:
+            return
+        self._shown_s = now_s
         privacy = self._settings.privacy
         self._progress(
             {
@@ -239,6 +310,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
                 "max_epsilon_spent": float(self.state.table.epsilon_spent.max(initial=0.0)),
                 "epsilon_budget": privacy.budget.epsilon_budget if privacy else None,
                 "privacy_unit": privacy.unit if privacy else None,
+                "budgets_end_after_round": ends,
                 "connected": len(self._peers),
                 "rejected": self.rejected_updates,
                 "wall_clock_s": record.wall_clock_s,
@@ -327,14 +399,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
                 f"privacy differs: the client agreed to {hello.ledger.schedule!r}, the run has {schedule!r}"
             )
         row = self.state.table.row_of.get(hello.client_id)
-        if row is not None and hello.ledger.released < self.state.table.released[row]:
-            raise WireError(
-                f"the client's ledger counts {hello.ledger.released} releases, the server knows of"
-                f" {self.state.table.released[row]}: restore the ledger, or use a new client id"
-            )
-        ceiling = privacy.budget.epsilon_budget if privacy else 0.0
-        if not 0.0 <= hello.ledger.epsilon_spent <= ceiling:
-            raise WireError(f"the client's ledger says {hello.ledger.epsilon_spent} of {ceiling} epsilon is spent")
+        mirrored = int(self.state.table.released[row]) if row is not None else 0
+        check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, self._budget, mirrored)
 
     def _lose(self, message: Lost) -> None:
         client_id = message.actor.client_id
@@ -349,18 +415,19 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             self._progress({"kind": "event", "message": f"client {client_id} left: {message.reason}"})
 
     def _take_update(self, update: Update) -> None:
-        row = self.state.table.row_of.get(update.client_id)
-        mirrored = int(self.state.table.released[row]) if row is not None else 0
+        table, row = self.state.table, self.state.table.row_of.get(update.client_id)
+        mirrored, used = (int(table.released[row]), int(table.used[row])) if row is not None else (0, 0)
         try:
             if self._job is None or update.round != self._job.round or update.client_id not in self._due:
                 raise WireError(f"round {update.round} is over, its update came too late")
-            check_release(update.release, self._settings.privacy.budget if self._settings.privacy else None, mirrored)
+            check_release(update.release, self._budget, mirrored, used)
         except WireError as error:
             refusal = Refusal(update.client_id, update.round, str(error), rejected=True, release=update.release)
             self._take_refusal(refusal)
             return
         del self._due[update.client_id]
         self._updates[update.client_id] = update
+        self._observations[update.client_id] = self._observe(update)
 
     def _take_refusal(self, refusal: Refusal) -> None:
         client_id = refusal.client_id
@@ -387,6 +454,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
     async def _finish(self) -> None:
         await self._tell_of_last_round()
         await self._store.ask(SaveLateEvents(self.state.round + 1, tuple(self._events)))
+        self.state.before_round(self.state.round + 1, self._events)
         for peer in tuple(self._peers.values()):
             if not peer.stopped:
                 await peer.tell(Dismiss(self.stopped_because))

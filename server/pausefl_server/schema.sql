@@ -83,10 +83,15 @@ FROM observations;
 CREATE VIEW leakage AS
 SELECT round, client_id, participation, epsilon, epsilon_spent FROM observations WHERE participation > 0;
 
+-- What was spent on updates that were not used stands in events; those after the last round count towards it.
 CREATE VIEW greatest_leakage AS
+WITH spent AS (
+    SELECT round, epsilon_spent FROM observations
+    UNION ALL SELECT min(round, (SELECT max(round) FROM rounds)), epsilon_spent FROM events
+)
 SELECT rounds.round,
-       coalesce(max(max(o.epsilon_spent)) OVER (ORDER BY rounds.round), 0.0) AS max_epsilon_spent
-FROM rounds LEFT JOIN observations AS o ON o.round = rounds.round GROUP BY rounds.round;
+       coalesce(max(max(spent.epsilon_spent)) OVER (ORDER BY rounds.round), 0.0) AS max_epsilon_spent
+FROM rounds LEFT JOIN spent ON spent.round = rounds.round GROUP BY rounds.round;
 
 CREATE VIEW selections AS
 SELECT chosen.value AS client_id, count(*) AS times_chosen

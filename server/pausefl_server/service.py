@@ -1,9 +1,10 @@
 """Puts the server's actors together, runs them, and takes them down in order."""
 
 import asyncio
+import secrets
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pausefl.errors import ConfigError
@@ -69,12 +70,9 @@ async def serve(
     store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
     metrics_server = None
     try:
+        settings = replace(settings, run_id=_run_id(store, settings.run_id))
         state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint)
-        privacy = settings.privacy
-        metrics = ServerMetrics(
-            epsilon_budget=privacy.budget.epsilon_budget if privacy else None,
-            unit=privacy.unit if privacy else "",
-        )
+        metrics = ServerMetrics(settings.privacy, theta.size)
         if endpoints.metrics_host is not None:
             metrics_server = MetricsServer(metrics.registry, endpoints.metrics_host, endpoints.metrics_port)
             progress({"kind": "metrics", "url": metrics_server.url})
@@ -154,6 +152,13 @@ def _restore(
     state = replay(policy, settings.seed, records)
     events = [*store.late_events(), *_departures(state)]
     return state, theta, events
+
+
+def _run_id(store: Store, name: str) -> str:
+    """Unlike any other run's, whatever directories are called: a ledger may see many runs."""
+    run_id = store.meta("run_id") or f"{name}-{secrets.token_hex(8)}"
+    store.set_meta("run_id", run_id)
+    return run_id
 
 
 def _agree_on(store: Store, key: str, value: str) -> None:

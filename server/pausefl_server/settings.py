@@ -15,6 +15,8 @@ class Privacy:
     budget: Budget
     unit: Literal["coordinate", "vector"]
     schedule: str
+    reproducible_noise: bool = False
+    """True: the noise can be drawn again from the seed, so the run protects nobody."""
 
     def vector_epsilon(self, epsilon: float, size: int) -> float:
         """The whole upload's ε: itself when the unit is the vector, d·ε when it is the coordinate (decision 8)."""
@@ -42,4 +44,5 @@ class ServerSettings:
     """How long a chosen client whose stream broke may take to come back within the round."""
     evaluation_every: int
     """Evaluate after every so many rounds; 0: only at the end."""
-    discloses_loss: bool = False
+    disclosed: frozenset[str] = frozenset()
+    """What clients were told to disclose; anything else they report is dropped."""

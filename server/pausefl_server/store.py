@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,10 @@ class Store:
     def commit_round(self, record: RoundRecord) -> None:
         """Write one round, its events and its observations in one transaction."""
         with self._transaction():
-            self._db.execute(_insert("rounds", _ROUND), _round_row(record))
+            self._db.execute(_INSERT_ROUND, _round_row(record))
             self._replace_events(record.round, record.events)
             rows = [_observation_row(record.round, o) for o in record.observations]
-            self._db.executemany(_insert("observations", ("round", *_OBSERVATION)), rows)
+            self._db.executemany(_INSERT_OBSERVATION, rows)
 
     def save_late_events(self, round: int, events: Iterable[Event]) -> None:
         """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
@@ -124,8 +125,7 @@ class Store:
 
     def _replace_events(self, round: int, events: Iterable[Event]) -> None:
         self._db.execute("DELETE FROM events WHERE round = ?", (round,))
-        rows = [(round, *(getattr(event, name) for name in _EVENT)) for event in events]
-        self._db.executemany(_insert("events", ("round", *_EVENT)), rows)
+        self._db.executemany(_INSERT_EVENT, [(round, *_event_values(event)) for event in events])
 
     def _by_round(
         self, table: str, columns: Sequence[str], order: str, build: Callable[[tuple[Any, ...]], Any]
@@ -137,7 +137,15 @@ class Store:
         return found
 
 
+_INSERT_ROUND = _insert("rounds", _ROUND)
+_INSERT_OBSERVATION = _insert("observations", ("round", *_OBSERVATION))
+_INSERT_EVENT = _insert("events", ("round", *_EVENT))
 _SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence"
+
+
+_event_values = attrgetter(*_EVENT)
+_scalar_values = attrgetter(*_SCALARS)
+_timing_values = attrgetter(*_TIMING)
 
 
 def _round_row(record: RoundRecord) -> tuple[Any, ...]:
@@ -158,9 +166,8 @@ def _record(row: tuple[Any, ...], observations: list[Observation], events: list[
 
 
 def _observation_row(round: int, o: Observation) -> tuple[Any, ...]:
-    scalars = (getattr(o, name) for name in _SCALARS)
-    timing = (getattr(o.timing, name) for name in _TIMING)
-    return (round, *scalars, *timing, json.dumps(dict(o.statistics)))
+    statistics = json.dumps(dict(o.statistics)) if o.statistics else "{}"
+    return (round, *_scalar_values(o), *_timing_values(o.timing), statistics)
 
 
 def _observation(row: tuple[Any, ...]) -> Observation:

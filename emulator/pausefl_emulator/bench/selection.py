@@ -150,4 +150,5 @@ def _times_s(call: Callable[[Any], Any], state: Any, repeats: int) -> Any:
 
 def _anneal(policy: SaPause, context: Context) -> Selection:
     """A round's choice, from a generator nobody has drawn from."""
-    return policy.select(None, replace(context, rng=generator(1, "bench", "annealing", context.round)))
+    rng = generator(1, "bench", "annealing", context.round)
+    return policy.select(None, replace(context, rng=rng, clock=time.monotonic))

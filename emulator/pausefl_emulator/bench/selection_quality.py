@@ -43,6 +43,7 @@ def cases(seeds: int) -> Iterator[dict[str, Any]]:
             yield _gaps(f"gap to the optimum, {reward}, {clients} / {m}, {what}", annealed, clients, min(seeds, 3))
         policies: tuple[tuple[str, Policy], ...] = (
             ("pause", Pause(m, zeta=zeta)),
+            ("pause, gamma 50", Pause(m, zeta=zeta, gamma=50.0)),
             ("sa-pause v2, random start", SaPause(m, start_set="random", **published)),
             ("sa-pause v1, random start", SaPause(m, start_set="random", neighbourhood="v1", **published)),
             ("random", Random(m)),

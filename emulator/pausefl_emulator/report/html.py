@@ -18,6 +18,18 @@ UNIT_SENTENCES = {
     "vector": "Each update was clipped as a whole and noised on the client before it left: ε holds for the upload "
     "vector, of d = {d:,} coordinates, and so for each single coordinate at most. Both are given.",
 }
+NOISE_SENTENCES = {
+    "laplace": "Noise: Laplace, drawn in float64 by numpy's PCG64DXSM from a fresh 128-bit seed of the operating system "
+    "for every release, and rounded to float32. Floating-point sampling is not exact (Mironov, 2012).",
+    "opendp": "Noise: Laplace, drawn by OpenDP's exact sampler from the operating system's entropy.",
+    "reproducible": "Noise: drawn from the experiment's seed.",
+}
+BUDGET_SENTENCES = {
+    "run": "Budgets are per run: this run began a new ledger for each client. Whoever runs several experiments on the "
+    "same data spends a budget in each of them, and they add up.",
+    "data holder": "Budgets are per data holder: the ledgers outlive this run, and all experiments on the same data "
+    "draw from them. What was spent before this run is counted in.",
+}
 DISCLOSURES = {
     "n_examples": "|D_k|, how many examples the client has: the average by data size needs it",
     "device_times": "device times: how long the client queued, trained and privatised",
@@ -98,6 +110,9 @@ def _privacy(run: RunData, privacy: Privacy) -> Mapping[str, object]:
         "privacy": privacy,
         "unit_sentence": UNIT_SENTENCES[privacy.unit].format(d=d),
         "vector_factor": vector_factor,
+        "noise_sentence": NOISE_SENTENCES[run.summary["noise"] or "laplace"],
+        "budget_sentence": BUDGET_SENTENCES[run.summary["budget_per"] or "run"],
+        "retired": int((run.clients["retired_before"] > 0).sum()),
         "clients": list(_clients(run)),
         "schedule": _schedule(run),
     }

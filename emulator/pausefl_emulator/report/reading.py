@@ -54,6 +54,14 @@ class Summary(TypedDict):
     epsilon_budget: float
     max_epsilon_spent: float
     vector_epsilon_max: float
+    private: bool
+    """False: no noise, or noise from the seed, which protects nobody."""
+    noise: Literal["laplace", "opendp", "reproducible"] | None
+    delta: float | None
+    epsilon_at_delta: float | None
+    """ε of (ε, δ) for the client that released most, in the privacy unit; None also without dp-accounting."""
+    epsilon_floor: float | None
+    budget_per: Literal["run", "data holder"] | None
     disclosed: list[str]
     selection_s_median: float | None
     rejected_updates: int
@@ -64,9 +72,15 @@ class Summary(TypedDict):
 # never arrived stands in an event, not in an observation.
 CLIENTS = """
 SELECT client_id, max(n_examples) AS n_examples, coalesce(max(times_chosen), 0) AS times_chosen,
-       sum(accepted) AS accepted, max(released) AS released, max(epsilon_spent) AS epsilon_spent
-FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 AS accepted FROM observations
-      UNION ALL SELECT client_id, n_examples, released, epsilon_spent, 0 FROM events)
+       sum(accepted) AS accepted, max(released) AS released, max(epsilon_spent) AS epsilon_spent,
+       (SELECT epsilon_spent FROM events WHERE kind = 'joined' AND events.client_id = log.client_id
+        ORDER BY sequence LIMIT 1) AS spent_before,
+       coalesce(max(retired), 0) AS retired_before
+FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 AS accepted, NULL AS retired
+      FROM observations
+      UNION ALL
+      SELECT client_id, n_examples, released, epsilon_spent, 0, CASE kind WHEN 'retired' THEN round END FROM events)
+     AS log
 LEFT JOIN selections USING (client_id)
 GROUP BY client_id ORDER BY client_id
 """
@@ -97,7 +111,8 @@ class RunData:
     """config.toml, as text."""
     summary: Summary
     clients: Columns
-    """client_id, n_examples, times_chosen, accepted, released, epsilon_spent: a row per client, sorted by id."""
+    """A row per client, sorted by id. client_id, n_examples, times_chosen, accepted, released, epsilon_spent;
+    spent_before: ε spent when it first joined; retired_before: the round it retired before, 0 if it did not."""
     round_latency: Columns
     breakdown: Columns
     leakage: Columns

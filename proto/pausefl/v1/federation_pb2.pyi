@@ -46,6 +46,8 @@ class _StatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Status.ValueTy
     """this client will release nothing more"""
     STATUS_FAILED: _Status.ValueType  # 3
     """this job failed; the client stays"""
+    STATUS_BUDGET_MISMATCH: _Status.ValueType  # 4
+    """the job's schedule is not the one this client agreed to at hello"""
 
 class Status(_Status, metaclass=_StatusEnumTypeWrapper): ...
 
@@ -55,6 +57,8 @@ STATUS_BUDGET_EXHAUSTED: Status.ValueType  # 2
 """this client will release nothing more"""
 STATUS_FAILED: Status.ValueType  # 3
 """this job failed; the client stays"""
+STATUS_BUDGET_MISMATCH: Status.ValueType  # 4
+"""the job's schedule is not the one this client agreed to at hello"""
 Global___Status: _TypeAlias = Status  # noqa: Y015
 
 @_typing.final
@@ -339,8 +343,11 @@ class Job(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
+    schedule: _builtins.str
+    """the privacy this job is under; a client works only under the one in its hello"""
     @_builtins.property
     def model(self) -> Global___Vector: ...
     def __init__(
@@ -349,10 +356,11 @@ class Job(_message.Message):
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
         model: Global___Vector | None = ...,
+        schedule: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "model", b"model", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "model", b"model", "round", b"round", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -362,6 +370,26 @@ Global___Job: _TypeAlias = Job  # noqa: Y015
 class Result(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class StatisticsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
@@ -369,6 +397,7 @@ class Result(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
@@ -384,6 +413,10 @@ class Result(_message.Message):
         """absent in a run without privacy"""
 
     @_builtins.property
+    def statistics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """likewise: "label_0", "label_1", ... count its examples by label"""
+
+    @_builtins.property
     def update(self) -> Global___Vector:
         """with OK"""
 
@@ -397,11 +430,12 @@ class Result(_message.Message):
         timing: Global___Timing | None = ...,
         release: Global___Release | None = ...,
         loss: _builtins.float | None = ...,
+        statistics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         update: Global___Vector | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "release", b"release", "timing", b"timing", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "attempt", b"attempt", "loss", b"loss", "reason", b"reason", "release", b"release", "round", b"round", "status", b"status", "timing", b"timing", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "attempt", b"attempt", "loss", b"loss", "reason", b"reason", "release", b"release", "round", b"round", "statistics", b"statistics", "status", b"status", "timing", b"timing", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

@@ -1,6 +1,5 @@
 """What a selection policy is: a small validated record of parameters plus three pure functions."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -36,8 +35,8 @@ class Context:
     tau_min_s: float | None = None
     """The configured τ_min; None means the least latency seen."""
     oracle: Oracle | None = None
-    clock: Callable[[], float] = time.monotonic
-    """For policies with a time cap alone."""
+    clock: Callable[[], float] | None = None
+    """Seconds, for policies with a time cap alone."""
 
     @property
     def effective_tau_min_s(self) -> float:

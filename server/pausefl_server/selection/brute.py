@@ -1,7 +1,6 @@
 """PAUSE by brute force: every set of m clients is tried. An oracle for small networks, and what the papers timed."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pausefl.errors import ConfigError
@@ -26,7 +25,7 @@ class PauseBrute(Pause):
         """Load the compiled loop over the sets."""
         brute_force([1.0, 2.0], [0.0, 0.0], 1)
 
-    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, Mapping[str, float]]:  # noqa: ARG002
+    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:  # noqa: ARG002
         free, places = len(choice.rows) - len(choice.forced), choice.m - len(choice.forced)
         sets = math.comb(free, places)
         if sets > MOST_SETS:

@@ -1,7 +1,6 @@
 """PAUSE: privacy-aware active user selection (PAUSE v2, Algorithm 1), solved exactly under rewards R1 and R2."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -90,9 +89,10 @@ class Pause(Policy):
     """R1: means of g and p, eq. (18). R2: clients that share an access point are kept apart, eq. (22)."""
     clusters: int | dict[str, int] = 6
     """R2: how many clusters to draw at random, or the cluster of each client by id."""
-    rho: float | list[float] = 0.1
+    rho: float | list[float] = 0.01
     """R2: ρ, the price of every member of a cluster beyond the first; or the prices of the second, third, ... member,
-    non-decreasing, the last one holding for all further ones."""
+    non-decreasing, the last one holding for all further ones. No paper states it: with α = 100 the default makes a
+    shared access point cost as much as the whole range of the latency term, 1."""
     delta_tau_s: float = 0.0
     """R2: δ_τ, logged per member beyond the first in a column of its own; never added to a measured latency."""
     discount: float = 1.0
@@ -137,14 +137,15 @@ class Pause(Policy):
 
     def select(self, state: Recent | None, context: Context) -> Selection:
         """Unseen clients first, then the optimum of eq. (14)."""
-        if len(context.eligible) <= self.m:
-            return Selection(context.eligible)
-        choice = self.choice(state, context)
-        positions, details = self._search(choice, context)
-        rows = np.sort(choice.rows[positions])
+        rows = context.eligible
+        details: dict[str, float] = {}
+        if len(rows) > self.m:
+            choice = self.choice(state, context)
+            positions, details = self._search(choice, context)
+            rows = np.sort(choice.rows[positions])
         if self.reward == "R1":
             return Selection(rows, details=details)
-        shared = crowding(choice.cluster[positions])
+        shared = crowding(cluster_of(context.table, rows, self.clusters))
         details = {**details, "cluster_crowding": float(shared)}
         return Selection(rows, details=details, cluster_penalty_s=self.delta_tau_s * shared)
 
@@ -187,7 +188,7 @@ class Pause(Policy):
             rounds = (1 - self.discount**rounds) / (1 - self.discount)
         return upper_confidence(mean, count, rounds, self.m, self.zeta)
 
-    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, Mapping[str, float]]:  # noqa: ARG002
+    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:  # noqa: ARG002
         """Positions of the set chosen, and what to log about it."""
         positions = choice.exact()
         return positions, {"energy": choice.finite().energy(positions)}

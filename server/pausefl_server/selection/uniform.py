@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.terms import rows_in_tie_order
 
 
 @dataclass(frozen=True)
@@ -14,5 +15,5 @@ class Random(Policy):
 
     def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
         """A draw of this round's generator."""
-        m = min(self.m, len(context.eligible))
-        return Selection(np.sort(context.rng.choice(context.eligible, m, replace=False)))
+        rows = rows_in_tie_order(context)  # so that a draw means the same client however rows are numbered
+        return Selection(np.sort(context.rng.choice(rows, min(self.m, len(rows)), replace=False)))

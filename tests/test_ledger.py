@@ -1,0 +1,286 @@
+"""Both ledgers: the client's own, on a real disk, and the server's mirror of it."""
+
+import os
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pausefl.budget import Budget
+from pausefl.errors import BudgetError, LedgerError, WireError
+from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
+from pausefl_server.ledger import Release, check_ledger, check_release, rounds_left
+
+BUDGET = Budget(10.0, 0.04)
+BYTES = memoryview(b"noised bytes")
+HOLDER = {"unit": "vector", "client_id": "a", "data": "digits"}
+
+
+def key(round: int, run_id: str = "run") -> ReleaseKey:
+    return ReleaseKey(run_id, round, 1, f"model {round}")
+
+
+def release(ledger: Ledger, round: int, noised: memoryview = BYTES) -> None:
+    ledger.record(key(round), ledger.next_charge(), f"update {round}", noised)
+
+
+def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
+    """What stands in a closed ledger."""
+    db = sqlite3.connect(path)
+    try:
+        return db.execute(sql).fetchall()
+    finally:
+        db.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledgers" / "a.db"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    yield ledger
+    ledger.close()
+
+
+def test_the_disk_is_asked_to_keep_every_commit(ledger: Ledger) -> None:
+    pragmas = {name: ledger._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")}
+    assert pragmas == {"synchronous": 2, "journal_mode": "wal"}  # 2 is FULL
+    assert ledger._db.execute("PRAGMA locking_mode").fetchone() == ("exclusive",)
+
+
+def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tmp_path: Path) -> None:
+    for round_ in (1, 2):
+        release(ledger, round_)
+        # What a crash at this instant would leave behind.
+        for file in path.parent.iterdir():
+            shutil.copy(file, tmp_path / file.name)
+        query = "SELECT participation, round, attempt, epsilon, unit, update_digest FROM releases ORDER BY 1 DESC"
+        assert rows(tmp_path / path.name, query)[0] == (round_, round_, 1, BUDGET.epsilon(round_), "vector", f"update {round_}")
+
+
+def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
+    for spent in (0, 1, 2):
+        ledger = Ledger(path, BUDGET, **HOLDER)
+        assert (ledger.released, ledger.epsilon_spent) == (spent, BUDGET.spent(spent))
+        release(ledger, round=spent + 1)
+        ledger.close()
+
+
+def test_the_bytes_are_kept_until_settled(path: Path) -> None:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    assert ledger.open_release() is None
+    release(ledger, 1)
+    ledger.close()
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    kept = ledger.open_release()
+    assert kept is not None
+    assert (kept.key, kept.noised, kept.update_digest) == (key(1), bytes(BYTES), "update 1")
+    assert kept.charge.epsilon_spent == BUDGET.spent(1)
+    ledger.settle()
+    assert ledger.open_release() is None
+    ledger.close()
+    assert rows(path, "SELECT fate FROM releases") == [("settled",)]
+    assert rows(path, "SELECT * FROM kept") == []
+
+
+def test_bytes_beyond_the_limit_are_not_kept_but_charged(ledger: Ledger) -> None:
+    release(ledger, 1, memoryview(bytes(KEPT_BYTES_MAX)))
+    assert ledger.open_release().noised is not None  # type: ignore[union-attr]
+    release(ledger, 2, memoryview(bytes(KEPT_BYTES_MAX + 1)))
+    assert ledger.open_release().noised is None  # type: ignore[union-attr]
+    assert ledger.released == 2
+
+
+def test_a_release_nobody_settled_is_written_off_by_the_next(path: Path) -> None:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    release(ledger, 1)
+    release(ledger, 2)
+    ledger.settle()
+    release(ledger, 3)
+    ledger.close()
+    assert rows(path, "SELECT fate FROM releases ORDER BY participation") == [("written off",), ("settled",), ("open",)]
+    assert rows(path, "SELECT participation FROM kept") == [(3,)]
+
+
+def test_a_key_is_charged_once(ledger: Ledger) -> None:
+    release(ledger, 1)
+    release(ledger, 2)
+    assert ledger.has_answered(key(1))
+    assert not ledger.has_answered(key(1, run_id="another"))
+    with pytest.raises(LedgerError, match="UNIQUE"):
+        release(ledger, 1)
+    assert ledger.released == 2
+    assert ledger.open_release().key == key(2)  # type: ignore[union-attr]
+
+
+def test_the_floor_and_the_end_of_the_budget_refuse(path: Path) -> None:
+    ledger = Ledger(path, Budget(10.0, 0.04, BUDGET.epsilon(2)), **HOLDER)
+    release(ledger, 1)
+    release(ledger, 2)
+    with pytest.raises(BudgetError, match=r"release 3 would have epsilon 0\.362, the floor is 0\.37"):
+        ledger.next_charge()
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    "tampering",
+    [
+        "UPDATE releases SET epsilon = 0.0 WHERE participation = 2",
+        "UPDATE releases SET epsilon_spent = 0.0 WHERE participation = 3",
+        "UPDATE releases SET update_digest = 'another' WHERE participation = 1",
+        "DELETE FROM releases WHERE participation = 1",
+        "DELETE FROM releases WHERE participation = 2",
+    ],
+)
+def test_an_altered_ledger_is_refused(path: Path, tampering: str) -> None:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    for round_ in (1, 2, 3):
+        release(ledger, round_)
+    ledger.close()
+    db = sqlite3.connect(path)
+    db.execute(tampering)
+    db.commit()
+    db.close()
+    with pytest.raises(LedgerError, match=r"a\.db: release \d does not fit the hash chain; it was altered"):
+        Ledger(path, BUDGET, **HOLDER)
+
+
+@pytest.mark.parametrize(
+    ("budget", "change", "message"),
+    [
+        (BUDGET, {"client_id": "b"}, "its client id is 'a', not 'b'"),
+        (BUDGET, {"data": "mnist"}, "its data is 'digits', not 'mnist'"),
+        (BUDGET, {"unit": "coordinate"}, "its unit is 'vector', not 'coordinate'"),
+        (Budget(20.0, 0.04), {}, r"its schedule is 'geometric\(epsilon_budget=10\.0"),
+    ],
+)
+def test_a_ledger_of_another_experiment_is_refused(
+    ledger: Ledger, path: Path, budget: Budget, change: dict[str, str], message: str
+) -> None:
+    ledger.close()
+    with pytest.raises(LedgerError, match=f"is another experiment's, {message}"):
+        Ledger(path, budget, **(HOLDER | change))
+
+
+def test_two_processes_cannot_open_one_ledger(ledger: Ledger, path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from pausefl.budget import Budget; from pausefl_client.ledger import Ledger\n"
+        f"Ledger(Path(sys.argv[1]), Budget(10.0, 0.04), **{HOLDER!r})"
+    )
+    other = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert other.returncode == 1
+    assert other.stderr.splitlines()[-1].endswith("a.db: is open in another process")
+    release(ledger, 1)
+
+
+def test_a_full_disk_releases_nothing(ledger: Ledger, path: Path) -> None:
+    release(ledger, 1)
+    noise = memoryview(np.random.default_rng(1).bytes(200_000))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+    try:
+        with pytest.raises(LedgerError, match=r"a\.db: "):
+            release(ledger, 2, noise)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert (ledger.released, ledger.epsilon_spent) == (1, BUDGET.spent(1))
+    release(ledger, 2, noise)
+    assert ledger.released == 2
+
+
+def test_a_read_only_ledger_stops_the_client_at_once(ledger: Ledger, path: Path) -> None:
+    ledger.close()
+    # Root may write to anything, so the folder is on a file system of its own: /proc takes no new files from anybody.
+    with pytest.raises(LedgerError, match="/proc/ledgers"):
+        Ledger(Path("/proc/ledgers/a.db"), BUDGET, **HOLDER)
+    if os.geteuid() != 0:
+        path.chmod(0o444)
+        path.parent.chmod(0o555)
+        with pytest.raises(LedgerError, match="readonly"):
+            Ledger(path, BUDGET, **HOLDER)
+        path.parent.chmod(0o755)
+
+
+def test_what_is_no_ledger_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "a.db"
+    file.write_bytes(b"not a database, but long enough to be looked at" * 50)
+    before = file.read_bytes()
+    with pytest.raises(LedgerError, match="file is not a database"):
+        Ledger(file, BUDGET, **HOLDER)
+    assert file.read_bytes() == before
+
+
+# -- the mirror
+
+
+def reported(i: int) -> Release:
+    return Release(i, BUDGET.epsilon(i), BUDGET.spent(i))
+
+
+def test_a_release_that_fits_is_taken() -> None:
+    check_release(reported(3), BUDGET, mirrored=2, used=2)
+    check_release(reported(3), BUDGET, mirrored=3, used=2)  # known from a hello, its bytes come only now
+    check_release(reported(9), BUDGET, mirrored=2, used=2)  # some were spent where the server could not see
+    check_release(Release(), None, mirrored=0)
+
+
+@pytest.mark.parametrize(
+    ("release", "budget", "message"),
+    [
+        (reported(1), None, "in a run without privacy"),
+        (Release(), BUDGET, "without a private release"),
+        (reported(4), BUDGET, "counts 4 releases, the server knows of 5"),
+        (reported(5), BUDGET, "sends release 5 once more"),
+        (Release(6, BUDGET.epsilon(7), BUDGET.spent(6)), BUDGET, "spent epsilon .* on release 6, the schedule says"),
+        (Release(6, BUDGET.epsilon(6), BUDGET.spent(5)), BUDGET, "has spent .* after 6 releases, the schedule says"),
+    ],
+)
+def test_a_release_that_does_not_fit_is_rejected(release: Release, budget: Budget | None, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        check_release(release, budget, mirrored=5, used=5)
+
+
+def test_a_ledger_older_than_the_mirror_is_refused() -> None:
+    check_ledger(3, BUDGET.spent(3), BUDGET, mirrored=3)
+    check_ledger(0, 0.0, None, mirrored=0)
+    with pytest.raises(WireError, match="counts 2 releases, the server knows of 3: restore the ledger"):
+        check_ledger(2, BUDGET.spent(2), BUDGET, mirrored=3)
+    with pytest.raises(WireError, match="the schedule says"):
+        check_ledger(3, BUDGET.spent(2), BUDGET, mirrored=0)
+
+
+# -- when the budgets will end
+
+
+def test_equal_shares_last_as_long_as_there_is_budget() -> None:
+    assert rounds_left(np.full(30, 70), np.full(30, 10), m=5) == 420
+    assert rounds_left(np.full(4, 70), np.full(4, 10), m=5) == 0
+
+
+def test_whoever_is_chosen_more_is_used_up_sooner() -> None:
+    """Two fast clients take every round: they last 20 rounds, then two others play the 10 that are left to them."""
+    assert rounds_left(np.array([20, 20, 10]), np.array([99, 99, 0]), m=2) == 20
+    assert rounds_left(np.array([20, 20, 20]), np.array([10, 10, 10]), m=1) == 60
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_the_forecast_never_promises_more_than_any_policy_could_play(left: list[int], m: int, random: object) -> None:
+    chosen = np.array([random.randint(0, 30) for _ in left])  # type: ignore[attr-defined]
+    forecast = rounds_left(np.array(left), chosen, m)
+    # The best any policy can do is to take those who have most left.
+    remaining, played = sorted(left, reverse=True), 0
+    while len(remaining) >= m and remaining[m - 1] > 0:
+        remaining = sorted([r - 1 for r in remaining[:m]] + remaining[m:], reverse=True)
+        played += 1
+    assert 0 <= forecast <= played

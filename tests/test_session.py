@@ -1,0 +1,575 @@
+"""A client's session against a fake stream: jobs, timings, kept bytes, and coming back when the line breaks."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.budget import Budget
+from pausefl.errors import PauseflError
+from pausefl.v1 import federation_pb2 as pb
+from pausefl.wire import (
+    MAX_FRAME_BYTES,
+    PROTOCOL_VERSION,
+    Assembler,
+    Manifest,
+    Tensor,
+    Vector,
+    digest,
+    pack_job,
+    unpack,
+)
+from pausefl_client.ledger import Ledger, ReleaseKey
+from pausefl_client.link import Delays, DrawDelays, no_delays
+from pausefl_client.privacy import Mechanism
+from pausefl_client.release import Privacy, Releaser
+from pausefl_client.session import ClientSession, ClientSettings
+from pausefl_client.trainer import TrainingOutcome
+
+SCHEDULE = "what both agreed to"
+BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
+
+
+class Clock:
+    """Stands still unless somebody advances it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class InlineExecutor(Executor):
+    """Runs work where it is submitted, after it has waited for `queue_s` on the clock."""
+
+    def __init__(self, clock: Clock, queue_s: float = 0.0) -> None:
+        self._clock = clock
+        self._queue_s = queue_s
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._clock.advance(self._queue_s)
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class FakeTrainer:
+    """Answers with a vector nobody could guess; training takes `train_s` on the clock and waits for `gate`."""
+
+    n_examples = 42
+
+    def __init__(self, clock: Clock, size: int = 6, train_s: float = 0.0) -> None:
+        self.manifest = Manifest((Tensor("w", (size,)),))
+        self.gate = threading.Event()
+        self.gate.set()
+        self.rounds: list[int] = []
+        self.fails_in: dict[int, Exception] = {}
+        self._clock = clock
+        self._train_s = train_s
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        self.rounds.append(round)
+        assert self.gate.wait(30)
+        if round in self.fails_in:
+            raise self.fails_in[round]
+        self._clock.advance(self._train_s)
+        update = np.random.default_rng(len(self.rounds)).standard_normal(theta.size, np.float32)
+        return TrainingOutcome(update, loss=0.25)
+
+
+class FakeStream:
+    """The server's end of one stream."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._to_client: asyncio.Queue[tuple[bytes | OSError | None, float]] = asyncio.Queue()
+        self._from_client: asyncio.Queue[bytes] = asyncio.Queue()
+        self.writes_until_break = 1_000_000
+
+    async def read(self) -> bytes | None:
+        data, after_s = await self._to_client.get()
+        self._clock.advance(after_s)
+        if isinstance(data, OSError):
+            raise data
+        return data
+
+    async def write(self, message: bytes) -> None:
+        if not self.writes_until_break:
+            raise OSError("the line is dead")
+        self.writes_until_break -= 1
+        self._from_client.put_nowait(message)
+
+    def give(self, data: bytes | OSError | None, after_s: float = 0.0) -> None:
+        """Let the client read this, `after_s` later than what came before."""
+        self._to_client.put_nowait((data, after_s))
+
+    def say(self, **kind: Any) -> None:
+        self.give(pb.ServerMessage(**kind).SerializeToString())
+
+    def give_job(self, model: Vector, round: int = 1, schedule: str = "", gap_s: float = 0.0) -> None:
+        for i, data in enumerate(pack_job(round, 1, model, digest(model), schedule)):
+            self.give(data, gap_s if i else 0.0)
+
+    async def heard_bytes(self) -> bytes:
+        async with asyncio.timeout(20):
+            return await self._from_client.get()
+
+    async def heard(self) -> pb.ClientMessage:
+        """The client's next message, without its payload."""
+        return pb.ClientMessage.FromString(unpack(await self.heard_bytes())[0])
+
+    async def upload(self) -> tuple[pb.Result, bytes]:
+        """The client's next result and all bytes of its update."""
+        header, payload = unpack(await self.heard_bytes())
+        message = pb.ClientMessage.FromString(header)
+        assert message.WhichOneof("kind") == "result", message
+        frames = Assembler(message.result.update, message.result.update.size_bytes // 4)
+        frames.add(0, payload)
+        while not frames.complete:
+            header, payload = unpack(await self.heard_bytes())
+            frames.add(pb.ClientMessage.FromString(header).frame.index, payload)
+        return message.result, frames.finish(check_finite=True).tobytes()
+
+    def is_silent(self) -> bool:
+        return self._from_client.empty()
+
+
+class FakeServer:
+    """Hands every connection of the client to the test."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
+        self.opened = self.closed = 0
+        self.unreachable = False
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[FakeStream]:
+        if self.unreachable:
+            self._clock.advance(1.0)
+            raise OSError("nobody answers")
+        stream = FakeStream(self._clock)
+        self._streams.put_nowait(stream)
+        self.opened += 1
+        try:
+            yield stream
+        finally:
+            self.closed += 1
+
+    async def accept(self) -> FakeStream:
+        async with asyncio.timeout(20):
+            return await self._streams.get()
+
+    async def welcome(self) -> FakeStream:
+        """The next stream, hello taken and answered."""
+        stream = await self.accept()
+        assert (await stream.heard()).WhichOneof("kind") == "hello"
+        stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run"))
+        return stream
+
+
+class Rig:
+    """A session with everything around it faked but the ledger."""
+
+    def __init__(
+        self,
+        *,
+        size: int = 6,
+        train_s: float = 0.0,
+        privacy: Privacy | None = None,
+        delays: DrawDelays = no_delays,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+        discloses_loss: bool = False,
+    ) -> None:
+        self.clock = clock or Clock()
+        self.server = FakeServer(self.clock)
+        self.trainer = FakeTrainer(self.clock, size, train_s)
+        self.model = np.arange(size, dtype=np.float32)
+        settings = ClientSettings(
+            "client-007",
+            SCHEDULE if privacy else "",
+            discloses_loss=discloses_loss,
+            give_up_after_s=60.0,
+            retry_every_s=0.0,
+        )
+        self.session = ClientSession(
+            settings,
+            self.trainer,
+            Releaser(privacy),
+            delays,
+            self.server.connect,
+            executor or InlineExecutor(self.clock),
+            self.clock,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["asyncio.Task[str]"]:
+        """The session's task; it is ended with the block if the test has not ended it."""
+        task = asyncio.ensure_future(self.session.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PauseflError):
+                await task
+
+
+def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: float = 0.0) -> Privacy:
+    def noise_for(_: ReleaseKey) -> np.random.Generator:
+        clock.advance(privatise_s)
+        return np.random.default_rng()  # fresh entropy every time: bytes are the same only if they were kept
+
+    ledger = Ledger(folder / "client-007.db", budget, unit="coordinate", client_id="client-007", data="test")
+    return Privacy(Mechanism("coordinate", 0.01), ledger, noise_for)
+
+
+async def test_a_hello_says_who_it_is_and_what_it_has_spent(tmp_path: Path) -> None:
+    clock = Clock()
+    rig = Rig(privacy=private(tmp_path, clock), clock=clock)
+    async with rig.running():
+        hello = (await (await rig.server.accept()).heard()).hello
+    assert (hello.protocol_version, hello.client_id, hello.n_examples) == (PROTOCOL_VERSION, "client-007", 42)
+    assert Manifest.from_message(hello.manifest) == rig.trainer.manifest
+    assert (hello.ledger.schedule, hello.ledger.released, hello.ledger.epsilon_spent) == (SCHEDULE, 0, 0.0)
+
+
+async def test_a_client_without_privacy_has_no_ledger() -> None:
+    rig = Rig()
+    async with rig.running():
+        assert not (await (await rig.server.accept()).heard()).hello.HasField("ledger")
+
+
+async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Path) -> None:
+    clock = Clock()
+    rig = Rig(
+        size=MAX_FRAME_BYTES // 4 + 1,
+        train_s=2.0,
+        privacy=private(tmp_path, clock, privatise_s=0.125),
+        executor=InlineExecutor(clock, queue_s=0.25),
+        clock=clock,
+    )
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, schedule=SCHEDULE, gap_s=0.5)
+        result, _ = await stream.upload()
+    t = result.timing
+    assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.25, 2.0, 0.125)
+    assert (t.injected_down_s, t.injected_up_s, t.drawn_down_s, t.drawn_up_s) == (0.0, 0.0, 0.0, 0.0)
+
+
+async def test_injected_delays_are_reported_as_measured_and_as_drawn() -> None:
+    tick_s = 2**-13
+    rig = Rig(delays=lambda t: Delays(t * 2**-10, t * 2**-11))
+    async with rig.running():
+        stream = await rig.server.welcome()
+        time_passes = asyncio.ensure_future(let_time_pass(rig.clock, tick_s))
+        stream.give_job(rig.model, round=1)
+        timing = (await stream.upload())[0].timing
+        time_passes.cancel()
+    assert (timing.drawn_down_s, timing.drawn_up_s) == (2**-10, 2**-11)
+    assert 2**-10 <= timing.injected_down_s <= 2**-10 + 4 * tick_s
+    assert 2**-11 <= timing.injected_up_s <= 2**-11 + 4 * tick_s
+
+
+async def let_time_pass(clock: Clock, tick_s: float) -> None:
+    while True:
+        clock.advance(tick_s)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("size", [1, 6, MAX_FRAME_BYTES // 4 + 1, MAX_FRAME_BYTES // 2 + 7])
+async def test_an_update_of_any_size_arrives_whole(size: int) -> None:
+    rig = Rig(size=size)
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, round=3)
+        result, update = await stream.upload()
+    assert (result.round, result.attempt, result.status) == (3, 1, pb.STATUS_OK)
+    assert update == np.random.default_rng(1).standard_normal(size, np.float32).tobytes()
+    assert not result.HasField("release")
+
+
+@pytest.mark.parametrize("told_to", [True, False])
+async def test_a_loss_is_told_only_by_a_client_that_discloses_it(told_to: bool) -> None:
+    rig = Rig(discloses_loss=told_to)
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model)
+        result, _ = await stream.upload()
+    assert (result.HasField("loss"), result.loss) == (told_to, 0.25 if told_to else 0.0)
+
+
+async def test_a_ping_is_answered_while_the_trainer_works() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        rig = Rig(executor=executor)
+        rig.trainer.gate.clear()
+        async with rig.running():
+            stream = await rig.server.welcome()
+            stream.give_job(rig.model)
+            stream.say(ping=pb.Ping(nonce=99))
+            assert (await stream.heard()).pong.nonce == 99
+            assert stream.is_silent()
+            rig.trainer.gate.set()
+            assert (await stream.upload())[0].round == 1
+
+
+async def test_jobs_that_came_while_it_worked_are_answered_in_order() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        rig = Rig(executor=executor)
+        rig.trainer.gate.clear()
+        async with rig.running():
+            stream = await rig.server.welcome()
+            for t in (1, 2, 3):
+                stream.give_job(rig.model, round=t)
+            rig.trainer.gate.set()
+            assert [(await stream.upload())[0].round for _ in range(3)] == [1, 2, 3]
+
+
+async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charges_once(tmp_path: Path) -> None:
+    clock = Clock()
+    privacy = private(tmp_path, clock)
+    rig = Rig(privacy=privacy, clock=clock)
+    async with rig.running():
+        first = await rig.server.welcome()
+        first.give_job(rig.model, schedule=SCHEDULE)
+        result, update = await first.upload()
+        first.give(OSError("the line broke"))
+        second = await rig.server.welcome()
+        second.give_job(rig.model, schedule=SCHEDULE)
+        again, same = await second.upload()
+    assert same == update
+    assert again.update == result.update
+    assert again.release == result.release
+    assert (result.release.participation, result.release.epsilon) == (1, BUDGET.epsilon(1))
+    assert (privacy.ledger.released, rig.trainer.rounds) == (1, [1])
+    # The work belongs to the exchange before.
+    assert (again.timing.train_s, again.timing.privatise_s) == (0.0, 0.0)
+
+
+async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(tmp_path: Path) -> None:
+    clock = Clock()
+    privacy = private(tmp_path, clock)
+    rig = Rig(size=MAX_FRAME_BYTES // 2 + 7, privacy=privacy, clock=clock)
+    async with rig.running():
+        first = await rig.server.welcome()
+        first.writes_until_break = 2  # the header with frame 0, and frame 1; frame 2 is lost
+        first.give_job(rig.model, schedule=SCHEDULE)
+        lost = pb.ClientMessage.FromString(unpack(await first.heard_bytes())[0]).result
+        await first.heard_bytes()
+        first.give(OSError("the line broke"))
+        second = await rig.server.welcome()
+        second.give_job(rig.model, schedule=SCHEDULE)
+        again, _ = await second.upload()  # which checks every byte against the digest
+    assert again.update == lost.update
+    assert privacy.ledger.released == 1
+
+
+async def test_a_line_that_breaks_while_it_trains_does_not_train_twice(tmp_path: Path) -> None:
+    clock = Clock()
+    privacy = private(tmp_path, clock)
+    with ThreadPoolExecutor(1) as executor:
+        rig = Rig(privacy=privacy, clock=clock, executor=executor)
+        rig.trainer.gate.clear()
+        async with rig.running():
+            first = await rig.server.welcome()
+            first.give_job(rig.model, schedule=SCHEDULE)
+            first.say(ping=pb.Ping(nonce=1))
+            await first.heard()  # so the job was taken before the line breaks
+            first.give(None)
+            second = await rig.server.welcome()
+            second.give_job(rig.model, schedule=SCHEDULE)
+            rig.trainer.gate.set()
+            result, _ = await second.upload()
+    assert result.status == pb.STATUS_OK
+    assert (rig.trainer.rounds, privacy.ledger.released) == ([1], 1)
+
+
+async def test_an_acknowledged_update_is_forgotten() -> None:
+    rig = Rig()
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model)
+        _, update = await stream.upload()
+        stream.say(ack=pb.Ack(round=1, attempt=1))
+        stream.give_job(rig.model)
+        _, other = await stream.upload()
+    assert other != update
+    assert rig.trainer.rounds == [1, 1]
+
+
+@pytest.mark.parametrize(("round", "attempt"), [(2, 1), (1, 2), (0, 0)])
+async def test_an_acknowledgement_of_something_else_forgets_nothing(round: int, attempt: int) -> None:
+    rig = Rig()
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model)
+        _, update = await stream.upload()
+        stream.say(ack=pb.Ack(round=round, attempt=attempt))
+        stream.give_job(rig.model)
+        assert (await stream.upload())[1] == update
+
+
+async def test_a_later_rounds_job_acknowledges_the_rounds_before() -> None:
+    rig = Rig()
+    async with rig.running():
+        stream = await rig.server.welcome()
+        uploads = []
+        for t in (1, 2, 1):
+            stream.give_job(rig.model, round=t)
+            uploads.append((await stream.upload())[1])
+    assert len(set(uploads)) == 3
+    assert rig.trainer.rounds == [1, 2, 1]
+
+
+async def test_another_model_for_the_same_round_is_another_key(tmp_path: Path) -> None:
+    clock = Clock()
+    privacy = private(tmp_path, clock)
+    rig = Rig(privacy=privacy, clock=clock)
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, schedule=SCHEDULE)
+        await stream.upload()
+        stream.give_job(rig.model + 1, schedule=SCHEDULE)
+        result, _ = await stream.upload()
+    assert result.release.participation == privacy.ledger.released == 2
+
+
+async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> None:
+    clock = Clock()
+    rig = Rig(
+        privacy=private(tmp_path, clock, Budget(10.0, 0.5, epsilon_floor=Budget(10.0, 0.5).epsilon(1))), clock=clock
+    )
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, round=1, schedule=SCHEDULE)
+        assert (await stream.upload())[0].status == pb.STATUS_OK
+        stream.give_job(rig.model, round=2, schedule=SCHEDULE)
+        refusal = (await stream.heard()).result
+        assert (refusal.round, refusal.status) == (2, pb.STATUS_BUDGET_EXHAUSTED)
+        assert "budget" in refusal.reason
+        stream.say(ping=pb.Ping(nonce=5))
+        assert (await stream.heard()).pong.nonce == 5
+
+
+async def test_a_damaged_model_fails_the_job_and_not_the_client() -> None:
+    rig = Rig()
+    async with rig.running():
+        stream = await rig.server.welcome()
+        (damaged,) = pack_job(1, 1, rig.model, digest(rig.model + 1))
+        stream.give(damaged)
+        refusal = (await stream.heard()).result
+        assert (refusal.round, refusal.status) == (1, pb.STATUS_FAILED)
+        assert "checksum" in refusal.reason
+        stream.give_job(rig.model, round=2)
+        assert (await stream.upload())[0].round == 2
+    assert rig.trainer.rounds == [2]
+
+
+@pytest.mark.parametrize(
+    "error", [PauseflError("no data left"), ValueError("a bug in someone's model"), OSError("the disk is gone")]
+)
+async def test_a_trainer_that_fails_fails_its_job_and_not_the_client(error: Exception) -> None:
+    rig = Rig()
+    rig.trainer.fails_in = {1: error}
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, round=1)
+        refusal = (await stream.heard()).result
+        assert (refusal.round, refusal.status) == (1, pb.STATUS_FAILED)
+        assert str(error) in refusal.reason
+        stream.give_job(rig.model, round=2)
+        assert (await stream.upload())[0].round == 2
+
+
+async def test_a_final_goodbye_ends_it() -> None:
+    rig = Rig()
+    async with rig.running() as task:
+        stream = await rig.server.welcome()
+        stream.say(goodbye=pb.Goodbye(reason="all rounds done", final=True))
+        assert await asyncio.wait_for(task, 20) == "all rounds done"
+    assert rig.server.opened == rig.server.closed == 1
+
+
+@pytest.mark.parametrize("how", ["goodbye", "closed", "broken"])
+async def test_it_comes_back_until_it_is_dismissed(how: str) -> None:
+    rig = Rig()
+    async with rig.running() as task:
+        for _ in range(3):
+            stream = await rig.server.welcome()
+            match how:
+                case "goodbye":
+                    stream.say(goodbye=pb.Goodbye(reason="restarting", final=False))
+                case "closed":
+                    stream.give(None)
+                case "broken":
+                    stream.give(OSError("reset"))
+        (await rig.server.welcome()).say(goodbye=pb.Goodbye(reason="enough", final=True))
+        assert await asyncio.wait_for(task, 20) == "enough"
+    assert rig.server.closed == 4
+
+
+async def test_a_refused_hello_ends_it_with_the_reason() -> None:
+    rig = Rig()
+    async with rig.running() as task:
+        stream = await rig.server.accept()
+        stream.say(goodbye=pb.Goodbye(reason="the client's model is not this run's", final=True))
+        with pytest.raises(PauseflError, match="refuses client client-007: the client's model is not this run's"):
+            await asyncio.wait_for(task, 20)
+
+
+@pytest.mark.parametrize("answer", [None, pb.ServerMessage(goodbye=pb.Goodbye(reason="not yet")), OSError("reset")])
+async def test_a_server_that_is_not_ready_is_asked_again(answer: pb.ServerMessage | OSError | None) -> None:
+    rig = Rig()
+    async with rig.running():
+        stream = await rig.server.accept()
+        stream.give(answer.SerializeToString() if isinstance(answer, pb.ServerMessage) else answer)
+        second = await rig.server.welcome()
+        second.give_job(rig.model)
+        assert (await second.upload())[0].status == pb.STATUS_OK
+
+
+async def test_it_gives_up_when_nobody_answers_for_long_enough() -> None:
+    rig = Rig()
+    rig.server.unreachable = True
+    began_s = rig.clock()
+    async with rig.running() as task:
+        with pytest.raises(PauseflError, match="cannot be reached: nobody answers"):
+            await asyncio.wait_for(task, 20)
+    assert 60 < rig.clock() - began_s < 63
+
+
+@pytest.mark.parametrize("how", ["closed", "broken"])
+async def test_patience_counts_from_the_last_contact_however_long_that_lasted(how: str) -> None:
+    """A stream that broke after an hour is no reason to leave at once."""
+    rig = Rig()
+    async with rig.running() as task:
+        stream = await rig.server.welcome()
+        stream.give(None if how == "closed" else OSError("reset"), after_s=3600.0)
+        again = await rig.server.welcome()
+        rig.server.unreachable = True
+        again.give(OSError("reset"))
+        with pytest.raises(PauseflError, match="cannot be reached"):
+            await asyncio.wait_for(task, 20)
+    assert 3660 < rig.clock() - 1000.0 < 3663
+
+
+async def test_cancelling_it_closes_its_stream() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.server.welcome()
+    assert rig.server.opened == rig.server.closed == 1

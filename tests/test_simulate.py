@@ -1,0 +1,213 @@
+"""Policies against latency laws alone: what is counted, that it is right, and what run_simulation leaves behind."""
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.budget import Budget
+from pausefl_emulator.bench import selection
+from pausefl_emulator.delays import FlooredNormal, published_halves
+from pausefl_emulator.experiment import parse_experiment
+from pausefl_emulator.simulate import (
+    Setting,
+    genie_of,
+    growth_fits,
+    least_gap,
+    regret_bound,
+    run_simulation,
+    setting_of,
+    simulate,
+    simulate_pause,
+)
+from pausefl_server.selection import policy_class
+from pausefl_server.selection.genie import Genie
+from pausefl_server.selection.pause import Pause
+
+BUDGET = Budget(100.0, 0.04)
+
+
+def published(clients: int, seed: int = 1, budget: Budget | None = BUDGET) -> Setting:
+    ids = [f"client-{k:02}" for k in range(clients)]
+    laws = dict(zip(ids, published_halves(clients), strict=True))
+    return Setting(laws, {i: 100 + k % 3 for k, i in enumerate(ids)}, 0.05, budget, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("policy", "budget"),
+    [
+        (Pause(4), Budget(100.0, 0.04)),
+        (Pause(3, alpha=5.0, gamma=0.5, beta=1.5, zeta=3.0), Budget(10.0, 0.2)),
+        (Pause(1, alpha=0.0, gamma=0.0), None),
+    ],
+)
+def test_compiled_rounds_are_the_policy_called_round_by_round(policy: Pause, budget: Budget | None, seed: int) -> None:
+    setting = published(10, seed, budget)
+    plain, compiled = simulate(policy, setting, 250), simulate_pause(policy, setting, 250)
+    assert plain.client_ids == compiled.client_ids
+    for name in ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent", "chosen"):
+        np.testing.assert_allclose(getattr(plain, name), getattr(compiled, name), rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_other_policies_are_not_compiled() -> None:
+    for policy in (Pause(4, reward="R2"), Pause(4, window=5), Genie(4), Pause(11)):
+        with pytest.raises(ValueError, match="is compiled"):
+            simulate_pause(policy, published(10), 10)
+    with pytest.raises(ValueError, match="is compiled"):
+        simulate_pause(Pause(4), published(10, budget=Budget(100.0, 0.5, epsilon_floor=1.0)), 10)
+
+
+def test_clients_retire_at_the_floor_of_their_budget() -> None:
+    budget = Budget(100.0, 0.5, epsilon_floor=5.0)
+    result = simulate(Pause(4), published(10, budget=budget), 100)
+    assert budget.participations == 5
+    assert result.chosen.tolist() == [5] * 10
+    assert result.round[-1] < 20
+
+
+def test_the_genie_has_no_regret_against_itself() -> None:
+    result = simulate(Genie(4), published(10), 100)
+    assert np.abs(result.regret).max() == 0
+    assert np.abs(result.genie_regret).max() == 0
+
+
+@pytest.mark.parametrize("name", ["pause", "sa-pause", "random", "oort", "ucb", "fastest"])
+def test_regret_in_the_genies_own_objective_never_falls(name: str) -> None:
+    result = simulate(policy_class(name)(m=4), published(10), 120)
+    assert (np.diff(result.genie_regret) > -1e-9).all()
+    assert result.chosen.sum() == 4 * 120
+
+
+def test_all_has_no_regret_but_a_latency_and_a_leakage() -> None:
+    """Sets of another size than m cannot be compared with the genie's."""
+    result = simulate(policy_class("all")(m=4), published(10), 30)
+    assert np.isnan(result.regret).all()
+    assert result.chosen.tolist() == [30] * 10
+    assert result.max_epsilon_spent[-1] == pytest.approx(Budget(100.0, 0.04).spent(30))
+    assert result.total_latency_s[-1] > 30 * 0.7
+
+
+def test_every_policy_meets_the_same_latencies() -> None:
+    """What fastest sees is what all sees of the same clients."""
+    setting = published(4)
+    everyone = simulate(policy_class("all")(m=1), setting, 20)
+    four = simulate(policy_class("random")(m=4), setting, 20)
+    assert everyone.total_latency_s.tolist() == four.total_latency_s.tolist()
+
+
+def test_a_longer_run_starts_as_a_shorter_one() -> None:
+    short, long = simulate_pause(Pause(4), published(10), 300), simulate_pause(Pause(4), published(10), 5000)
+    assert long.round[-1] == 5000
+    common = np.intersect1d(short.round, long.round)
+    assert common[-1] > 50
+    for result in (short, long):
+        at = np.isin(result.round, common)
+        np.testing.assert_allclose(result.regret[at], short.regret[np.isin(short.round, common)])
+
+
+def test_r2_counts_its_latency_term_apart() -> None:
+    policy = Pause(4, reward="R2", clusters=2, rho=0.0, delta_tau_s=0.1)
+    with_term = simulate(policy, published(10), 40)
+    without = simulate(Pause(4, reward="R2", clusters=2, rho=0.0), published(10), 40)
+    assert with_term.total_latency_s[-1] == without.total_latency_s[-1]
+    assert with_term.cluster_penalty_s >= 0.1 * 2 * 40 - 1e-9
+    assert without.cluster_penalty_s == 0
+
+
+def test_the_genie_weighs_as_the_policy_does() -> None:
+    genie = genie_of(Pause(4, alpha=3.0, gamma=2.0, beta=1.5, reward="R2", clusters=7, rho=0.4))
+    assert genie == Genie(4, alpha=3.0, gamma=2.0, beta=1.5, reward="R2", clusters=7, rho=0.4)
+    assert genie_of(policy_class("random")(m=4)) == Genie(4)
+
+
+def test_pause_learns_who_is_slow() -> None:
+    """With latency alone to weigh, the fast half is chosen far more often, and regret bends."""
+    result = simulate_pause(Pause(2, alpha=0.0, gamma=0.0), published(8), 40_000)
+    assert result.chosen[:4].sum() > 4 * result.chosen[4:].sum()
+    fits = growth_fits(result.round, result.genie_regret)
+    assert fits["ln n"]["r_squared"] > max(fits["sqrt n"]["r_squared"], fits["n"]["r_squared"])
+
+
+def test_the_bound_is_equation_17() -> None:
+    laws = {"a": FlooredNormal(0.1, 0.0, 0.05), "b": FlooredNormal(0.5, 0.0, 0.05)}
+    setting = Setting(laws, {"a": 1, "b": 1}, 0.05)
+    mu_gap = 0.05 / 0.1 - 0.05 / 0.5
+    greatest = mu_gap + 2 * 3.0 + 2.0
+    expected = 2 * (greatest + 0.4) * (4 * 2 * math.log(1000) / 0.4**2 + 1 + 2 * math.pi**2 / 3)
+    bound = regret_bound(setting, Pause(1, alpha=3.0, gamma=2.0), np.array([1000]), least_gap(np.array([0.5, 0.1])))
+    assert bound[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("ln n", np.log), ("sqrt n", np.sqrt), ("n", np.asarray)])
+def test_a_growth_is_recognised(name: str, shape: Any) -> None:
+    n = np.arange(1, 2000)
+    fits = growth_fits(n, 3.0 + 2.0 * shape(n.astype(np.float64)))
+    assert fits[name]["b"] == pytest.approx(2.0)
+    assert fits[name]["r_squared"] == pytest.approx(1.0)
+    assert all(fit["r_squared"] < 1 - 1e-6 for other, fit in fits.items() if other != name)
+
+
+CONFIG = """
+clients.count = 8
+[experiment]
+seed = 3
+[selection]
+policy = "{policy}"
+m = 3
+[workload]
+examples = 800
+partition = "{partition}"
+"""
+
+
+@pytest.mark.parametrize(("policy", "partition"), [("pause", "iid"), ("random", "dirichlet"), ("all", "iid")])
+def test_run_simulation_leaves_tables_and_a_figure(policy: str, partition: str, tmp_path: Path) -> None:
+    experiment = parse_experiment(CONFIG.format(policy=policy, partition=partition))
+    summary = run_simulation(experiment, 60, tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "selections.csv",
+        "simulation.csv",
+        "simulation.json",
+        "simulation.png",
+    ]
+    assert json.loads((tmp_path / "out" / "simulation.json").read_text()) == summary
+    assert (summary["policy"], summary["rounds"], summary["clients"], summary["seed"]) == (policy, 60, 8, 3)
+    assert (summary["regret"] is None) == (policy == "all")
+    with (tmp_path / "out" / "simulation.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert int(rows[-1]["round"]) == 60
+    assert float(rows[-1]["total_latency_s"]) == summary["total_latency_s"]
+    with (tmp_path / "out" / "selections.csv").open() as file:
+        counts = {row["client_id"]: int(row["chosen"]) for row in csv.DictReader(file)}
+    assert sum(counts.values()) == 60 * (8 if policy == "all" else 3)
+
+
+def test_an_experiment_is_simulated_with_its_own_data_sizes() -> None:
+    sizes = setting_of(parse_experiment(CONFIG.format(policy="pause", partition="dirichlet"))).examples
+    assert sum(sizes.values()) == 800
+    assert len(set(sizes.values())) > 4
+    equal = setting_of(parse_experiment(CONFIG.format(policy="pause", partition="iid"))).examples
+    assert set(equal.values()) == {100}
+
+
+def test_the_benchmark_times_usual_and_hard_states() -> None:
+    case = next(selection.cases())
+    assert (case["name"], case["case"]) == ("selection", "R1 exact, 300 / 15")
+    assert 0 < case["median_s"] <= case["p99_s"]
+    assert case["worst_s"] > 0
+
+
+def test_the_documented_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/regret.md, with fewer rounds."""
+    document = Path(__file__).parents[1] / "docs" / "regret.md"
+    (script,) = re.findall(r"```python\n(.*?)```", document.read_text("utf-8"), re.DOTALL)
+    exec(compile(script.replace("10_000_000", "2_000"), str(document), "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[:2]] == [["1", "0.925"], ["1", "0.714"]]
+    assert len(lines) == 6

@@ -1,0 +1,403 @@
+"""run.db and the checkpoint: every field comes back, a torn model costs one round and no ε, views add up."""
+
+import asyncio
+import dataclasses
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pausefl.actor import ActorStopped
+from pausefl.errors import ConfigError, PauseflError
+from pausefl.wire import Vector, digest
+from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor
+
+FINITE = st.floats(allow_nan=False)
+COUNTS = st.integers(0, 2**63 - 1)
+NAMES = st.text(max_size=20)
+NUMBERS = st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3)
+
+
+def records_of(cls: type[Any], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A record whose every field is drawn: a field nobody thought of here is an error."""
+    assert set(fields) == {f.name for f in dataclasses.fields(cls)}
+    return st.builds(cls, **fields)
+
+
+TIMINGS = records_of(Timing, **{f.name: FINITE for f in dataclasses.fields(Timing)})
+OBSERVATIONS = records_of(
+    Observation,
+    client_id=NAMES,
+    timing=TIMINGS,
+    latency_s=FINITE,
+    n_examples=COUNTS,
+    participation=COUNTS,
+    epsilon=FINITE,
+    epsilon_spent=FINITE,
+    bytes_down=COUNTS,
+    bytes_up=COUNTS,
+    drawn_down_s=FINITE,
+    drawn_up_s=FINITE,
+    loss=st.none() | FINITE,
+    statistics=NUMBERS,
+)
+EVENTS = records_of(
+    Event,
+    kind=st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired"]),
+    client_id=NAMES,
+    detail=st.text(max_size=40),
+    n_examples=COUNTS,
+    epsilon_spent=FINITE,
+    released=COUNTS,
+)
+RECORDS = records_of(
+    RoundRecord,
+    round=st.integers(1, 2**62),
+    attempt=COUNTS,
+    chosen=st.lists(NAMES, max_size=5).map(tuple),
+    weights=st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=5).map(tuple),
+    observations=st.lists(OBSERVATIONS, max_size=4, unique_by=lambda o: o.client_id).map(
+        # SQLite orders text by its UTF-8 bytes, which is Python's order of code points.
+        lambda found: tuple(sorted(found, key=lambda o: o.client_id))
+    ),
+    events=st.lists(EVENTS, max_size=5).map(tuple),
+    round_latency_s=FINITE,
+    wall_clock_s=FINITE,
+    selection_s=FINITE,
+    model_digest=NAMES,
+    details=NUMBERS,
+    cluster_penalty_s=FINITE,
+)
+
+
+@contextmanager
+def fresh_store() -> Iterator[tuple[Store, Path]]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "run.db")
+        try:
+            yield store, Path(folder) / "run.db"
+        finally:
+            store.close()
+
+
+def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return db.execute(sql).fetchall()
+    finally:
+        db.close()
+
+
+def observation(client_id: str, **changes: Any) -> Observation:
+    fields = {
+        "timing": Timing(1.0),
+        "latency_s": 1.0,
+        "n_examples": 10,
+        "participation": 0,
+        "epsilon": 0.0,
+        "epsilon_spent": 0.0,
+    }
+    return Observation(client_id=client_id, **(fields | changes))
+
+
+def record(round: int, *observations: Observation, **changes: Any) -> RoundRecord:
+    fields: dict[str, Any] = {
+        "attempt": 1,
+        "chosen": tuple(o.client_id for o in observations),
+        "weights": None,
+        "events": (),
+        "round_latency_s": 1.0,
+        "wall_clock_s": float(round),
+        "selection_s": 0.001,
+        "model_digest": "",
+    }
+    return RoundRecord(round=round, observations=observations, **(fields | changes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(RECORDS, max_size=3, unique_by=lambda r: r.round))
+def test_every_field_of_every_record_comes_back(records: list[RoundRecord]) -> None:
+    with fresh_store() as (store, path):
+        for r in records:
+            store.commit_round(r)
+        in_order = sorted(records, key=lambda r: r.round)
+        assert store.rounds() == in_order
+        store.close()
+        again = Store(path)
+        assert again.rounds() == in_order
+        again.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["validation", "test"]), st.booleans(), COUNTS, FINITE, FINITE), max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_the_last_opinion_on_a_split_stays(rows: list[tuple[Any, ...]]) -> None:
+    evaluations = [Evaluation(*row) for row in rows]
+    with fresh_store() as (store, _):
+        for e in evaluations:
+            store.save_evaluations(3, [e])
+        last = {(e.split, e.subset): e for e in evaluations}
+        assert {(e.split, e.subset): e for _, e in store.evaluations()} == last
+        assert len(store.evaluations()) == len(last)
+
+
+def test_a_commit_is_whole_or_not_at_all() -> None:
+    with fresh_store() as (store, _):
+        store.commit_round(record(1, observation("a")))
+        with pytest.raises(sqlite3.IntegrityError):
+            store.commit_round(record(2, observation("a"), observation("a"), events=(Event("joined", "a"),)))
+        assert [r.round for r in store.rounds()] == [1]
+        assert store.late_events() == []
+
+
+def test_events_after_the_last_round_wait_for_the_next_one() -> None:
+    before, late, more = Event("joined", "a"), Event("left", "a", "gone"), Event("joined", "b")
+    with fresh_store() as (store, _):
+        store.commit_round(record(1, events=(before,)))
+        store.save_late_events(2, [late])
+        assert store.late_events() == [late]
+        store.save_late_events(2, [late, more])
+        assert store.late_events() == [late, more]
+        store.commit_round(record(2, events=(late, more)))
+        assert store.late_events() == []
+        assert [r.events for r in store.rounds()] == [(before,), (late, more)]
+
+
+def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
+    with fresh_store() as (store, _):
+        store.commit_round(record(1, observation("a", participation=1, epsilon=4.0, epsilon_spent=4.0)))
+        store.commit_round(
+            record(
+                2,
+                observation("a", participation=2, epsilon=2.0, epsilon_spent=6.0),
+                observation("b", participation=0),
+                events=(Event("joined", "b"),),
+            )
+        )
+        store.save_evaluations(2, [Evaluation("test", True, 10, 0.5, 1.0)])
+        store.forget_round(2)
+        assert [r.round for r in store.rounds()] == [1]
+        assert store.evaluations() == []
+        joined, reconciled = store.late_events()
+        assert joined == Event("joined", "b")
+        assert (reconciled.kind, reconciled.client_id) == ("reconciled", "a")
+        assert (reconciled.epsilon_spent, reconciled.released) == (6.0, 2)
+
+
+def test_events_of_several_rounds_taken_back_stay_in_order() -> None:
+    with fresh_store() as (store, _):
+        for t, client_id in enumerate("abc", start=1):
+            store.commit_round(record(t, events=(Event("joined", client_id),)))
+        for t in (3, 2, 1):
+            store.forget_round(t)
+        assert [e.client_id for e in store.late_events()] == ["a", "b", "c"]
+
+
+def test_facts_about_a_run_are_kept() -> None:
+    with fresh_store() as (store, path):
+        assert store.meta("colour") is None
+        store.set_meta("colour", "red")
+        store.set_meta("colour", "blue")
+        store.close()
+        again = Store(path)
+        assert again.meta("colour") == "blue"
+        again.close()
+
+
+def test_what_is_committed_survives_a_crash_of_the_machine() -> None:
+    """WAL with synchronous = FULL: the log is synced at every commit. Asked of the store's own connection."""
+    with fresh_store() as (store, path):
+        assert query(path, "PRAGMA journal_mode") == [("wal",)]
+        assert store.durability() == ("wal", 2)  # 2 is FULL
+
+
+@pytest.mark.parametrize("version", ["0", str(SCHEMA_VERSION + 1), "new", None])
+def test_another_schema_version_is_refused(tmp_path: Path, version: str | None) -> None:
+    Store(tmp_path / "run.db").close()
+    db = sqlite3.connect(tmp_path / "run.db")
+    db.execute("DELETE FROM meta WHERE key = 'schema_version'")
+    if version is not None:
+        db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (version,))
+    db.commit()
+    db.close()
+    with pytest.raises(ConfigError, match=rf"run\.db: has schema_version {version}, .* reads {SCHEMA_VERSION}"):
+        Store(tmp_path / "run.db")
+
+
+@pytest.mark.parametrize("content", [b"no database at all", b"\0" * 5000])
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.db").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"run\.db"):
+        Store(tmp_path / "run.db")
+
+
+def test_a_file_left_empty_by_a_crash_is_begun_afresh(tmp_path: Path) -> None:
+    (tmp_path / "run.db").touch()
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1))
+    assert len(store.rounds()) == 1
+    store.close()
+
+
+# -- views
+
+
+def test_the_breakdown_adds_up() -> None:
+    timing = Timing(4.0, 0.25, 0.5, 0.125, 1.0, 0.0625, 0.75, 0.5)
+    with fresh_store() as (store, path):
+        store.commit_round(record(1, observation("a", timing=timing, drawn_down_s=0.5, drawn_up_s=0.75)))
+        ((device_s, communication_s, propagation_s, drawn_s),) = query(
+            path, "SELECT device_s, communication_s, propagation_s, drawn_s FROM breakdown"
+        )
+    assert device_s == timing.device_s == 1.1875
+    assert communication_s == timing.communication_s == 2.8125
+    assert propagation_s == timing.propagation_s == 0.8125
+    assert drawn_s == 1.25
+
+
+def test_latency_runs_up_over_the_rounds() -> None:
+    with fresh_store() as (store, path):
+        for t, latency_s in enumerate((0.5, 0.25, 1.0), start=1):
+            store.commit_round(record(t, round_latency_s=latency_s, cluster_penalty_s=0.125))
+        rows = query(path, "SELECT round, round_latency_s, total_latency_s, cluster_penalty_s FROM round_latency")
+    assert rows == [(1, 0.5, 0.5, 0.125), (2, 0.25, 0.75, 0.125), (3, 1.0, 1.75, 0.125)]
+
+
+def test_leakage_lists_private_releases_alone() -> None:
+    with fresh_store() as (store, path):
+        private = observation("a", participation=3, epsilon=0.5, epsilon_spent=2.5)
+        store.commit_round(record(1, private, observation("b")))
+        assert query(path, "SELECT * FROM leakage") == [(1, "a", 3, 0.5, 2.5)]
+
+
+def test_the_greatest_leakage_never_falls_and_knows_of_rounds_without_answers() -> None:
+    def spent(client_id: str, epsilon: float) -> Observation:
+        return observation(client_id, participation=1, epsilon=epsilon, epsilon_spent=epsilon)
+
+    with fresh_store() as (store, path):
+        store.commit_round(record(1))
+        store.commit_round(record(2, spent("a", 3.0), spent("b", 5.0)))
+        store.commit_round(record(3, spent("a", 4.0)))
+        store.commit_round(record(4))
+        store.commit_round(record(5, spent("a", 6.0)))
+        rows = query(path, "SELECT round, max_epsilon_spent FROM greatest_leakage ORDER BY round")
+    assert rows == [(1, 0.0), (2, 5.0), (3, 5.0), (4, 5.0), (5, 6.0)]
+
+
+def test_selections_count_a_client_drawn_twice_twice() -> None:
+    with fresh_store() as (store, path):
+        store.commit_round(record(1, chosen=("a", "a", "b")))
+        store.commit_round(record(2, chosen=('quote"d', "a")))
+        assert dict(query(path, "SELECT * FROM selections")) == {"a": 3, "b": 1, 'quote"d': 1}
+
+
+def test_accuracy_stands_beside_the_latency_it_took() -> None:
+    with fresh_store() as (store, path):
+        for t in (1, 2):
+            store.commit_round(record(t, round_latency_s=0.5))
+        store.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
+        store.save_evaluations(2, [Evaluation("test", True, 100, 0.75, 0.5)])
+        rows = query(path, "SELECT round, accuracy, loss, total_latency_s FROM accuracy ORDER BY round")
+    assert rows == [(0, 0.1, 2.3, None), (2, 0.75, 0.5, 1.0)]
+
+
+# -- the checkpoint
+
+
+def theta(value: float, size: int = 1000) -> Vector:
+    return np.full(size, value, np.float32)
+
+
+@contextmanager
+def checkpoint_in(folder: Path) -> Iterator[Checkpoint]:
+    checkpoint = Checkpoint(folder)
+    try:
+        yield checkpoint
+    finally:
+        checkpoint.close()
+
+
+def test_the_last_two_models_are_there_after_a_restart(tmp_path: Path) -> None:
+    with checkpoint_in(tmp_path) as checkpoint:
+        for t in range(6):
+            checkpoint.save(t, theta(t))
+    with checkpoint_in(tmp_path) as checkpoint:
+        for t in (4, 5):
+            loaded = checkpoint.load(t, digest(theta(t)))
+            assert loaded is not None
+            assert loaded.tobytes() == theta(t).tobytes()
+        assert checkpoint.load(3, digest(theta(3))) is None
+        assert checkpoint.load(6, digest(theta(6))) is None
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "flipped", "missing"])
+def test_a_torn_model_is_not_taken_for_a_whole_one(tmp_path: Path, damage: str) -> None:
+    with checkpoint_in(tmp_path) as checkpoint:
+        checkpoint.save(1, theta(1.0))
+        (path,) = [p for p in tmp_path.iterdir() if p.stat().st_size]
+        whole = path.read_bytes()
+        match damage:
+            case "empty":
+                path.write_bytes(b"")
+            case "short":
+                path.write_bytes(whole[:-6])
+            case "flipped":
+                path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+            case "missing":
+                path.unlink()
+        assert checkpoint.load(1, digest(theta(1.0))) is None
+
+
+def test_a_smaller_model_leaves_nothing_of_a_greater_one_behind(tmp_path: Path) -> None:
+    with checkpoint_in(tmp_path) as checkpoint:
+        checkpoint.save(2, theta(1.0, 5000))
+        checkpoint.save(4, theta(2.0, 10))
+        loaded = checkpoint.load(4, digest(theta(2.0, 10)))
+        assert loaded is not None
+        assert loaded.size == 10
+
+
+# -- the actor
+
+
+@pytest.fixture
+def actor(tmp_path: Path) -> Iterator[tuple[StoreActor, Store, Checkpoint]]:
+    store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
+    yield StoreActor(store, checkpoint), store, checkpoint
+    checkpoint.close()
+    store.close()
+
+
+async def test_what_was_asked_is_on_disk_when_the_answer_comes(actor: tuple[StoreActor, Store, Checkpoint]) -> None:
+    store_actor, store, checkpoint = actor
+    committed = record(1, observation("a"), model_digest=digest(theta(1.0)))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store_actor.run())
+        await store_actor.ask(CommitRound(committed, theta(1.0)))
+        assert store.rounds() == [committed]
+        assert checkpoint.load(1, digest(theta(1.0))) is not None
+        await store_actor.ask(SaveEvaluations(1, (Evaluation("test", False, 10, 0.5, 1.0),)))
+        assert store.evaluations() == [(1, Evaluation("test", False, 10, 0.5, 1.0))]
+        await store_actor.ask(SaveLateEvents(2, (Event("left", "a"),)))
+        assert store.late_events() == [Event("left", "a")]
+        store_actor.stop()
+    with pytest.raises(ActorStopped):
+        await store_actor.ask(SaveLateEvents(2, ()))
+
+
+async def test_a_disk_that_takes_nothing_is_an_error_with_a_reason(actor: tuple[StoreActor, Store, Checkpoint]) -> None:
+    store_actor, store, _ = actor
+    store.close()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store_actor.run())
+        with pytest.raises(PauseflError, match="log cannot be written"):
+            await store_actor.ask(CommitRound(record(1), theta(1.0)))
+        store_actor.stop()
