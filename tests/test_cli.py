@@ -1,0 +1,135 @@
+"""The `pausefl` command as a user types it: what it prints, what it leaves, how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pausefl_emulator.cli import main
+from pausefl_emulator.experiment import preset_names
+
+PAUSEFL = [sys.executable, "-m", "pausefl_emulator"]
+TINY = """
+[experiment]
+rounds = 4
+[clients]
+count = 3
+connect_timeout_s = 30.0
+[selection]
+m = 2
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_presets_are_listed_and_each_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["validate", "--list"])
+    listed = capsys.readouterr().out.split()
+    assert listed == preset_names()
+    assert {"demo", "small_mnist", "small_cifar", "large_mnist"} <= set(listed)
+    for name in listed:
+        main(["validate", name])
+        assert "[experiment]" in capsys.readouterr().out
+
+
+def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["validate", "demo", "--set", "selection.policy=random", "--set", "experiment.seed=7"])
+    printed = capsys.readouterr().out
+    again = tmp_path / "again.toml"
+    again.write_text(printed)
+    main(["validate", str(again)])
+    assert capsys.readouterr().out == printed
+    assert 'policy = "random"' in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["run"], 2, "needs either CONFIG or --resume RUN_DIR"),
+        (["run", "no-such-preset"], 2, '"no-such-preset" is neither a .toml file nor a preset (demo,'),
+        (["run", "--resume", "nowhere"], 2, "nowhere: is not a run directory"),
+        (["validate", "demo", "--set", "rounds=3"], 2, "--set rounds=3: must be table.key=value"),
+        (["validate", "demo", "--set", "experiment.rounds.x=3"], 2, "experiment.rounds.x"),
+        (["compare", "demo", "--policies", ","], 2, "--policies: needs at least one name"),
+        (["compare", "demo", "--policies", "pause,paus"], 2, 'selection.policy = "paus": did you mean'),
+        (["compare", "demo", "--policies", "oort"], 2, 'add privacy.disclose = ["loss"]'),
+        (["simulate", "demo", "--rounds", "0"], 2, "--rounds 0: must be at least 1"),
+        (["bench", "sprint"], 2, 'bench "sprint": must be one of'),
+        (["bench", "selection", "--payload-bytes", "1"], 2, "bench selection: takes no --payload-bytes"),
+        (["data", "mnist9"], 2, 'workload.dataset = "mnist9": must be one of'),
+        (["report", "nowhere"], 2, "nowhere"),
+        (["client", "demo", "--server", "127.0.0.1:1", "--client-id", "me"], 2, "client id 'me': must be one of"),
+    ],
+)
+def test_bad_input_is_said_in_one_line(
+    arguments: list[str],
+    status: int,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pausefl: ")
+    assert message in line
+    assert not list(tmp_path.rglob("run.db"))
+
+
+def test_data_says_what_a_set_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "digits"])
+    assert capsys.readouterr().out.startswith("digits: 1200 training, 297 validation, 300 test examples, 10 classes")
+
+
+@pytest.mark.end_to_end
+def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) -> None:
+    command = ["compare", tiny, "--policies", "pause,random", "--seeds", "2", "--run-dir", tmp_path / "out"]
+    done = subprocess.run([*PAUSEFL, *map(str, command)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    runs = {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()}
+    assert runs == {"pause-seed1", "pause-seed2", "random-seed1", "random-seed2"}
+    for name in ("comparison.png", "comparison.html", "comparison.json"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+    assert "pause" in done.stdout
+    csv = subprocess.run(
+        [*PAUSEFL, "report", str(tmp_path / "out/pause-seed1"), "--csv"], capture_output=True, text=True, check=True
+    )
+    assert "report.html" in csv.stdout
+    assert (tmp_path / "out/pause-seed1/csv/breakdown.csv").read_text().count("\n") == 1 + 4 * 2
+
+
+@pytest.mark.end_to_end
+def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
+    """As containers start them: `pausefl server`, and one `pausefl client` each."""
+    serve = [*PAUSEFL, "server", str(tiny), "--run-dir", str(tmp_path / "run")]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        events = (json.loads(line) for line in server.stdout)
+        port = next(event["port"] for event in events if event["kind"] == "ready")
+        clients = [
+            subprocess.Popen(
+                [*PAUSEFL, "client", str(tiny), "--server", f"127.0.0.1:{port}", "--client-id", f"client-{k:03}"],
+                cwd=tmp_path,
+            )
+            for k in range(3)
+        ]
+        kinds = [event["kind"] for event in events]
+        assert server.wait(60) == 0
+        assert [client.wait(30) for client in clients] == [0, 0, 0]
+    assert kinds[-1] == "finished"
+    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 4
+    assert {path.name for path in (tmp_path / "ledgers").glob("*.db")} == {f"client-{k:03}.db" for k in range(3)}
