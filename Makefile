@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint proto format clean
+.PHONY: demo test test-crash lint proto format clean
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -12,6 +12,10 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/pytest -n 2 -m "not realtime"
 	$(BIN)/pytest -m realtime
+
+# kill -9 of server and clients at 300 random instants; `make test` does twenty of them.
+test-crash: $(READY)
+	PAUSEFL_KILLS=300 $(BIN)/pytest tests/test_crash.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

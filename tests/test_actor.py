@@ -86,6 +86,19 @@ async def test_a_full_mailbox_holds_its_tellers_back_until_there_is_room() -> No
         actor.stop()
 
 
+async def test_an_offer_never_waits() -> None:
+    async with asyncio.TaskGroup() as group:
+        actor = Recorder(capacity=2)
+        assert [actor.offer(i) for i in range(3)] == [True, True, False]
+        group.create_task(actor.run())
+        assert await actor.ask("last") == "last"
+        assert actor.offer("more")
+        assert await actor.ask("end") == "end"
+        assert actor.seen == [0, 1, "last", "more", "end"]
+        actor.stop()
+    assert not actor.offer("too late")
+
+
 async def test_tellers_waiting_for_room_are_freed_when_the_actor_is_cancelled() -> None:
     actor = Recorder(capacity=1)
     actor.gate.clear()

@@ -28,7 +28,7 @@ def test_the_floor_allows_exactly_the_participations_it_says(budget: Budget, sha
     assert not floored.affords(participations + 1)
 
 
-@given(budget=budgets, i=st.integers(1, 300))
+@given(budget=budgets, i=st.integers(1, 100))
 def test_a_floor_at_an_epsilon_of_the_schedule_still_allows_it(budget: Budget, i: int) -> None:
     assert Budget(budget.epsilon_budget, budget.eta, budget.epsilon(i)).affords(i)
 

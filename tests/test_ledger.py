@@ -66,7 +66,14 @@ def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tm
         for file in path.parent.iterdir():
             shutil.copy(file, tmp_path / file.name)
         query = "SELECT participation, round, attempt, epsilon, unit, update_digest FROM releases ORDER BY 1 DESC"
-        assert rows(tmp_path / path.name, query)[0] == (round_, round_, 1, BUDGET.epsilon(round_), "vector", f"update {round_}")
+        assert rows(tmp_path / path.name, query)[0] == (
+            round_,
+            round_,
+            1,
+            BUDGET.epsilon(round_),
+            "vector",
+            f"update {round_}",
+        )
 
 
 def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
@@ -175,7 +182,8 @@ def test_a_ledger_of_another_experiment_is_refused(
 
 def test_two_processes_cannot_open_one_ledger(ledger: Ledger, path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from pausefl.budget import Budget; from pausefl_client.ledger import Ledger\n"
+        "import sys; from pathlib import Path; from pausefl.budget import Budget\n"
+        "from pausefl_client.ledger import Ledger\n"
         f"Ledger(Path(sys.argv[1]), Budget(10.0, 0.04), **{HOLDER!r})"
     )
     other = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)

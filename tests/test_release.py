@@ -2,8 +2,10 @@
 memory."""
 
 import asyncio
+import resource
 import shutil
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -19,7 +21,7 @@ from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import Vector, digest, pack_job, unpack
 from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
 from pausefl_client.link import no_delays
-from pausefl_client.privacy import Mechanism, entropy_rng
+from pausefl_client.privacy import ExactLaplace, Mechanism, entropy_rng
 from pausefl_client.release import Privacy, Released, Releaser, schedule_key
 from pausefl_client.session import ClientSession, ClientSettings
 from pausefl_client.synthetic import SyntheticTrainer
@@ -62,8 +64,12 @@ class Wire:
         self.before_write(pb.ClientMessage.FromString(unpack(message)[0]))
         self.from_client.put_nowait(message)
 
+    async def sent(self) -> bytes:
+        """The next message of the client; TimeoutError, rather than a test that hangs, when it has died."""
+        return await asyncio.wait_for(self.from_client.get(), 20)
+
     async def welcome(self) -> pb.Hello:
-        hello = pb.ClientMessage.FromString(await self.from_client.get()).hello
+        hello = pb.ClientMessage.FromString(await self.sent()).hello
         welcome = pb.Welcome(protocol_version=1, run_id="run")
         self.to_client.put_nowait(pb.ServerMessage(welcome=welcome).SerializeToString())
         return hello
@@ -71,7 +77,7 @@ class Wire:
     async def ask(self, round: int, schedule: str = SCHEDULE) -> tuple[pb.Result, Vector]:
         for message in pack_job(round, 1, THETA, digest(THETA), schedule):
             self.to_client.put_nowait(message)
-        header, payload = unpack(await self.from_client.get())
+        header, payload = unpack(await self.sent())
         return pb.ClientMessage.FromString(header).result, np.frombuffer(bytes(payload), "<f4")
 
     def acknowledge(self, round: int) -> None:
@@ -261,18 +267,19 @@ async def test_what_the_disk_does_not_take_is_not_sent(tmp_path: Path) -> None:
     async with session(tmp_path, [wire]):
         await wire.welcome()
         await wire.ask(1)
-        db = sqlite3.connect(tmp_path / "other.db")  # any write to a ledger whose files are gone from under it fails
-        db.close()
-        result, update = await wire.ask(1)
-        assert result.status == pb.STATUS_OK
-        assert update.size == D
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "a.db-wal").stat().st_size, hard))  # the disk is full
+        try:
+            result, update = await wire.ask(2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (result.status, update.size) == (pb.STATUS_FAILED, 0)
+        assert "a.db: " in result.reason
+        result, update = await wire.ask(3)
+        assert (result.release.participation, update.size) == (2, D)
 
 
 def test_a_missing_exact_sampler_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    from pausefl_client.privacy import ExactLaplace
-
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     with pytest.raises(ConfigError, match=r'privacy\.sampler = "opendp": needs the extra'):
         ExactLaplace()

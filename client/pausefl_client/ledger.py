@@ -8,7 +8,7 @@ from experiment to experiment, and all of them draw from one budget.
 import hashlib
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -170,7 +170,7 @@ class Ledger:
             self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
             for key, value in belongs_to.items():
                 self._agree_on(key, value)
-            self.released, self.epsilon_spent, self._chain = self._verify()
+            self.released, self.epsilon_spent, self._chain = _walk(self._path, self._db)
 
     def _agree_on(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
@@ -179,17 +179,6 @@ class Ledger:
             raise LedgerError(
                 f"ledger {self._path}: is another experiment's, its {key.replace('_', ' ')} is {known!r}, not {value!r}"
             )
-
-    def _verify(self) -> tuple[int, float, str]:
-        """Walk the hash chain and the schedule; LedgerError where a row does not fit them."""
-        released, spent, chain = 0, 0.0, ""
-        for *row, recorded in self._db.execute(f"SELECT {_CHAINED}, chain FROM releases ORDER BY participation"):
-            chain = _link(chain, tuple(row))
-            released += 1
-            if recorded != chain or row[0] != released:
-                raise LedgerError(f"ledger {self._path}: release {row[0]} does not fit the hash chain; it was altered")
-            spent = float(row[6])
-        return released, spent, chain
 
     def _close_open_release(self) -> None:
         fate = "settled" if self._is_settled else "written off"
@@ -217,6 +206,28 @@ class Ledger:
             locked = getattr(error, "sqlite_errorname", "") in {"SQLITE_BUSY", "SQLITE_LOCKED"}
             reason = "is open in another process" if locked else str(error)
             raise LedgerError(f"ledger {self._path}: {reason}") from error
+
+
+def verified_spend(path: Path) -> tuple[int, float]:
+    """Releases and ε spent in a ledger, read only; LedgerError where its hash chain does not hold."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            released, spent, _ = _walk(path, db)
+    except sqlite3.Error as error:
+        raise LedgerError(f"ledger {path}: {error}") from error
+    return released, spent
+
+
+def _walk(path: Path, db: sqlite3.Connection) -> tuple[int, float, str]:
+    """Releases, ε spent and the end of the hash chain; LedgerError where a row does not fit it."""
+    released, spent, chain = 0, 0.0, ""
+    for *row, recorded in db.execute(f"SELECT {_CHAINED}, chain FROM releases ORDER BY participation"):
+        chain = _link(chain, tuple(row))
+        released += 1
+        if recorded != chain or row[0] != released:
+            raise LedgerError(f"ledger {path}: release {row[0]} does not fit the hash chain; it was altered")
+        spent = float(row[6])
+    return released, spent, chain
 
 
 def _link(chain: str, row: tuple[object, ...]) -> str:

@@ -80,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("run_dirs", nargs="+", metavar="RUN_DIR")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
 
+    sub = command("audit", _audit, "attack the privacy mechanism of an experiment; check the ledgers of a run")
+    sub.add_argument("config", metavar="RUN_OR_CONFIG", help=f"a run directory, {_CONFIG_HELP}")
+    sub.add_argument("--uploads", type=int, default=20_000, metavar="N", help="per attack and world (default 20000)")
+    _add_set(sub)
+
     sub = command("bench", _bench, "measure this machine; JSON lines with --json")
     sub.add_argument("name", metavar="NAME", help="which benchmark (an unknown name lists them)")
     sub.add_argument("--json", action="store_true", help="one JSON object a line per case")
@@ -196,6 +201,19 @@ def _report(options: argparse.Namespace) -> None:
 
     for path in report_runs([Path(run_dir) for run_dir in options.run_dirs], csv=options.csv):
         print(path)
+
+
+def _audit(options: argparse.Namespace) -> None:
+    try:
+        from pausefl_emulator.audit import run_audit
+    except ImportError as error:
+        raise ConfigError(f'pausefl audit: needs the extra, pip install "pausefl[privacy]" ({error})') from error
+
+    if options.uploads < 100:
+        raise ConfigError(f"--uploads {options.uploads}: must be at least 100")
+    console = Console()
+    for part in run_audit(options.config, options.overrides, options.uploads):
+        console.print(part)
 
 
 def _bench(options: argparse.Namespace) -> None:

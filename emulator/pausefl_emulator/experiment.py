@@ -7,6 +7,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +23,8 @@ from pausefl_client.trainer import TrainingSettings
 from pausefl_emulator.delays import Delay, NoDelay, published_halves
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from pausefl_server.selection.base import Policy
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -197,6 +200,8 @@ class Experiment(_Table):
 
         name = name or self.selection.policy
         parameters = self.selection.parameters(name)
+        if "m" in parameters:
+            raise ConfigError(f"selection.{name}.m: unknown key; all policies share selection.m")
         policy: Policy = build(policy_class(name), f"selection.{name}", {"m": self.selection.m, **parameters})
         return policy
 
@@ -251,7 +256,9 @@ class Experiment(_Table):
         if self.selection.m > self.clients.count:
             raise ConfigError(f"selection.m = {self.selection.m}: must be at most clients.count = {self.clients.count}")
         if self.minimum_clients > self.clients.count:
-            raise ConfigError(f"clients.minimum = {self.clients.minimum}: must be at most {self.clients.count}")
+            raise ConfigError(
+                f"clients.minimum = {self.clients.minimum}: must be at most clients.count = {self.clients.count}"
+            )
         self.budget()
         self.mechanism()
         if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":
@@ -265,7 +272,11 @@ class Experiment(_Table):
     def check_policies(self) -> None:
         """That every policy named exists and takes its parameters; raises ConfigError."""
         for name in self.selection.__pydantic_extra__ or {}:
-            self.policy(name)
+            try:
+                self.policy(name)
+            except ConfigError as error:
+                # The name stands in the table's key, not in selection.policy.
+                raise ConfigError(str(error).replace(f'selection.policy = "{name}"', f"selection.{name}")) from error
         policy = self.policy()
         if missing := sorted(policy.disclosures - self.disclosed):
             raise ConfigError(
@@ -306,7 +317,7 @@ def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
     try:
         return TypeAdapter(record).validate_json(_as_json(values), strict=True, extra="forbid")
     except ValidationError as error:
-        raise ConfigError(_explain(error, None, table, [f for f in record.__dataclass_fields__ if f != "m"])) from None
+        raise ConfigError(_explain(error, None, table, [f.name for f in fields(record) if f.name != "m"])) from None
 
 
 def _read(source: str) -> str:
@@ -325,7 +336,7 @@ def _read(source: str) -> str:
 def _override(document: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     *tables, name = key.strip().split(".")
-    if not separator or not tables:
+    if not (separator and tables and all((*tables, name))):
         raise ConfigError(f"--set {override}: must be table.key=value")
     for table in tables:
         document = document.setdefault(table, {})
@@ -349,19 +360,37 @@ def _as_json(values: Mapping[str, Any]) -> str:
 
 def _explain(error: ValidationError, model: type[BaseModel] | None, table: str = "", keys: Sequence[str] = ()) -> str:
     """The first mistake as one line."""
-    mistake = error.errors(include_url=False)[0]
+    mistakes = error.errors(include_url=False)
+    mistake, path = mistakes[0], _path(mistakes[0])
+    key = ".".join([table, *path] if table else path)
+    if mistake["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+        return _unknown_key(key, keys if model is None else _keys_of(model, path[:-1]))
+    if mistake["type"] == "value_error":
+        # Records say "name = value: must be ..." themselves.
+        return f"{key}.{mistake['msg'].removeprefix('Value error, ')}"
+    # Each member of a union says what it would take.
+    allowed = [_allowed(other["msg"]) for other in mistakes if _path(other) == path]
+    return f"{key} = {mistake['input']!r}: should be {' or '.join(dict.fromkeys(allowed))}"
+
+
+def _path(mistake: "ErrorDetails") -> list[str]:
     path = [str(part) for part in mistake["loc"] if not str(part).startswith(("constrained-", "literal[", "function-"))]
     # A union reports each of its members; their names are no part of the key.
     while path and path[-1] in {"float", "int", "str", "bool"}:
         path.pop()
-    key = ".".join([table, *path] if table else path)
-    if mistake["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-        return _unknown_key(key, keys if model is None else _keys_of(model, path[:-1]))
-    message = mistake["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if mistake["type"] == "value_error":
-        # Records say "name = value: must be ..." themselves.
-        return f"{key}.{message}"
-    return f"{key} = {mistake['input']!r}: {message[0].lower()}{message[1:]}"
+    return path
+
+
+def _allowed(message: str) -> str:
+    """What pydantic would take, in TOML's words."""
+    said = message[0].lower() + message[1:]
+    return (
+        said.removeprefix("input ")
+        .removeprefix("should be ")
+        .replace("an object", "a table")
+        .replace("a valid array", "a list")
+        .replace("a valid list", "a list")
+    )
 
 
 def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:

@@ -105,7 +105,7 @@ def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path) -> Priv
     folder = Path(experiment.privacy.ledger_dir or ledgers)
     identity = {"unit": mechanism.unit, "client_id": client_id, "data": experiment.data_key}
     ledger = Ledger(folder / f"{client_id}.db", budget, **identity)
-    return Privacy(mechanism, ledger, partial(_noise_for, experiment, client_id))
+    return Privacy(mechanism, ledger, partial(noise_for, experiment, client_id))
 
 
 def _draw_delays(experiment: Experiment, client_id: str, law: Delay, round: int) -> Delays:
@@ -116,7 +116,7 @@ def _draw_delays(experiment: Experiment, client_id: str, law: Delay, round: int)
     return Delays(down_s, delay_s - down_s)
 
 
-def _noise_for(experiment: Experiment, client_id: str, key: ReleaseKey) -> LaplaceSource:
+def noise_for(experiment: Experiment, client_id: str, key: ReleaseKey) -> LaplaceSource:
     """A fresh source for every release; only a run that is marked "not private" takes it from the seed."""
     if experiment.privacy.reproducible_noise:
         return generator(experiment.experiment.seed, "noise", client_id, key.round, key.attempt)

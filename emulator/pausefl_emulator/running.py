@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.errors import ConfigError
+from pausefl_client.privacy import ExactLaplace
 from pausefl_emulator.experiment import Experiment, parse_experiment
 from pausefl_emulator.fleet import Fleet, View
 
@@ -27,6 +28,8 @@ def run_experiment(experiment: Experiment, run_dir: Path, view: View) -> dict[st
         from pausefl_client.datasets import prepare_dataset
 
         prepare_dataset(experiment.workload.dataset)
+    if experiment.privacy.enabled and experiment.privacy.sampler == "opendp":
+        ExactLaplace()  # here, where its absence is bad input, not in thirty client processes
     is_new = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

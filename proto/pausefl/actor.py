@@ -32,6 +32,14 @@ class Actor(Generic[Message]):
         """Hand over a message; waits while the mailbox is full, raises ActorStopped if the actor has ended."""
         await self._put(message, None)
 
+    def offer(self, message: Message) -> bool:
+        """Hand over a message if the actor runs and has room for it now; False when it was dropped."""
+        if self.stopped or len(self._mailbox) >= self._capacity:
+            return False
+        self._mailbox.append((message, None))
+        _wake(self._idle)
+        return True
+
     async def ask(self, message: Message) -> Any:
         """Hand over a message and wait for `receive`'s return value (or its exception)."""
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -101,9 +101,9 @@ class ClientTable:
             if o.loss is not None:
                 self.last_loss[row] = o.loss
             if "label_0" in o.statistics:
-                self.label_counts[int(row)] = np.array(
-                    [o.statistics[f"label_{c}"] for c in range(sum(name.startswith("label_") for name in o.statistics))]
-                )
+                labels = sum(name.startswith("label_") for name in o.statistics)
+                # A client may leave some out: it is not believed to have said all.
+                self.label_counts[int(row)] = np.array([o.statistics.get(f"label_{c}", 0.0) for c in range(labels)])
 
     def _apply_event(self, event: Event, row: int) -> None:
         if event.kind == "joined":

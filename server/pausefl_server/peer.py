@@ -79,6 +79,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
             case Dismiss(reason, final):
                 goodbye = pb.Goodbye(reason=reason, final=final)
                 await self._stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())
+                self.stop()  # there is nothing to say after a goodbye
 
     async def listen(self) -> str:
         """Read until the client leaves; returns why it did."""
@@ -140,6 +141,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
         self._exchange = None
         try:
             timing = _timing(result.timing, arrived_s - exchange.started_s, arrived_s - exchange.first_frame_s)
+            statistics = _statistics(result)
             vector = await self._check(frames)
         except WireError as error:
             await self._reject(str(error), result)
@@ -154,8 +156,9 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
                 drawn_down_s=result.timing.drawn_down_s,
                 drawn_up_s=result.timing.drawn_up_s,
                 release=_release(result),
-                loss=result.loss if result.HasField("loss") else None,
-                statistics=dict(result.statistics),
+                # A training that diverged has no loss to tell; what was clipped and noised of it may still be sound.
+                loss=result.loss if result.HasField("loss") and math.isfinite(result.loss) else None,
+                statistics=statistics,
                 bytes_down=exchange.bytes_down,
                 bytes_up=exchange.bytes_up,
             )
@@ -186,6 +189,13 @@ def _release(result: pb.Result) -> Release:
     return Release(release.participation, release.epsilon, release.epsilon_spent)
 
 
+def _statistics(result: pb.Result) -> dict[str, float]:
+    for name, value in result.statistics.items():
+        if not math.isfinite(value):
+            raise WireError(f"reports {name} = {value}, which is not a number")
+    return dict(result.statistics)
+
+
 def _timing(reported: pb.Timing, round_trip_s: float, upload_s: float) -> Timing:
     """Join both clocks' durations; WireError when the client's parts cannot lie within the server's whole."""
     timing = Timing(
@@ -199,7 +209,8 @@ def _timing(reported: pb.Timing, round_trip_s: float, upload_s: float) -> Timing
         upload_s=upload_s,
     )
     parts = (timing.download_s, timing.injected_down_s, timing.queue_s, timing.train_s, timing.privatise_s)
-    if not all(math.isfinite(part) and part >= 0 for part in (*parts, timing.injected_up_s)):
+    drawn = (reported.drawn_down_s, reported.drawn_up_s)
+    if not all(math.isfinite(part) and part >= 0 for part in (*parts, timing.injected_up_s, *drawn)):
         raise WireError("reports a duration that is negative or not a number")
     if timing.propagation_s < -_TIMING_TOLERANCE_S:
         raise WireError(f"reports parts that take {-timing.propagation_s:.3f} s longer than the whole exchange")

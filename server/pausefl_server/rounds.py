@@ -32,6 +32,8 @@ Progress = Callable[[Mapping[str, Any]], None]
 
 # Work shorter than this is done on the event loop: a thread and back costs 0.1 ms.
 _QUICK_S = 0.001
+# Sums of so many over any number of clients stay exact in int64 and float64.
+_MOST_EXAMPLES = 10**9
 # How long before the budgets end it is said again.
 _NOTICE_ROUNDS = 10
 # Nobody follows more rounds than this, and every one shown takes time from the next.
@@ -54,6 +56,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         progress: Progress,
         *,
         late_events: list[Event],
+        first_attempt: int = 1,
         oracle: Oracle | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -74,6 +77,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         self._digest = digest(theta)
         self._job: Dispatch | None = None  # the round in flight
         self._budget = settings.privacy.budget if settings.privacy else None
+        self._attempt = first_attempt  # at the next round; above 1 where that was taken back
         self._notices = 0  # how often it was said when the budgets will end
         self._due: dict[str, float] = {}  # who still owes it an answer, and until when
         self._updates: dict[str, Update] = {}
@@ -116,7 +120,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
     # -- rounds
 
     async def _play(self, round: int) -> None:
-        attempt = 1
+        attempt, self._attempt = self._attempt, 1
         if self._began_s is None:
             self._began_s = self._clock() - self.state.wall_clock_s
         events, self._events = tuple(self._events), []
@@ -126,7 +130,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         events = (*events, *retired)
         self.stopped_because = self.stopped_because or self._too_few_left()
         if self.stopped_because or not self.state.table.eligible().size:
-            self._events = [*events, *self._events]
+            self._attempt, self._events = attempt, [*events, *self._events]
             return
         quick = self._selection_s < _QUICK_S and self.theta.nbytes <= MAX_FRAME_BYTES
         selection, messages = await _off_loop(quick, self._prepare, round, attempt)
@@ -225,9 +229,12 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         until_s = self._clock() + self._settings.round_timeout_s
         self._due = dict.fromkeys(chosen, until_s)
         for client_id in self._due:
-            peer = self._peers.get(client_id)
-            if peer is not None and not peer.stopped:
-                await peer.tell(job)
+            self._offer(client_id, job)
+
+    def _offer(self, client_id: str, message: Dispatch | Acknowledge | Dismiss) -> None:
+        """Say it to a client that is there; one whose stream takes nothing any more must hold nobody up."""
+        if (peer := self._peers.get(client_id)) is not None:
+            peer.offer(message)
 
     async def _tell_of_last_round(self, busy: AbstractSet[str] = frozenset()) -> None:
         """What can wait until the next job is out: acknowledgements, metrics, progress, evaluation.
@@ -238,9 +245,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         if record is None:
             return
         for observation in record.observations:
-            peer = self._peers.get(observation.client_id)
-            if peer is not None and not peer.stopped and observation.client_id not in busy:
-                await peer.tell(Acknowledge(record.round, record.attempt))
+            if observation.client_id not in busy:
+                self._offer(observation.client_id, Acknowledge(record.round, record.attempt))
         self._report(record)
         await self._evaluate(record.round)
 
@@ -337,7 +343,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         """True when a client can be chosen; False, with the reason noted, when none came within the timeout."""
         if self._anybody() or await self._wait_until(self._anybody, self._settings.connect_timeout_s):
             return not self.stopped_because
-        exhausted = bool(self.state.table.retired.any())
+        exhausted = bool(self.state.table.retired.any()) or any(event.kind == "retired" for event in self._events)
         self.stopped_because = "every client has spent its budget" if exhausted else "no client is connected"
         return False
 
@@ -359,7 +365,11 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
 
     async def _register(self, message: Register) -> pb.Welcome:
         hello, client_id = message.hello, message.hello.client_id
-        self._check_hello(hello)
+        try:
+            self._check_hello(hello)
+        except WireError as error:
+            self._count_rejected(f"client {client_id!r} was refused: {error}")
+            raise
         self._peers[client_id] = message.actor
         self._events.append(
             Event(
@@ -377,7 +387,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         if self._job is not None and client_id in self._due:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
             self._due[client_id] = self._clock() + self._settings.round_timeout_s
-            await message.actor.tell(self._job)
+            self._offer(client_id, self._job)
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _check_hello(self, hello: pb.Hello) -> None:
@@ -389,8 +399,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             raise WireError("the client id is empty")
         if hello.client_id in self._peers:
             raise WireError(f"client id {hello.client_id!r} is connected already")
-        if hello.n_examples < 1:
-            raise WireError("a client needs at least one example")
+        if not 1 <= hello.n_examples <= _MOST_EXAMPLES:
+            raise WireError(f"has {hello.n_examples} examples, must be 1 to {_MOST_EXAMPLES}")
         if Manifest.from_message(hello.manifest) != settings.manifest:
             raise WireError("the client's model is not this run's: its tensors differ in name, shape or order")
         schedule = privacy.schedule if privacy else ""
@@ -432,15 +442,18 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
     def _take_refusal(self, refusal: Refusal) -> None:
         client_id = refusal.client_id
         if refusal.rejected:
-            self.rejected_updates += 1
-            self._metrics.rejected()
-            self._progress({"kind": "event", "message": f"client {client_id} {refusal.reason}: rejected"})
+            self._count_rejected(f"client {client_id} {refusal.reason}: rejected")
         kind: EventKind = "retired" if refusal.exhausted else "rejected" if refusal.rejected else "missed"
         self._events.append(Event(kind, client_id, refusal.reason))
         if self._plausible(refusal.release):
             self._events.append(_reconciled(refusal))
         if self._job is not None and refusal.round == self._job.round:
             self._due.pop(client_id, None)
+
+    def _count_rejected(self, message: str) -> None:
+        self.rejected_updates += 1
+        self._metrics.rejected()
+        self._progress({"kind": "event", "message": message})
 
     def _plausible(self, release: Release) -> bool:
         """A rejected update was released all the same: its ε is spent, if what the client says makes sense."""
@@ -455,9 +468,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         await self._tell_of_last_round()
         await self._store.ask(SaveLateEvents(self.state.round + 1, tuple(self._events)))
         self.state.before_round(self.state.round + 1, self._events)
-        for peer in tuple(self._peers.values()):
-            if not peer.stopped:
-                await peer.tell(Dismiss(self.stopped_because))
+        for client_id in self._peers:
+            self._offer(client_id, Dismiss(self.stopped_because))
 
 
 async def _off_loop(quick: bool, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -79,7 +79,16 @@ async def serve(
         store_actor = StoreActor(store, checkpoint)
         evaluator = EvaluatorActor(evaluate, store_actor, metrics, progress)
         coordinator = Coordinator(
-            settings, state, theta, store_actor, evaluator, metrics, progress, late_events=late_events, oracle=oracle
+            settings,
+            state,
+            theta,
+            store_actor,
+            evaluator,
+            metrics,
+            progress,
+            late_events=late_events,
+            first_attempt=store.attempt(state.round + 1),
+            oracle=oracle,
         )
         final, best = await _run_actors(coordinator, store_actor, evaluator, endpoints, on_ready)
         progress({"kind": "finished", "reason": coordinator.stopped_because})
@@ -150,8 +159,8 @@ def _restore(
         theta = theta_0
         _agree_on(store, "initial_digest", digest(theta_0))
     state = replay(policy, settings.seed, records)
-    events = [*store.late_events(), *_departures(state)]
-    return state, theta, events
+    late = store.late_events()
+    return state, theta, [*late, *_departures(state, late)]
 
 
 def _run_id(store: Store, name: str) -> str:
@@ -168,7 +177,9 @@ def _agree_on(store: Store, key: str, value: str) -> None:
     store.set_meta(key, value)
 
 
-def _departures(state: RunState) -> list[Event]:
+def _departures(state: RunState, late: list[Event]) -> list[Event]:
     """Nobody is connected to a server that has just started, whatever the log last said."""
     table = state.table
-    return [Event("left", table.ids[row], "the server was restarted") for row in table.connected.nonzero()[0]]
+    connected = {table.ids[row] for row in table.connected.nonzero()[0]}
+    connected |= {event.client_id for event in late if event.kind == "joined"}
+    return [Event("left", client_id, "the server was restarted") for client_id in sorted(connected)]

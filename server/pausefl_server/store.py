@@ -38,15 +38,27 @@ class Store:
     """run.db: one transaction per round, durable when `commit_round` returns (WAL, synchronous = FULL)."""
 
     def __init__(self, path: Path) -> None:
-        is_new = not path.exists()
+        """Open or begin the log of one run; ConfigError when the file is something else."""
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._open(path)
+        except sqlite3.Error as error:
+            self._db.close()
+            raise ConfigError(f"{path}: cannot be opened as a run's log ({error})") from error
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self, path: Path) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        if is_new:
-            self._db.executescript(resources.files("pausefl_server").joinpath("schema.sql").read_text("utf-8"))
-            self.set_meta("schema_version", str(SCHEMA_VERSION))
-        elif (version := self.meta("schema_version")) != str(SCHEMA_VERSION):
-            raise ConfigError(f"{path}: has schema_version {version}, this version of pausefl reads {SCHEMA_VERSION}")
+        # Empty also where a crash came before the schema, which is written in one transaction.
+        if self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
+            schema = resources.files("pausefl_server").joinpath("schema.sql").read_text("utf-8")
+            version = f"INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}');"
+            self._db.executescript(f"BEGIN IMMEDIATE; {schema} {version} COMMIT;")
+        elif (found := self.meta("schema_version")) != str(SCHEMA_VERSION):
+            raise ConfigError(f"{path}: has schema_version {found}, this version of pausefl reads {SCHEMA_VERSION}")
 
     def meta(self, key: str) -> str | None:
         """A fact about the run as a whole."""
@@ -92,12 +104,17 @@ class Store:
     def late_events(self) -> list[Event]:
         """Events written after the last committed round."""
         last = "(SELECT coalesce(max(round), 0) FROM rounds)"
-        rows = self._db.execute(f"SELECT {', '.join(_EVENT)} FROM events WHERE round > {last} ORDER BY sequence")
+        rows = self._db.execute(f"SELECT {', '.join(_EVENT)} FROM events WHERE round > {last} ORDER BY round, sequence")
         return [Event(*row) for row in rows]
 
     def forget_round(self, round: int) -> None:
-        """Take back the last round, whose model is gone. What its clients spent stays spent."""
+        """Take back the last round, whose model is gone. What its clients spent stays spent.
+
+        It is played again as another attempt: clients have answered this one, and their bytes are gone.
+        """
         with self._transaction():
+            (attempt,) = self._db.execute("SELECT attempt FROM rounds WHERE round = ?", (round,)).fetchone()
+            self.set_meta(f"attempt of round {round}", str(attempt + 1))
             spent = self._db.execute(
                 "SELECT client_id, epsilon_spent, participation FROM observations"
                 " WHERE round = ? AND participation > 0",
@@ -108,6 +125,10 @@ class Store:
             self._replace_events(round, [*events, *corrections])
             for table in ("observations", "evaluations", "rounds"):
                 self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
+
+    def attempt(self, round: int) -> int:
+        """Which attempt at a round comes next: 1, or more if it was taken back."""
+        return int(self.meta(f"attempt of round {round}") or 1)
 
     def close(self) -> None:
         """Close the database."""

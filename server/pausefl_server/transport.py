@@ -66,32 +66,49 @@ class FederationServer:
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         stream = _GrpcStream(context)
         try:
-            actor = await self._welcome(stream)
-        except (WireError, DecodeError, ActorStopped) as error:
-            goodbye = pb.Goodbye(reason=str(error), final=not isinstance(error, ActorStopped))
-            await stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())
+            hello = _hello(await stream.read())
+        except (WireError, DecodeError) as error:
+            await _say_goodbye(stream, error)
             return
+        actor = ClientActor(hello.client_id, stream, self._coordinator, self._model_size, time.monotonic)
+        writer: asyncio.Future[None] | None = None
         reason = "its connection broke"
-        writer = asyncio.ensure_future(actor.run())
         try:
-            reason = await actor.listen()
+            welcome = await self._coordinator.ask(Register(hello, actor))
+            await stream.write(pb.ServerMessage(welcome=welcome).SerializeToString())
+            writer = asyncio.ensure_future(actor.run())
+            reason = await _listen(actor, writer)
+        except (WireError, ActorStopped) as error:
+            await _say_goodbye(stream, error)
         finally:
-            # gRPC cancels this coroutine when the connection breaks; the coordinator must hear of it all the same.
+            # gRPC cancels this coroutine when the connection breaks, be it before the welcome; the coordinator must
+            # hear of it all the same.
             actor.stop()
             await self._tell_lost(actor, reason)
-            await asyncio.gather(writer, return_exceptions=True)
-
-    async def _welcome(self, stream: _GrpcStream) -> ClientActor:
-        data = await stream.read()
-        message = pb.ClientMessage.FromString(data or b"")
-        if message.WhichOneof("kind") != "hello":
-            raise WireError("the first message must be a hello")
-        hello = message.hello
-        actor = ClientActor(hello.client_id, stream, self._coordinator, self._model_size, time.monotonic)
-        welcome = await self._coordinator.ask(Register(hello, actor))
-        await stream.write(pb.ServerMessage(welcome=welcome).SerializeToString())
-        return actor
+            if writer is not None:
+                await asyncio.gather(writer, return_exceptions=True)
 
     async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
         with contextlib.suppress(ActorStopped):  # the run is over; nobody needs to know
             await self._coordinator.tell(Lost(actor, reason))
+
+
+def _hello(data: bytes | None) -> pb.Hello:
+    message = pb.ClientMessage.FromString(data or b"")
+    if message.WhichOneof("kind") != "hello":
+        raise WireError("the first message must be a hello")
+    return message.hello
+
+
+async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
+    try:
+        return await actor.listen()
+    except ActorStopped:
+        # The run is over. Its goodbye may still wait to be written.
+        await asyncio.wait([writer])
+        return "the run is over"
+
+
+async def _say_goodbye(stream: _GrpcStream, error: Exception) -> None:
+    goodbye = pb.Goodbye(reason=str(error), final=not isinstance(error, ActorStopped))
+    await stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())

@@ -18,6 +18,7 @@ BENCHMARKS = {
     "fidelity": "measured minus drawn latency",
     "startup": "how long clients take to connect, and the memory each has to itself",
     "selection": "the exact searches and the annealing",
+    "privacy": "what a release costs: clip, noise and the durable ledger entry",
 }
 """Name -> what it measures; each is a module here with `cases(**options)`, a generator of JSON-able objects."""
 

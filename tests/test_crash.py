@@ -1,0 +1,192 @@
+"""kill -9 of either side at any instant never under-counts: both ledgers against the bytes that really left.
+
+Twenty kills here; `make test-crash` (PAUSEFL_KILLS=200) does more of the same. A kill does not test fsync: that the
+disk was asked, before the first byte left, is tested in test_ledger.py and test_release.py.
+"""
+
+import multiprocessing
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.wire import digest
+from pausefl_emulator.experiment import Experiment, parse_experiment
+from pausefl_emulator.host import run_host
+from pausefl_emulator.serving import run_server_process
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1200)]
+
+KILLS = int(os.environ.get("PAUSEFL_KILLS", "20"))
+PATIENCE_S = 60.0
+SERVER = "server"
+EXPERIMENT = """
+[experiment]
+rounds = 1000000
+[clients]
+count = 3
+connect_timeout_s = 60.0
+[selection]
+policy = "random"
+m = 2
+[privacy]
+epsilon_budget = 1000.0
+eta = 0.0001
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+model_bytes = {model_bytes}
+[server]
+rejoin_timeout_s = 0.3
+[metrics]
+enabled = false
+"""
+
+
+class Federation:
+    """A server and three clients, a process each, with a tap between them. Whoever is killed is started again."""
+
+    def __init__(self, experiment: Experiment, folder: Path, wiretap: Any) -> None:
+        self.experiment = experiment
+        self._folder = folder
+        self._wiretap = wiretap
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["pausefl_emulator.host", "pausefl_emulator.serving"])
+        self._processes: dict[str, Any] = {}
+        self._listening = threading.Event()
+
+    def start(self, name: str) -> None:
+        """Start a client, or the server, which goes on with the run it finds; returns when the server listens."""
+        if name == SERVER:
+            self._listening.clear()
+            ours, theirs = self._context.Pipe()
+            self._start(name, run_server_process, self.experiment, self._folder, theirs)
+            theirs.close()
+            threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
+            assert self._listening.wait(PATIENCE_S), "the server did not come up"
+        else:
+            self._start(name, run_host, self.experiment, [name], f"127.0.0.1:{self._wiretap.port}", self._folder)
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        self._processes[name].kill()
+        self._processes[name].join()
+
+    def finish(self, rounds: int) -> None:
+        """Start the server to play on until there are so many rounds, and wait until everybody has left in peace."""
+        of_rounds = self.experiment.experiment.model_copy(update={"rounds": rounds})
+        self.experiment = self.experiment.model_copy(update={"experiment": of_rounds})
+        self.start(SERVER)
+        for process in self._processes.values():
+            process.join(PATIENCE_S)
+        assert {name: process.exitcode for name, process in self._processes.items()} == dict.fromkeys(
+            self._processes, 0
+        ), [path.read_text("utf-8")[-1000:] for path in self._folder.glob("*.log")]
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.join()
+
+    def _start(self, name: str, function: Any, *arguments: Any) -> None:
+        self._processes[name] = self._context.Process(target=function, args=arguments, name=name)
+        self._processes[name].start()
+
+    def _listen(self, events: "Connection[Any, Any]") -> None:
+        """Take the server's events, or it would wait for somebody to do so."""
+        try:
+            while True:
+                event = events.recv()
+                if event["kind"] == "ready":
+                    self._wiretap.upstream = f"127.0.0.1:{event['port']}"
+                    self._listening.set()
+        except (EOFError, OSError):
+            events.close()
+
+
+@pytest.fixture(params=[20_000, 1_200_000], ids=["one frame, kept on disk", "two frames, not kept"])
+def federation(request: pytest.FixtureRequest, tmp_path: Path, wiretap: Any) -> Iterator[Federation]:
+    (tmp_path / "run").mkdir()
+    experiment = parse_experiment(EXPERIMENT.format(model_bytes=request.param))
+    federation = Federation(experiment, tmp_path / "run", wiretap)
+    yield federation
+    federation.end()
+
+
+def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    db = sqlite3.connect(path)
+    try:
+        return db.execute(sql).fetchall()
+    finally:
+        db.close()
+
+
+def test_no_kill_at_any_instant_under_counts(federation: Federation, tmp_path: Path, wiretap: Any) -> None:
+    everybody = [SERVER, *federation.experiment.client_ids]
+    rng = random.Random(1)
+    for name in everybody:
+        federation.start(name)
+    for _ in range(KILLS // 2):
+        victim = rng.choice(everybody)
+        wiretap.wait_for(rng.randint(1, 12))
+        time.sleep(rng.uniform(0.0, 0.003))  # not a wait: anywhere between two messages
+        federation.kill(victim)
+        federation.start(victim)
+    # In peace: what is on its way is reconciled.
+    run_db = tmp_path / "run/run.db"
+    wiretap.wait_for(20)
+    federation.kill(SERVER)
+    federation.finish(query(run_db, "SELECT max(round) FROM rounds")[0][0] + 5)
+
+    left = wiretap.updates()
+    for client_id in federation.experiment.client_ids:
+        ledger = tmp_path / f"run/ledgers/{client_id}.db"
+        charged = dict(query(ledger, "SELECT participation, update_digest FROM releases"))
+        assert list(charged) == list(range(1, len(charged) + 1))
+        assert len(left[client_id]) > 0
+        for result, data in left[client_id]:
+            assert charged[result.release.participation] == result.update.digest
+            if len(data) == result.update.size_bytes:
+                assert digest(np.frombuffer(data, "<f4")) == result.update.digest
+        mirrored = query(
+            run_db,
+            "SELECT max(i), max(spent) FROM"
+            " (SELECT client_id, participation AS i, epsilon_spent AS spent FROM observations"
+            f" UNION ALL SELECT client_id, released, epsilon_spent FROM events) WHERE client_id = '{client_id}'",
+        )
+        assert mirrored == query(ledger, "SELECT max(participation), max(epsilon_spent) FROM releases")
+    twice = "SELECT client_id, participation FROM observations GROUP BY 1, 2 HAVING count(*) > 1"
+    assert query(run_db, twice) == []
+
+
+def test_a_torn_model_costs_its_round_another_attempt(federation: Federation, tmp_path: Path, wiretap: Any) -> None:
+    """Its clients have answered the first attempt, and forgotten the bytes: they release afresh, and are charged."""
+    run_db = tmp_path / "run/run.db"
+    for name in (SERVER, *federation.experiment.client_ids):
+        federation.start(name)
+    wiretap.wait_for(60)
+    federation.kill(SERVER)
+    ((torn,),) = query(run_db, "SELECT max(round) FROM rounds")
+    slot = tmp_path / f"run/checkpoints/slot-{torn % 2}.f32"
+    slot.write_bytes(slot.read_bytes()[:-4])
+    federation.finish(torn + 3)
+    played = "SELECT attempt, count(*) FROM rounds JOIN observations USING (round) WHERE round = ? GROUP BY 1"
+    assert query(run_db, played.replace("?", str(torn))) == [(2, 2)]
+    assert query(run_db, played.replace("?", str(torn + 1))) == [(1, 2)]
+    for client_id in federation.experiment.client_ids:
+        ledger = tmp_path / f"run/ledgers/{client_id}.db"
+        mirrored = query(
+            run_db,
+            "SELECT max(max(participation), (SELECT max(released) FROM events AS e WHERE e.client_id = o.client_id))"
+            f" FROM observations AS o WHERE client_id = '{client_id}'",
+        )
+        assert mirrored == query(ledger, "SELECT max(participation) FROM releases")

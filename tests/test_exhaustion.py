@@ -1,0 +1,210 @@
+"""Budgets as a run's user sees them: how they end it, who shares them, and where they can be read off."""
+
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.budget import Budget
+from pausefl_emulator.accounting import tighter_epsilon
+from pausefl_emulator.report.reading import CLIENTS
+from pausefl_server.metrics import ServerMetrics
+from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.selection.uniform import Random
+from pausefl_server.settings import Privacy
+from pausefl_server.state import replay
+from pausefl_server.store import Store
+
+BUDGET = Budget(10.0, 0.04)
+SYNTHETIC = """
+[experiment]
+rounds = 100
+[clients]
+count = 6
+per_process = 3
+[selection]
+policy = "random"
+m = 2
+[privacy]
+epsilon_budget = 10.0
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+[metrics]
+enabled = false
+"""
+
+
+def pausefl(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pausefl_emulator", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def play(tmp_path: Path, name: str, *changes: str) -> dict[str, Any]:
+    """Run the synthetic experiment; its summary."""
+    config = tmp_path / "synthetic.toml"
+    config.write_text(SYNTHETIC)
+    done = pausefl("run", config, "--run-dir", tmp_path / name, *(a for change in changes for a in ("--set", change)))
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, Any] = json.loads((tmp_path / name / "summary.json").read_text())
+    return summary
+
+
+def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    db = sqlite3.connect(path)
+    try:
+        return db.execute(sql).fetchall()
+    finally:
+        db.close()
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("floor", [f"privacy.epsilon_floor={BUDGET.epsilon(5)!r}", "privacy.noise_to_clip_max=6.1"])
+def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: str) -> None:
+    """Six clients with five releases each, two a round: with one left over, 13 to 15 rounds."""
+    assert 2 / BUDGET.epsilon(5) < 6.1 < 2 / BUDGET.epsilon(6)
+    summary = play(tmp_path, "run", floor)
+    assert 13 <= summary["rounds"] <= 15
+    assert re.fullmatch(
+        r"privacy budgets: [01] of 6 clients may still release, a round takes m = 2", summary["stopped_because"]
+    )
+    assert summary["retired_clients"] >= 5
+    assert summary["max_epsilon_spent"] == pytest.approx(BUDGET.spent(5))
+    assert summary["epsilon_at_delta"] == pytest.approx(tighter_epsilon(BUDGET, "coordinate", 5, 1e-5))
+    for ledger in (tmp_path / "run/ledgers").glob("*.db"):
+        assert query(ledger, "SELECT max(participation) FROM releases")[0][0] <= 5
+    retired = query(tmp_path / "run/run.db", "SELECT DISTINCT client_id FROM events WHERE kind = 'retired'")
+    assert len(retired) == summary["retired_clients"]
+    announced = re.findall(r"used up: after round (\d+) of 100", (tmp_path / "run/server.log").read_text())
+    assert len(announced) == 2
+    assert 13 <= int(announced[-1]) <= 15
+    page = (tmp_path / "run/report.html").read_text()
+    assert f"{summary['retired_clients']} of 6 did" in page
+    assert "Budgets are per run" in page
+
+
+@pytest.mark.end_to_end
+def test_experiments_on_the_same_data_draw_from_one_budget(tmp_path: Path) -> None:
+    shared = f"privacy.ledger_dir={tmp_path / 'holders'}"
+    changes = (shared, "experiment.rounds=3", "selection.policy=all")
+    first, second = (play(tmp_path, name, *changes) for name in ("one", "two"))
+    assert first["max_epsilon_spent"] == pytest.approx(BUDGET.spent(3))
+    assert second["max_epsilon_spent"] == pytest.approx(BUDGET.spent(6))
+    assert second["budget_per"] == "data holder"
+    assert query(tmp_path / "two/run.db", "SELECT min(participation), max(participation) FROM leakage") == [(4, 6)]
+    assert "Budgets are per data holder" in (tmp_path / "two/report.html").read_text()
+    config = tmp_path / "synthetic.toml"
+    other = pausefl("run", config, "--run-dir", tmp_path / "three", "--set", shared, "--set", "privacy.eta=0.5")
+    assert other.returncode == 1
+    assert "is another experiment's, its schedule is" in other.stderr
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("privacy.epsilon_floor=99.0", r"privacy\.epsilon_floor = 99: must lie between 0 and epsilon_1 = 1\.5684"),
+        ("privacy.noise_to_clip_max=0.1", r"privacy\.epsilon_floor = 20: must lie between 0"),
+        ("privacy.eta=0.0", r"privacy\.eta = 0\.0: must be a finite number above 0"),
+        ("privacy.delta=1.0", r"privacy\.delta = 1\.0"),
+        ("privacy.sampler=dice", r"privacy\.sampler = 'dice': should be 'laplace' or 'opendp'"),
+    ],
+)
+def test_bad_privacy_is_one_line(change: str, message: str) -> None:
+    done = pausefl("validate", "demo", "--set", change)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert re.search(message, line), line
+
+
+def observation(client_id: str, i: int) -> Observation:
+    return Observation(client_id, Timing(0.1), 0.1, 40, i, BUDGET.epsilon(i), BUDGET.spent(i))
+
+
+def record(number: int, observations: tuple[Observation, ...], events: tuple[Event, ...] = ()) -> RoundRecord:
+    ids = tuple(o.client_id for o in observations)
+    return RoundRecord(number, 1, ids, None, observations, events, 0.1, 1.0, 1e-4, "")
+
+
+def reconciled(client_id: str, i: int) -> Event:
+    return Event("reconciled", client_id, "", epsilon_spent=BUDGET.spent(i), released=i)
+
+
+def records() -> list[RoundRecord]:
+    """a is used twice; b's second release was rejected before round 2."""
+    joined = tuple(Event("joined", c, n_examples=40) for c in "abc")
+    return [
+        record(1, (observation("a", 1), observation("b", 1)), joined),
+        record(2, (observation("a", 2),), (reconciled("b", 5),)),
+    ]
+
+
+def test_the_greatest_leakage_counts_what_was_spent_on_unused_updates(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    for r in records():
+        store.commit_round(r)
+    assert query(tmp_path / "run.db", "SELECT * FROM greatest_leakage") == [(1, BUDGET.spent(1)), (2, BUDGET.spent(5))]
+    store.save_late_events(3, [reconciled("c", 7)])
+    store.close()
+    by_round = query(tmp_path / "run.db", "SELECT * FROM greatest_leakage")
+    assert by_round == [(1, BUDGET.spent(1)), (2, BUDGET.spent(7))]
+    assert by_round[-1][1] == max(
+        row[0] for row in query(tmp_path / "run.db", f"SELECT epsilon_spent FROM ({CLIENTS})")
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "factors"), [("coordinate", {"coordinate": 1, "vector": 50}), ("vector", {"vector": 1})]
+)
+def test_metrics_tell_every_clients_ledger_in_both_units(unit: Any, factors: dict[str, int]) -> None:
+    metrics = ServerMetrics(Privacy(Budget(10.0, 0.04, BUDGET.epsilon(5)), unit, ""), model_size=50)
+    played = [*records(), record(3, (observation("a", 3),), (Event("retired", "b"),))]
+    for i, r in enumerate(played):
+        metrics.round_committed(r, replay(Random(1), 1, played[: i + 1]), budgets_end=9)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"pausefl_{name}", labels)
+
+    for label, factor in factors.items():
+        for client, i in (("a", 3), ("b", 5), ("c", 0)):
+            ledger = {"client": client, "unit": label}
+            assert value("client_epsilon_spent", **ledger) == pytest.approx(factor * BUDGET.spent(i))
+            assert value("client_epsilon_remaining", **ledger) == pytest.approx(factor * (10 - BUDGET.spent(i)))
+            upcoming = 0.0 if client == "b" else factor * BUDGET.epsilon(i + 1)
+            assert value("client_epsilon_next", **ledger) == pytest.approx(upcoming)
+        assert value("epsilon_spent_max", unit=label) == pytest.approx(factor * BUDGET.spent(5))
+        assert value("epsilon_spent_median", unit=label) == pytest.approx(factor * BUDGET.spent(3))
+    assert value("client_epsilon_spent", client="a", unit="nothing") is None
+    assert value("retired_clients") == 1
+    assert value("budgets_end_round") == 9
+    assert value("private") == 1
+
+
+def test_a_run_whose_noise_can_be_drawn_again_is_not_private() -> None:
+    privacy = Privacy(BUDGET, "vector", "", reproducible_noise=True)
+    assert ServerMetrics(privacy, 1).registry.get_sample_value("pausefl_private") == 0
+    assert ServerMetrics(None, 1).registry.get_sample_value("pausefl_private") == 0
+
+
+@pytest.mark.parametrize("unit", ["coordinate", "vector"])
+def test_the_tighter_figure_is_a_bound_and_never_above_the_sum(unit: Any) -> None:
+    for participations in (0, 1, 10, 100):
+        tighter = tighter_epsilon(BUDGET, unit, participations, 1e-5)
+        assert tighter is not None
+        assert 0 <= tighter <= BUDGET.spent(participations)
+    assert tighter_epsilon(BUDGET, unit, 100, 1e-5) < 0.7 * BUDGET.spent(100)  # type: ignore[operator]
+    loose, tight = (tighter_epsilon(BUDGET, unit, 100, delta) for delta in (1e-3, 1e-9))
+    assert loose < tight  # type: ignore[operator]
+
+
+def test_the_tighter_figure_is_the_one_of_a_single_laplace_release() -> None:
+    """δ(ε) = 1 − e^{(ε − ε_1)/2} for the Laplace mechanism (Balle and Wang, 2018), so ε = ε_1 + 2 ln(1 − δ)."""
+    expected = BUDGET.epsilon(1) + 2 * np.log1p(-0.05)
+    assert tighter_epsilon(BUDGET, "coordinate", 1, 0.05) == pytest.approx(expected, abs=1e-3)

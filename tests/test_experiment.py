@@ -1,0 +1,328 @@
+"""An experiment's file: every mistake is one line that names the key and what is allowed; what is right comes back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pausefl.errors import ConfigError
+from pausefl_emulator.experiment import Experiment, build, load_experiment, parse_experiment, preset_names
+from pausefl_server.selection import POLICIES
+
+
+def parse(*overrides: str, text: str = "") -> Experiment:
+    """An experiment whose policies have been looked at too, as every command does it."""
+    experiment = parse_experiment(text, overrides)
+    experiment.check_policies()
+    return experiment
+
+
+# (override, what the message must begin with, what it must say is allowed)
+MISTAKES = [
+    # unknown keys, with a hint where one is close
+    ("clint.count=4", "clint: unknown key", "did you mean clients?"),
+    ("a.b=4", "a: unknown key", "clients, evaluation, experiment, latency, metrics, privacy, selection, server"),
+    ("experiment.roundz=3", "experiment.roundz: unknown key", "did you mean rounds?"),
+    ("clients.zzz=3", "clients.zzz: unknown key", "connect_timeout_s, count, minimum, per_process"),
+    ("latency.delay.flor_s=1.0", "latency.delay.flor_s: unknown key", "did you mean floor_s?"),
+    ("selection.mm=3", "selection.mm: unknown key", "did you mean m?"),
+    ("selection.pause=3", "selection.pause: unknown key", "m, policy"),
+    ("selection.pause.gama=1.0", "selection.pause.gama: unknown key", "did you mean gamma?"),
+    ("selection.pause.zzzzz=1.0", "selection.pause.zzzzz: unknown key", "known keys: alpha, gamma, beta, zeta"),
+    ("selection.pause.m=3", "selection.pause.m: unknown key", "selection.m"),
+    # types are strict
+    ("experiment.rounds=many", "experiment.rounds = 'many'", "valid integer"),
+    ("experiment.rounds=2.5", "experiment.rounds = 2.5", "valid integer"),
+    ('experiment.rounds="3"', "experiment.rounds = '3'", "valid integer"),
+    ("experiment.rounds=[1, 2]", "experiment.rounds = [1, 2]", "valid integer"),
+    ("experiment.rounds=2026-01-01", "experiment.rounds = '2026-01-01'", "valid integer"),
+    ("experiment.rounds.x=3", "experiment.rounds = {'x': 3}", "valid integer"),
+    ("selection.m=true", "selection.m = True", "valid integer"),
+    ("selection.policy=3", "selection.policy = 3", "valid string"),
+    ("metrics.enabled=1", "metrics.enabled = 1", "valid boolean"),
+    ("latency.delay=none", "latency.delay = 'none'", "a table"),
+    ("privacy.disclose=loss", "privacy.disclose = 'loss'", "a list"),
+    ("selection.pause.alpha=x", "selection.pause.alpha = 'x'", "valid number"),
+    # ranges
+    ("experiment.rounds=0", "experiment.rounds = 0", "greater than or equal to 1"),
+    ("experiment.seed=-1", "experiment.seed = -1", "greater than or equal to 0"),
+    ("clients.count=0", "clients.count = 0", "greater than or equal to 1"),
+    ("clients.minimum=31", "clients.minimum = 31", "at most clients.count = 30"),
+    ("selection.m=31", "selection.m = 31", "at most clients.count = 30"),
+    ("clients.count=3", "selection.m = 5", "at most clients.count = 3"),
+    ("selection.m=-1", "selection.m = -1", "greater than or equal to 1"),
+    ("selection.pause.beta=0.5", "selection.pause.beta = 0.5", "above 1"),
+    ("privacy.epsilon_budget=-1.0", "privacy.epsilon_budget = -1.0", "finite number above 0"),
+    ("privacy.epsilon_budget=nan", "privacy.epsilon_budget = nan", "finite number above 0"),
+    ("privacy.epsilon_budget=inf", "privacy.epsilon_budget = inf", "finite number above 0"),
+    ("privacy.eta=0.0", "privacy.eta = 0.0", "finite number above 0"),
+    ("privacy.clip=0.0", "privacy.clip = 0.0", "finite number above 0"),
+    ("latency.time_scale=0.0", "latency.time_scale = 0.0", "greater than 0"),
+    ("latency.time_scale=inf", "latency.time_scale = inf", "finite number"),
+    ("latency.down_share=1.5", "latency.down_share = 1.5", "less than or equal to 1"),
+    ("latency.tau_min_s=0.0", "latency.tau_min_s = 0.0", "greater than 0 or 'auto'"),
+    ("latency.tau_min_s=least", "latency.tau_min_s = 'least'", "valid number or 'auto'"),
+    ("latency.delay.sd_s=-0.1", "latency.delay.sd_s = -0.1", "greater than or equal to 0"),
+    ("latency.delay.floor_s=nan", "latency.delay.floor_s = nan", "finite number"),
+    ("workload.learning_rate=nan", "workload.learning_rate = nan", "finite number above 0"),
+    ("workload.batch_size=0", "workload.batch_size = 0", "at least 1"),
+    ("workload.model_bytes=5", "workload.model_bytes = 5", "multiple of 4"),
+    ("evaluation.subset=0", "evaluation.subset = 0", "greater than or equal to 1"),
+    ("server.port=65536", "server.port = 65536", "less than or equal to 65535"),
+    ("server.round_timeout_s=0.0", "server.round_timeout_s = 0.0", "greater than 0"),
+    ("metrics.port=-1", "metrics.port = -1", "greater than or equal to 0"),
+    # choices
+    ("privacy.unit=scalar", "privacy.unit = 'scalar'", "'coordinate' or 'vector'"),
+    ('privacy.disclose=["lossy"]', "privacy.disclose.0 = 'lossy'", "'loss'"),
+    ("latency.signal=rtt", "latency.signal = 'rtt'", "'round_trip' or 'communication'"),
+    ("latency.delay.kind=some", "latency.delay.kind = 'some'", "'none' or 'halves'"),
+    ("workload.partition=x", "workload.partition = 'x'", "'iid' or 'dirichlet'"),
+    ("workload.optimizer=x", "workload.optimizer = 'x'", "'adam' or 'sgd'"),
+    ("workload.device=gpu", "workload.device = 'gpu'", "'auto', 'cpu' or 'cuda'"),
+    ("selection.policy=pauze", 'selection.policy = "pauze"', "did you mean pause"),
+    ("selection.policy=zzz", 'selection.policy = "zzz"', "pause, pause-brute, pow-d, random"),
+    ("selection.puase.alpha=1.0", "selection.puase", "did you mean pause"),
+    ("selection.policy=no.such:Policy", 'selection.policy = "no.such:Policy"', "No module named"),
+    ("selection.policy=json:JSONDecoder", 'selection.policy = "json:JSONDecoder"', "must be a subclass"),
+    # what is not an override at all
+    ("experiment=3", "--set experiment=3", "must be table.key=value"),
+    ("experiment.rounds", "--set experiment.rounds", "must be table.key=value"),
+    ("=3", "--set =3", "must be table.key=value"),
+    (".rounds=3", "--set .rounds=3", "must be table.key=value"),
+    ("experiment.=3", "--set experiment.=3", "must be table.key=value"),
+]
+
+
+@pytest.mark.parametrize(("override", "names", "allows"), MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_key_and_what_is_allowed(override: str, names: str, allows: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(override)
+    message = str(caught.value)
+    assert message.startswith(names)
+    assert allows in message.removeprefix(names)
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("experiment = 3", "experiment = 3: should be a table"),
+        ("rounds = 3", "rounds: unknown key; known keys: clients,"),
+        ("[[clients]]\ncount = 1", "clients = "),
+        ("[experiment]\nrounds = 3\nrounds = 4", "the experiment is not valid TOML"),
+        ("[experiment", "the experiment is not valid TOML"),
+        ("[selection.pause.deep]\nx = 1", "selection.pause.deep: unknown key"),
+    ],
+)
+def test_a_file_of_the_wrong_form_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text=text)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_policy_that_needs_what_clients_do_not_disclose_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r'selection\.policy = "oort" needs .* loss: add privacy\.disclose = \["loss"\]'
+    ):
+        parse("selection.policy=oort")
+    assert parse("selection.policy=oort", 'privacy.disclose=["loss"]').selection.policy == "oort"
+    assert parse("selection.policy=oort", "privacy.enabled=false").selection.policy == "oort"
+
+
+def test_overrides_come_after_the_file_and_the_last_one_wins() -> None:
+    text = "[experiment]\nrounds = 3\nseed = 9\n[selection.pause]\nalpha = 2.0"
+    experiment = parse("experiment.rounds=4", "experiment.rounds=5", "selection.pause.gamma=7.0", text=text)
+    assert (experiment.experiment.rounds, experiment.experiment.seed) == (5, 9)
+    assert experiment.selection.parameters("pause") == {"alpha": 2.0, "gamma": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("selection.policy=random", "random"),
+        ('selection.policy="random"', "random"),
+        (" selection.policy = random ", "random"),
+        ("workload.dataset=package.module:factory", "package.module:factory"),
+        ("server.host=a=b", "a=b"),
+        ("latency.tau_min_s=auto", "auto"),
+        ("latency.tau_min_s=1", 1.0),
+        ("latency.tau_min_s=1e-3", 0.001),
+        ("privacy.enabled=false", False),
+        ('privacy.disclose=["loss"]', ("loss",)),
+    ],
+)
+def test_an_override_is_a_toml_value_or_plain_text(override: str, value: Any) -> None:
+    table, _, key = override.partition("=")[0].strip().partition(".")
+    found = getattr(getattr(parse_experiment("", [override]), table), key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_an_empty_file_is_an_experiment() -> None:
+    assert parse() == Experiment()
+
+
+# -- presets and files
+
+
+def test_the_presets_that_were_promised_are_there() -> None:
+    assert {"demo", "small_mnist", "small_cifar", "large_mnist"} <= set(preset_names())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_survives_being_written_down_with_all_its_defaults(name: str, tmp_path: Path) -> None:
+    experiment = load_experiment(name)
+    experiment.check_policies()
+    written = tmp_path / "config.toml"
+    written.write_text(experiment.to_toml())
+    again = load_experiment(str(written))
+    assert again == experiment
+    assert again.policy() == experiment.policy()
+    assert again.to_toml() == experiment.to_toml()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "experiment": st.fixed_dictionaries({}, optional={"rounds": st.integers(1, 10**6), "seed": st.integers(0)}),
+            "selection": st.fixed_dictionaries(
+                {"policy": st.sampled_from(sorted(POLICIES)), "m": st.integers(1, 30)},
+                optional={"pause": st.fixed_dictionaries({}, optional={"alpha": st.floats(0, 1e6)})},
+            ),
+            "latency": st.fixed_dictionaries(
+                {},
+                optional={
+                    "tau_min_s": st.just("auto") | st.floats(1e-6, 10),
+                    "time_scale": st.floats(1e-6, 1e3),
+                    "delay": st.fixed_dictionaries({"kind": st.sampled_from(["none", "halves"])}),
+                },
+            ),
+            "workload": st.fixed_dictionaries({"dataset": st.text(max_size=20)}),
+            "server": st.fixed_dictionaries({"host": st.text(max_size=20)}),
+        },
+    )
+)
+def test_any_experiment_survives_being_written_down(document: dict[str, Any]) -> None:
+    experiment = parse_experiment(tomli_w.dumps(document))
+    assert parse_experiment(experiment.to_toml()) == experiment
+
+
+def test_a_name_that_is_neither_file_nor_preset_lists_the_presets(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'"demmo" is neither a \.toml file nor a preset .*demo'):
+        load_experiment("demmo")
+    with pytest.raises(ConfigError, match="is neither"):
+        load_experiment(str(tmp_path))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read"):
+        load_experiment(str(missing))
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary\.toml: cannot be read"):
+        load_experiment(str(binary))
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.toml: cannot be read"):
+        load_experiment(str(tmp_path / "folder.toml"))
+
+
+# -- what it means
+
+
+@pytest.mark.parametrize(("count", "last"), [(1, "client-000"), (1000, "client-999"), (1001, "client-1000")])
+def test_client_ids_sort_as_they_count(count: int, last: str) -> None:
+    ids = parse(f"clients.count={count}", "selection.m=1").client_ids
+    assert ids[-1] == last
+    assert ids == sorted(ids)
+    assert len(set(ids)) == count
+
+
+def test_round_1_waits_for_everybody_unless_told_otherwise() -> None:
+    assert parse().minimum_clients == 30
+    assert parse("clients.minimum=7").minimum_clients == 7
+
+
+def test_tau_min_is_a_number_or_the_least_latency_seen() -> None:
+    assert parse("latency.tau_min_s=0.25").tau_min_s == 0.25
+    assert parse("latency.tau_min_s=auto").tau_min_s is None
+
+
+def test_privacy_is_all_or_nothing() -> None:
+    on, off = parse(), parse("privacy.enabled=false")
+    assert on.budget() is not None
+    assert on.mechanism() is not None
+    assert on.schedule
+    assert (off.budget(), off.mechanism(), off.schedule) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    "override", ["privacy.epsilon_budget=9.0", "privacy.eta=0.5", "privacy.unit=vector", "privacy.clip=0.5"]
+)
+def test_what_changes_the_privacy_changes_what_both_ends_compare(override: str) -> None:
+    assert parse(override).schedule != parse().schedule
+
+
+def test_every_client_has_a_latency_law() -> None:
+    laws = parse("latency.delay.floor_s=0.125").delays()
+    assert list(laws) == parse().client_ids
+    assert min(law.mean_s for law in laws.values()) > 0.125
+    assert {law.mean_s for law in parse("latency.delay.kind=none").delays().values()} == {0.0}
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_takes_m_and_its_own_table(name: str) -> None:
+    policy = parse("selection.m=3", f"selection.policy={name}", "privacy.enabled=false").policy()
+    assert type(policy) is POLICIES[name]
+    assert policy.m == 3
+
+
+# -- records from tables
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A record as policies are."""
+
+    m: int
+    strength: float = 1.0
+    mode: Literal["soft", "hard"] = "soft"
+    name: str = ""
+    steps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.strength < 0:
+            raise ValueError(f"strength = {self.strength}: must be at least 0")
+
+
+def test_a_record_is_built_from_a_table() -> None:
+    values = {"m": 3, "strength": 2, "mode": "hard", "name": "x", "steps": [1, 2]}
+    assert build(Knob, "knob", values) == Knob(3, 2.0, "hard", "x", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"strength": "2"}, "knob.strength = '2': should be a valid number"),
+        ({"strength": True}, "knob.strength = True: should be a valid number"),
+        ({"strength": -1.0}, "knob.strength = -1.0: must be at least 0"),
+        ({"m": 2.0}, "knob.m = 2.0: should be a valid integer"),
+        ({"m": "3"}, "knob.m = '3': should be a valid integer"),
+        ({"mode": "Soft"}, "knob.mode = 'Soft': should be 'soft' or 'hard'"),
+        ({"name": 3}, "knob.name = 3: should be a valid string"),
+        ({"steps": 3}, "knob.steps = 3: should be a list"),
+        ({"steps": [1.5]}, "knob.steps.0 = 1.5: should be a valid integer"),
+        ({"strenght": 1.0}, "knob.strenght: unknown key; did you mean strength?"),
+        ({"zzz": 1.0}, "knob.zzz: unknown key; known keys: strength, mode, name, steps"),
+    ],
+)
+def test_a_record_takes_nothing_it_does_not_know(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Knob, "knob", {"m": 1} | values)
+    assert str(caught.value) == message

@@ -1,0 +1,145 @@
+"""What crosses between clients and server in a private run, read off the wire."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pausefl.draws import generator
+from pausefl.wire import Vector
+from pausefl_client.privacy import Mechanism
+from pausefl_client.synthetic import SyntheticTrainer
+
+pytestmark = pytest.mark.end_to_end
+
+ROUNDS, CLIENTS, D = 6, 3, 5000
+EXPERIMENT = """
+[experiment]
+rounds = {rounds}
+seed = 1
+[clients]
+count = {clients}
+[selection]
+policy = "all"
+m = {clients}
+[privacy]
+epsilon_budget = 200.0
+clip = 0.003
+unit = "{unit}"
+{more}
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+model_bytes = {model_bytes}
+[metrics]
+enabled = false
+"""
+# Every field of every message that may leave a client: the noised update, and what the report lists as disclosed.
+ALLOWED = {
+    *("hello.protocol_version", "hello.client_id", "hello.n_examples"),
+    *("hello.manifest.tensors.name", "hello.manifest.tensors.shape", "hello.manifest.tensors.dtype"),
+    *("hello.ledger.schedule", "hello.ledger.released", "hello.ledger.epsilon_spent"),
+    *("result.round", "result.attempt", "result.status"),
+    *("result.release.participation", "result.release.epsilon", "result.release.epsilon_spent"),
+    *("result.update.size_bytes", "result.update.frames", "result.update.digest"),
+    *(f"result.timing.{part}_s" for part in ("download", "injected_down", "queue", "train", "privatise")),
+    *("result.timing.injected_up_s", "frame.index", "pong.nonce"),
+}
+
+
+def play(tmp_path: Path, wiretap: Any, unit: str, more: str = "") -> Any:
+    """A run with the tap between its processes; returns the tap."""
+    config = tmp_path / "wire.toml"
+    text = EXPERIMENT.format(rounds=ROUNDS, clients=CLIENTS, unit=unit, model_bytes=4 * D, more=more)
+    config.write_text(text)
+    pausefl = [sys.executable, "-m", "pausefl_emulator"]
+    serve = [*pausefl, "server", str(config), "--run-dir", str(tmp_path / "run")]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ready = next(event for event in map(json.loads, server.stdout) if event["kind"] == "ready")
+        drain = threading.Thread(target=server.stdout.read)
+        drain.start()
+        wiretap.upstream = f"127.0.0.1:{ready['port']}"
+        address = ["--server", f"127.0.0.1:{wiretap.port}", "--ledger-dir", str(tmp_path / "ledgers")]
+        clients = [
+            subprocess.Popen(
+                [*pausefl, "client", str(config), "--client-id", f"client-{k:03}", *address]
+            )
+            for k in range(CLIENTS)
+        ]
+        assert [client.wait(60) for client in clients] == [0] * CLIENTS
+        assert server.wait(60) == 0
+        drain.join()
+    return wiretap
+
+
+def updates(wiretap: Any) -> list[tuple[str, Any, Vector]]:
+    left = [(c, r, np.frombuffer(data, "<f4")) for c, results in wiretap.updates().items() for r, data in results]
+    assert len(left) == ROUNDS * CLIENTS
+    return left
+
+
+def fields(message: Any, prefix: str = "") -> set[str]:
+    found = set()
+    for descriptor, value in message.ListFields():
+        name = f"{prefix}{descriptor.name}"
+        if descriptor.type != descriptor.TYPE_MESSAGE:
+            found.add(name)
+            continue
+        for part in value if descriptor.is_repeated else [value]:
+            found |= fields(part, f"{name}.")
+    return found
+
+
+@pytest.mark.parametrize("unit", ["coordinate", "vector"])
+def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
+    tmp_path: Path, wiretap: Any, unit: Any
+) -> None:
+    mechanism = Mechanism(unit, 0.003)
+    noise, raw = [], []
+    for client_id, result, vector in updates(play(tmp_path, wiretap, unit)):
+        update = (
+            SyntheticTrainer(D, seed=1, client_id=client_id).train(np.zeros(D, np.float32), round=result.round).update
+        )
+        clipped = mechanism.clip_update(update)
+        assert vector.shape == (D,)
+        # A Laplace draw that rounds away in float32 is rarer than one in a million here.
+        assert (vector != clipped).all()
+        raw.append(update.tobytes())
+        noise.append((vector.astype(np.float64) - clipped) / mechanism.scale(result.release.epsilon))
+    # Eighteen releases of 5,000 coordinates; a right mechanism fails this one time in 10,000.
+    assert stats.kstest(np.concatenate(noise), stats.laplace.cdf).pvalue > 1e-4
+    assert np.unique([n[0] for n in noise]).size == len(noise)
+    # Neither a whole update nor any 16 of its bytes in a row stand anywhere in what clients sent.
+    sent = b"".join(m.SerializeToString() + data for stream in wiretap.streams for m, data in stream.up)
+    assert not any(update[i : i + 16] in sent for update in raw for i in range(0, len(update), 1600))
+
+
+def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Any) -> None:
+    play(tmp_path, wiretap, "coordinate")
+    sent = set().union(*(fields(message) for stream in wiretap.streams for message, _ in stream.up))
+    assert sent <= ALLOWED
+    assert {"result.update.digest", "result.release.epsilon", "hello.n_examples"} <= sent
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["disclosed"] == ["n_examples", "device_times"]
+    assert summary["private"] is True
+
+
+def test_a_reproducible_run_can_be_undone_and_says_so(tmp_path: Path, wiretap: Any) -> None:
+    """Whoever knows the seed subtracts the noise: that is why such a run is marked not private."""
+    left = updates(play(tmp_path, wiretap, "coordinate", "reproducible_noise = true"))
+    client_id, result, vector = left[0]
+    mechanism = Mechanism("coordinate", 0.003)
+    rng = generator(1, "noise", client_id, result.round, result.attempt)
+    noise = mechanism.privatise(np.zeros(D, np.float32), result.release.epsilon, rng)
+    update = SyntheticTrainer(D, seed=1, client_id=client_id).train(np.zeros(D, np.float32), round=result.round).update
+    assert np.abs(vector - noise - mechanism.clip_update(update)).max() < 1e-6
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["private"], summary["noise"]) == (False, "reproducible")
