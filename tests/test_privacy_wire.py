@@ -69,9 +69,7 @@ def play(tmp_path: Path, wiretap: Any, unit: str, more: str = "") -> Any:
         wiretap.upstream = f"127.0.0.1:{ready['port']}"
         address = ["--server", f"127.0.0.1:{wiretap.port}", "--ledger-dir", str(tmp_path / "ledgers")]
         clients = [
-            subprocess.Popen(
-                [*pausefl, "client", str(config), "--client-id", f"client-{k:03}", *address]
-            )
+            subprocess.Popen([*pausefl, "client", str(config), "--client-id", f"client-{k:03}", *address])
             for k in range(CLIENTS)
         ]
         assert [client.wait(60) for client in clients] == [0] * CLIENTS

@@ -195,16 +195,18 @@ class ClientSession:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
             except PauseflError as error:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
-            except Exception as error:  # a trainer may be anybody's; a stream that broke fails here once more
-                reason = f"{type(error).__name__}: {error}"
-                await self._refuse(stream, download.job, pb.STATUS_FAILED, reason)
 
     async def _answer(self, stream: Stream, download: _Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""
         job, delays = download.job, self._draw_delays(download.job.round)
         await hold_until(download.last_s + delays.down_s, self._clock)
         started_s = self._clock()
-        work = await self._work(download, started_s)
+        try:
+            work = await self._work(download, started_s)
+        except PauseflError:
+            raise
+        except Exception as error:  # a trainer may be anybody's
+            raise PauseflError(f"{type(error).__name__}: {error}") from error
         done_s = self._clock()
         await hold_until(done_s + delays.up_s, self._clock)
         timing = pb.Timing(
