@@ -193,6 +193,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_selections(
     assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)  # type: ignore[operator]
 
 
+@pytest.mark.realtime
 def test_a_stopped_client_is_measured_not_repeated(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

@@ -255,6 +255,7 @@ async def test_a_second_client_of_the_same_name_is_refused_and_the_first_goes_on
             await call.write(hello("a"))
             goodbye = (await answer_of(call)).goodbye
             assert "'a' is connected already" in goodbye.reason
+            assert not goodbye.final  # its stream may be dead, and this its return
         some.start("b", await run.port)
         result = await run.finished()
         assert await first == "all rounds done"

@@ -17,6 +17,9 @@ from pausefl_client.release import Released, Releaser
 from pausefl_client.trainer import Trainer
 
 
+_LONGEST_RETRY_S = 5.0
+
+
 class Stream(Protocol):
     """The bidirectional stream to the server, one message a call; OSError when it breaks."""
 
@@ -44,6 +47,7 @@ class ClientSettings:
     give_up_after_s: float = 60.0
     """How long to keep trying to reach the server before leaving."""
     retry_every_s: float = 0.2
+    """The first wait between two tries; each further one is twice as long, up to some seconds."""
 
 
 @dataclass(slots=True)
@@ -103,10 +107,12 @@ class ClientSession:
         PauseflError when the server cannot be reached for `give_up_after_s`, or takes no such client.
         """
         last_contact_s = self._clock()
+        retry_s = self._settings.retry_every_s
         while True:
             try:
                 async with self._connect() as stream:
                     await self._say_hello(stream)
+                    retry_s = self._settings.retry_every_s
                     try:
                         await self._take_part(stream)
                     finally:
@@ -116,7 +122,8 @@ class ClientSession:
             except OSError as error:
                 if self._clock() - last_contact_s > self._settings.give_up_after_s:
                     raise PauseflError(f"the server cannot be reached: {error}") from error
-            await asyncio.sleep(self._settings.retry_every_s)
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
 
     async def _say_hello(self, stream: Stream) -> None:
         ledger = self._releaser.ledger
@@ -141,6 +148,8 @@ class ClientSession:
                 self._run_id = message.welcome.run_id
             case "goodbye" if message.goodbye.final:
                 raise PauseflError(f"the server refuses client {self._settings.client_id}: {message.goodbye.reason}")
+            case "goodbye":
+                raise OSError(message.goodbye.reason)
             case _:
                 raise OSError("the server is not ready")
 

@@ -16,6 +16,10 @@ class WireError(PauseflError):
     """What the other side sent is not what the protocol allows; the message is the reason of the rejection."""
 
 
+class TryLaterError(WireError):
+    """The same message may be taken later: the reason lies in the moment, not in the message."""
+
+
 class BudgetError(PauseflError):
     """A release would pass the client's privacy budget, or the two sides do not agree on it."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pausefl.actor import Actor
 from pausefl.draws import generator
-from pausefl.errors import PauseflError, WireError
+from pausefl.errors import PauseflError, TryLaterError, WireError
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Vector, digest, pack_job
 from pausefl_server.aggregation import federated_average
@@ -398,7 +398,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         if not hello.client_id:
             raise WireError("the client id is empty")
         if hello.client_id in self._peers:
-            raise WireError(f"client id {hello.client_id!r} is connected already")
+            # It may be the same client, back before its old stream was found dead.
+            raise TryLaterError(f"client id {hello.client_id!r} is connected already")
         if not 1 <= hello.n_examples <= _MOST_EXAMPLES:
             raise WireError(f"has {hello.n_examples} examples, must be 1 to {_MOST_EXAMPLES}")
         if Manifest.from_message(hello.manifest) != settings.manifest:

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pausefl.actor import ActorStopped
-from pausefl.errors import ConfigError, WireError
+from pausefl.errors import ConfigError, TryLaterError, WireError
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE
 from pausefl_server.messages import Lost, Register
@@ -110,5 +110,5 @@ async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
 
 
 async def _say_goodbye(stream: _GrpcStream, error: Exception) -> None:
-    goodbye = pb.Goodbye(reason=str(error), final=not isinstance(error, ActorStopped))
+    goodbye = pb.Goodbye(reason=str(error), final=not isinstance(error, ActorStopped | TryLaterError))
     await stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())
