@@ -191,9 +191,9 @@ def test_a_vector_of_another_size_than_the_models_is_refused(size: int) -> None:
         assemble(header, frames, 10)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e31, -1e31])
 @pytest.mark.parametrize("place", [0, -1])
-def test_values_that_are_not_finite_are_refused_when_asked(value: float, place: int) -> None:
+def test_values_that_are_not_finite_or_too_great_are_refused_when_asked(value: float, place: int) -> None:
     vector = random_vector(FRAME + 1)
     vector[place] = value
     header, frames = frames_of(vector)

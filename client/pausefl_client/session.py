@@ -16,7 +16,6 @@ from pausefl_client.link import DrawDelays, hold_until
 from pausefl_client.release import Released, Releaser
 from pausefl_client.trainer import Trainer
 
-
 _LONGEST_RETRY_S = 5.0
 
 
