@@ -5,6 +5,7 @@ Every mistake becomes one `ConfigError` line that names the key, with its table,
 
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -34,6 +35,12 @@ Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
+# Up to so many clients, each has a process of its own, as a device would.
+_PROCESSES_OF_THEIR_OWN = 32
+# Beyond, an event loop per core keeps time for as few clients as it can; one loop for a thousand is late for many.
+_LEAST_PROCESSES = 4
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -49,8 +56,11 @@ class ClientsTable(_Table):
     """Who takes part."""
 
     count: Count = 30
-    per_process: Count = 1
-    """Clients that share one process, one trainer thread and one torch."""
+    per_process: Count | None = None
+    """Clients that share one process, one torch and one device. Unless said otherwise: 1 for up to 32 clients; more
+    share a process per core, and at least four."""
+    trainers: Count = 1
+    """Clients of one process that train at a time; the others' wait for a trainer is their queue_s."""
     minimum: Count | None = None
     """Round 1 starts when so many are connected; all of them unless said otherwise."""
     connect_timeout_s: Positive = 60.0
@@ -188,6 +198,14 @@ class Experiment(_Table):
     def minimum_clients(self) -> int:
         """How many clients round 1 waits for."""
         return self.clients.count if self.clients.minimum is None else self.clients.minimum
+
+    @property
+    def clients_per_process(self) -> int:
+        """How many clients share a process."""
+        count = self.clients.count
+        if self.clients.per_process is not None:
+            return self.clients.per_process
+        return 1 if count <= _PROCESSES_OF_THEIR_OWN else -(-count // max(_LEAST_PROCESSES, os.cpu_count() or 1))
 
     @property
     def tau_min_s(self) -> float | None:

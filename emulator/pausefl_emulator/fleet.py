@@ -79,7 +79,7 @@ class Fleet:
         context = multiprocessing.get_context("forkserver")
         synthetic = self._experiment.workload.model == "synthetic"
         context.set_forkserver_preload([f"pausefl_emulator.{'host' if synthetic else 'torch_host'}"])
-        ids, each = self._experiment.client_ids, self._experiment.clients.per_process
+        ids, each = self._experiment.client_ids, self._experiment.clients_per_process
         for start in range(0, len(ids), each):
             group = ids[start : start + each]
             arguments = (self._experiment, group, address, self._run_dir)

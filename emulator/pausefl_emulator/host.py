@@ -1,4 +1,4 @@
-"""A client process: one or more clients that share a trainer thread, each with its own data, ledger and link."""
+"""A client process: clients that share a connection and a pool of trainers, each with its own data, ledger, link."""
 
 import asyncio
 import logging
@@ -17,13 +17,19 @@ from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Delays, DrawDelays
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
 from pausefl_client.release import Privacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings
+from pausefl_client.session import ClientSession, ClientSettings, Connect
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import Trainer
-from pausefl_client.transport import connect
+from pausefl_client.transport import open_channel
 from pausefl_emulator.delays import Delay
 from pausefl_emulator.experiment import Experiment
-from pausefl_emulator.processes import die_with_parent, first_error, ignore_interrupts, write_output_to
+from pausefl_emulator.processes import (
+    allow_many_files,
+    die_with_parent,
+    first_error,
+    ignore_interrupts,
+    write_output_to,
+)
 
 # Training yields the processor to whatever keeps time.
 _TRAINER_NICENESS = 10
@@ -35,6 +41,7 @@ def run_host(experiment: Experiment, client_ids: Sequence[str], address: str, ru
     """The main function of a client process that `fleet` started."""
     die_with_parent()
     ignore_interrupts()
+    allow_many_files()
     write_output_to(run_dir / "clients.log")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, force=True)
     try:
@@ -54,15 +61,15 @@ async def take_part(experiment: Experiment, client_ids: Sequence[str], address: 
     trainers = make_trainers(experiment, client_ids)
     laws = experiment.delays()
     # Ledgers are closed last, when no trainer can write to them any more.
-    with ExitStack() as closing, ThreadPoolExecutor(1, "trainer", _be_nice) as executor:
-        async with asyncio.TaskGroup() as group:
+    with ExitStack() as closing, _trainer_pool(experiment) as executor:
+        async with open_channel(address) as connect, asyncio.TaskGroup() as group:
             for client_id in client_ids:
                 draw_delays = partial(_draw_delays, experiment, client_id, laws[client_id])
                 privacy = _open_privacy(experiment, client_id, ledgers)
                 if privacy is not None:
                     closing.callback(privacy.ledger.close)
                 session = _make_session(
-                    experiment, client_id, trainers[client_id], privacy, draw_delays, address, executor
+                    experiment, client_id, trainers[client_id], privacy, draw_delays, connect, executor
                 )
                 group.create_task(_take_part(client_id, session))
 
@@ -85,7 +92,7 @@ def _make_session(
     trainer: Trainer,
     privacy: Privacy | None,
     draw_delays: DrawDelays,
-    address: str,
+    connect: Connect,
     executor: ThreadPoolExecutor,
 ) -> ClientSession:
     settings = ClientSettings(
@@ -95,7 +102,7 @@ def _make_session(
         statistics=trainer.label_counts if "labels" in experiment.disclosed else {},
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
-    return ClientSession(settings, trainer, Releaser(privacy), draw_delays, partial(connect, address), executor)
+    return ClientSession(settings, trainer, Releaser(privacy), draw_delays, connect, executor)
 
 
 def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path) -> Privacy | None:
@@ -125,6 +132,10 @@ def noise_for(experiment: Experiment, client_id: str, key: ReleaseKey) -> Laplac
 
 async def _take_part(client_id: str, session: ClientSession) -> None:
     log.info("%s: %s", client_id, await session.run())
+
+
+def _trainer_pool(experiment: Experiment) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(experiment.clients.trainers, "trainer", _be_nice)
 
 
 def _be_nice() -> None:

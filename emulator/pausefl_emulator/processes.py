@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -22,6 +23,12 @@ def die_with_parent() -> None:
 def ignore_interrupts() -> None:
     """Leave Ctrl-C, which a terminal sends to every process at once, to the process in charge."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def allow_many_files() -> None:
+    """Lift the soft limit on open files to the hard one: a stream and a ledger for each of a thousand clients."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def write_output_to(path: Path) -> None:

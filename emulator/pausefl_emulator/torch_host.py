@@ -22,7 +22,8 @@ gc.freeze()
 
 
 def make_torch_trainers(experiment: Experiment, client_ids: Sequence[str]) -> dict[str, Trainer]:
-    """A trainer for each of these clients. N client processes share two cores: one thread each."""
+    """A trainer for each of these clients, which all use one device."""
+    # Client processes share the cores, so a trainer computes on its own thread and on no other.
     torch.set_num_threads(1)
     w, seed = experiment.workload, experiment.experiment.seed
     data = load_dataset(w.dataset, examples=w.examples, seed=seed)

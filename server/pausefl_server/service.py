@@ -90,8 +90,11 @@ async def serve(
             first_attempt=store.attempt(state.round + 1),
             oracle=oracle,
         )
-        final, best = await _run_actors(coordinator, store_actor, evaluator, endpoints, on_ready)
-        progress({"kind": "finished", "reason": coordinator.stopped_because})
+        federation = FederationServer(coordinator, theta.size)
+        before = _held()
+        final, best = await _run_actors(coordinator, store_actor, evaluator, federation, endpoints, on_ready)
+        left = {what: max(0, count - before[what]) for what, count in _held().items()}
+        progress({"kind": "finished", "reason": coordinator.stopped_because, "left": left})
         return RunResult(
             state=state,
             theta=coordinator.theta,
@@ -112,11 +115,11 @@ async def _run_actors(
     coordinator: Coordinator,
     store: StoreActor,
     evaluator: EvaluatorActor,
+    federation: FederationServer,
     endpoints: Endpoints,
     on_ready: Callable[[int], None],
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
     """Start: store, evaluator, transport, coordinator. Stop: coordinator, transport, evaluator, store."""
-    federation = FederationServer(coordinator, coordinator.theta.size)
     async with asyncio.TaskGroup() as group:
         group.create_task(store.run())
         group.create_task(evaluator.run())
@@ -139,6 +142,15 @@ async def _run_actors(
         evaluator.stop()
         store.stop()
     return final, best
+
+
+def _held() -> dict[str, int]:
+    """What a run must give back: its tasks, and its descriptors where the system lists them."""
+    listed = Path("/proc/self/fd")
+    return {
+        "tasks": len(asyncio.all_tasks()),
+        "descriptors": sum(1 for _ in listed.iterdir()) if listed.exists() else 0,
+    }
 
 
 def _interrupt(coordinator: Coordinator, group: asyncio.TaskGroup, number: signal.Signals) -> None:

@@ -10,7 +10,7 @@ from pausefl_emulator.fleet import Fleet
 from pausefl_server.records import RoundRecord
 from pausefl_server.store import Store
 
-_BARE = """
+BARE = """
 [privacy]
 enabled = false
 [latency.delay]
@@ -29,7 +29,7 @@ class _Nobody:
 
 def play(overrides: Sequence[str]) -> list[RoundRecord]:
     """The log of a run without privacy, delays or training, but for what `overrides` (key=value) changes."""
-    experiment = parse_experiment(_BARE, overrides)
+    experiment = parse_experiment(BARE, overrides)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         Fleet(experiment, Path(folder)).run(_Nobody())
         store = Store(Path(folder) / "run.db")
