@@ -35,7 +35,8 @@ def write_run(path: Path, policy: str, seed: int, unit: str | None = "coordinate
         "privacy_unit": unit, "epsilon_budget": 40.0, "max_epsilon_spent": 2.0, "vector_epsilon_max": 20.0,
         "private": True, "noise": "laplace", "delta": 1e-5, "epsilon_at_delta": None, "epsilon_floor": 0.0,
         "budget_per": "run",
-        "disclosed": [], "selection_s_median": 1e-4, "rejected_updates": 0, "stopped_because": "all rounds done",
+        "disclosed": [], "selection_s_median": 1e-4, "rejected_updates": 0,
+        "suspect_rounds": 0, "suspect_because": {}, "stopped_because": "all rounds done",
     }  # fmt: skip
     (path / "summary.json").write_text(json.dumps(summary))
     (path / "config.toml").write_text("")

@@ -22,7 +22,7 @@ def round_event(number: int, **changes: Any) -> dict[str, Any]:
         "kind": "round", "round": number, "rounds": 100, "chosen": ["[red]c", "d"], "round_latency_s": 0.25,
         "total_latency_s": 0.25 * number, "max_epsilon_spent": 1.5, "epsilon_budget": 40.0,
         "privacy_unit": "coordinate", "connected": 30, "rejected": 2, "wall_clock_s": 2.0 * number,
-        "selection_s": 0.0004,
+        "selection_s": 0.0004, "suspect_rounds": 0,
     } | changes  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from pausefl_emulator.report.plots import draw_all
 from pausefl_emulator.report.reading import SCHEMA_VERSION, VIEWS, read_run
 from pausefl_server import store
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.suspicion import advice
 
 CLIENTS = ("<script>", "$x$", "c")
 """Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
@@ -24,7 +25,7 @@ FIGURES = {"accuracy", "leakage", "releases", "selections", "latency", "breakdow
 
 
 def observation(client_id: str, i: int, injected_s: float) -> Observation:
-    timing = Timing(0.1 + 2 * injected_s, 0.01, injected_s, 0.002, 0.05, 0.003, injected_s, 0.02)
+    timing = Timing(0.1 + 2 * injected_s, 0.01, injected_s, 0.002, 0.05, 0.003, injected_s, 0.02, 0.001, 0.004)
     return Observation(
         client_id, timing, timing.round_trip_s, 40, i, 0.5, 0.5 * i, drawn_down_s=injected_s, drawn_up_s=injected_s
     )
@@ -40,7 +41,12 @@ def records() -> list[RoundRecord]:
         events = joined if number == 1 else ()
         latency_s = max(o.latency_s for o in seen)
         ids = tuple(o.client_id for o in seen)
-        rows.append(RoundRecord(number, 1, ids, None, seen, events, latency_s, float(number), 1e-4, f"{number}"))
+        rows.append(
+            RoundRecord(
+                *(number, 1, ids, None, seen, events, latency_s, float(number), 1e-4, f"{number}"),
+                suspect=("clients steal_share",) if number == 1 else (),
+            )
+        )
     return rows
 
 
@@ -54,6 +60,8 @@ def summary(**changes: Any) -> dict[str, Any]:
         "budget_per": "run",
         "disclosed": ["n_examples", "<b>more</b>"], "selection_s_median": 1e-4, "rejected_updates": 0,
         "stopped_because": "all rounds done",
+        "suspect_rounds": 1,
+        "suspect_because": {"clients steal_share": {"rounds": 1, "advice": advice("clients steal_share")}},
     } | changes  # fmt: skip
 
 
@@ -117,15 +125,24 @@ def test_every_figure_is_drawn_and_none_is_blank(reported: Path) -> None:
 def test_the_breakdown_stacks_up_to_the_mean_round_trip(reported: Path) -> None:
     run = read_run(reported)
     bars = draw_all(run)["breakdown"].axes[0].patches
-    assert len(bars) == 8
-    assert np.nanmax(bars[-1].get_data().values) == pytest.approx(np.mean([0.5, 0.7]))
+    assert len(bars) == 10
+    assert np.nanmax(bars[-1].get_data().values) == pytest.approx(np.mean([0.5, 0.7]) + 0.001 + 0.004)
 
 
 def test_the_waterfall_is_of_the_median_round(reported: Path) -> None:
     axes = draw_all(read_run(reported))["waterfall"].axes[0]
     assert axes.get_title(loc="left") == "Round 1, of median latency"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["<script>", "$x$"]
-    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(0.5)
+    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(0.505)
+
+
+def test_suspect_rounds_are_marked_and_explained(reported: Path, page: str) -> None:
+    figures = draw_all(read_run(reported))
+    assert figures["waterfall"].axes[0].get_title(loc="right") == "suspect: clients steal_share"
+    labels = [text.get_text() for text in figures["latency"].axes[1].get_legend().get_texts()]
+    assert labels == ["measured = drawn", "in suspect rounds"]
+    assert "1 of 3 rounds are suspect because of clients steal_share." in page
+    assert "measure on a machine that is not shared" in page
 
 
 def test_leakage_names_its_unit_and_shows_the_budget(reported: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pausefl.actor import ActorStopped
 from pausefl.errors import ConfigError, PauseflError
+from pausefl.honesty import HostReport
 from pausefl.wire import Vector, digest
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
@@ -34,6 +35,7 @@ def records_of(cls: type[Any], **fields: st.SearchStrategy[Any]) -> st.SearchStr
 
 
 TIMINGS = records_of(Timing, **{f.name: FINITE for f in dataclasses.fields(Timing)})
+HOSTS = records_of(HostReport, **{f.name: FINITE for f in dataclasses.fields(HostReport)})
 OBSERVATIONS = records_of(
     Observation,
     client_id=NAMES,
@@ -48,6 +50,7 @@ OBSERVATIONS = records_of(
     drawn_down_s=FINITE,
     drawn_up_s=FINITE,
     loss=st.none() | FINITE,
+    host=HOSTS,
     statistics=NUMBERS,
 )
 EVENTS = records_of(
@@ -76,6 +79,8 @@ RECORDS = records_of(
     model_digest=NAMES,
     details=NUMBERS,
     cluster_penalty_s=FINITE,
+    host=HOSTS,
+    suspect=st.lists(NAMES, max_size=3).map(tuple),
 )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pausefl.errors import BudgetError, PauseflError
+from pausefl.honesty import UNWATCHED, HostReport, Watch
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import PROTOCOL_VERSION, Assembler, Vector, cut, pack, unpack
 from pausefl_client.ledger import ReleaseKey
@@ -86,6 +87,7 @@ class ClientSession:
         connect: Connect,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        monitor: Watch = UNWATCHED,
     ) -> None:
         self._settings = settings
         self._trainer = trainer
@@ -93,6 +95,7 @@ class ClientSession:
         self._draw_delays = draw_delays
         self._connect = connect
         self._executor = executor
+        self._monitor = monitor
         self._clock = clock
         self._run_id = ""
         # The work for one key, under way or released but not acknowledged. It outlives the stream that asked for it:
@@ -198,7 +201,8 @@ class ClientSession:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_MISMATCH, reason)
                 continue
             try:
-                await self._answer(stream, download)
+                with self._monitor.watching():
+                    await self._answer(stream, download)
             except BudgetError as error:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
             except PauseflError as error:
@@ -229,7 +233,10 @@ class ClientSession:
             drawn_up_s=delays.up_s,
         )
         header, frames = cut(work.released.vector, work.released.digest)
-        result = pb.Result(round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=header)
+        host = _host(self._monitor.report(download.first_s, done_s - started_s))
+        result = pb.Result(
+            round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=header, host=host
+        )
         if (charge := work.released.charge) is not None:
             result.release.participation = charge.participation
             result.release.epsilon = charge.epsilon
@@ -290,3 +297,12 @@ class ClientSession:
         data = message.SerializeToString() if payload is None else pack(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
             await stream.write(data)
+
+
+def _host(report: HostReport) -> pb.Host:
+    return pb.Host(
+        loop_lag_s=report.loop_lag_s,
+        timer_overshoot_s=report.timer_overshoot_s,
+        steal_share=report.steal_share,
+        compute_share=report.compute_share,
+    )

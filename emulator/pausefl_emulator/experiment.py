@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from pausefl_server.selection.base import Policy
+    from pausefl_server.suspicion import Limits
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -162,6 +163,17 @@ class ServerTable(_Table):
     rejoin_timeout_s: NonNegative = 5.0
 
 
+class HostTable(_Table):
+    """Beyond these a round's measurements are marked as suspect, on the server's host or a client's."""
+
+    loop_lag_s: Positive = 0.05
+    timer_overshoot_s: Positive = 0.05
+    steal_share: Share = 0.05
+    """Of the machine's processor time."""
+    compute_share: Share = 0.5
+    """Of the time measured; a client's counts where the signal is the round trip."""
+
+
 class MetricsTable(_Table):
     """Where Prometheus scrapes."""
 
@@ -182,6 +194,7 @@ class Experiment(_Table):
     evaluation: EvaluationTable = EvaluationTable()
     server: ServerTable = ServerTable()
     metrics: MetricsTable = MetricsTable()
+    host: HostTable = HostTable()
 
     @property
     def client_ids(self) -> list[str]:
@@ -252,6 +265,12 @@ class Experiment(_Table):
             return "synthetic"
         w = self.workload.model_dump(include={"dataset", "examples", "partition", "concentration", "dominant_share"})
         return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed})
+
+    def limits(self) -> "Limits":
+        """What a host may do to a measurement before it is suspect. A client never needs it."""
+        from pausefl_server.suspicion import Limits
+
+        return Limits(**self.host.model_dump())
 
     def training(self) -> TrainingSettings:
         """What a client does with the model."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pausefl.draws import generator
 from pausefl.errors import ConfigError, PauseflError
+from pausefl.honesty import HostMonitor
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Delays, DrawDelays
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
@@ -62,6 +63,8 @@ async def take_part(experiment: Experiment, client_ids: Sequence[str], address: 
     laws = experiment.delays()
     # Ledgers are closed last, when no trainer can write to them any more.
     with ExitStack() as closing, _trainer_pool(experiment) as executor:
+        monitor = HostMonitor()
+        closing.callback(monitor.close)
         async with open_channel(address) as connect, asyncio.TaskGroup() as group:
             for client_id in client_ids:
                 draw_delays = partial(_draw_delays, experiment, client_id, laws[client_id])
@@ -69,7 +72,7 @@ async def take_part(experiment: Experiment, client_ids: Sequence[str], address: 
                 if privacy is not None:
                     closing.callback(privacy.ledger.close)
                 session = _make_session(
-                    experiment, client_id, trainers[client_id], privacy, draw_delays, connect, executor
+                    experiment, client_id, trainers[client_id], privacy, draw_delays, connect, executor, monitor
                 )
                 group.create_task(_take_part(client_id, session))
 
@@ -94,6 +97,7 @@ def _make_session(
     draw_delays: DrawDelays,
     connect: Connect,
     executor: ThreadPoolExecutor,
+    monitor: HostMonitor,
 ) -> ClientSession:
     settings = ClientSettings(
         client_id=client_id,
@@ -102,7 +106,7 @@ def _make_session(
         statistics=trainer.label_counts if "labels" in experiment.disclosed else {},
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
-    return ClientSession(settings, trainer, Releaser(privacy), draw_delays, connect, executor)
+    return ClientSession(settings, trainer, Releaser(privacy), draw_delays, connect, executor, monitor=monitor)
 
 
 def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path) -> Privacy | None:

@@ -1,5 +1,6 @@
 """What a run comes to: summary.json."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -13,6 +14,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
+from pausefl_server.suspicion import advice
 
 # What a client tells the server besides its noised updates, whatever the experiment says.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times")
@@ -48,6 +50,8 @@ def summarise(
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
         "rejected_updates": result.rejected_updates,
         "timing_error_s": timing_error_s(records),
+        "suspect_rounds": result.state.suspect_rounds,
+        "suspect_because": suspect_because(records),
         "stopped_because": result.stopped_because,
     }
 
@@ -86,6 +90,12 @@ def timing_error_s(records: Sequence[RoundRecord]) -> dict[str, float | None]:
     return {"p50": float(p50), "p99": float(p99)}
 
 
+def suspect_because(records: Sequence[RoundRecord]) -> dict[str, dict[str, Any]]:
+    """By reason to doubt a round: in how many it held, and what to do about it."""
+    counts = Counter(doubt for record in records for doubt in record.suspect)
+    return {doubt: {"rounds": count, "advice": advice(doubt)} for doubt, count in counts.most_common()}
+
+
 def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
     return next((e.accuracy for e in evaluations if e.split == "test"), None)
 
@@ -118,4 +128,6 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     if error["p50"] is not None:
         quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms"
         table.add_row("measured − drawn", f"{quantiles}; {summary['rejected_updates']} updates rejected")
+    for reason in summary["suspect_because"].values():
+        table.add_row("suspect", f"{reason['rounds']} rounds: {reason['advice']}")
     return table

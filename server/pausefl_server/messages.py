@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pausefl.honesty import HostReport
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import Vector
 from pausefl_server.ledger import Release
@@ -20,6 +21,10 @@ class Dispatch:
     round: int
     attempt: int
     messages: Sequence[bytes]
+    framing_s: float
+    """How long it took to make the messages."""
+    ready_s: float
+    """When they were made (the server's clock)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,9 @@ class Update:
     statistics: Mapping[str, float]
     bytes_down: int
     bytes_up: int
+    arrived_s: float
+    """When its last frame was read (the server's clock)."""
+    host: HostReport
 
 
 @dataclass(frozen=True, slots=True)

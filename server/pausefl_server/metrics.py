@@ -3,6 +3,8 @@
 import errno
 import math
 import threading
+from collections.abc import Sequence
+from operator import attrgetter
 from wsgiref.simple_server import WSGIServer
 
 import numpy as np
@@ -10,11 +12,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from pausefl.budget import Budget
 from pausefl.errors import ConfigError
+from pausefl.honesty import HostReport
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import Privacy
 from pausefl_server.state import RunState
 
+_PARTS = (
+    *("framing", "download", "injected_down", "queue", "train", "privatise", "injected_up", "upload"),
+    *("server_wait", "propagation"),
+)
 # From a millisecond to a minute, the times a federation's exchange can take.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 
@@ -31,8 +38,8 @@ class ServerMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"pausefl_{name}", text, labels, registry=registry)
 
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"pausefl_{name}", text, registry=registry, buckets=_SECONDS)
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"pausefl_{name}", text, labels, registry=registry, buckets=_SECONDS)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"pausefl_{name}", text, labels, registry=registry)
@@ -49,6 +56,18 @@ class ServerMetrics:
         self._selection = histogram("selection_seconds", "Time the policy took to choose")
         self._round_trip = gauge("client_round_trip_seconds", "A client's last measured round trip", "client")
         self._latency = gauge("client_latency_seconds", "A client's last latency as its policy sees it", "client")
+        self._round_trips = histogram("round_trip_seconds", "Round trips of all exchanges")
+        parts = histogram(
+            "exchange_part_seconds", "Where the exchanges' time went; propagation is the residual", "part"
+        )
+        self._parts = [(attrgetter(f"{part}_s"), parts.labels(part).observe) for part in _PARTS]
+        self._bytes_down = counter("client_down_bytes", "Bytes of jobs sent to a client", "client")
+        self._bytes_up = counter("client_up_bytes", "Bytes of updates received from a client", "client")
+        self._suspect = counter("suspect_rounds", "Rounds whose measurements are in doubt", "reason")
+        self._loop_lag = gauge("host_loop_lag_seconds", "Event-loop lag in the last round, the worst", "host")
+        self._overshoot = gauge("host_timer_overshoot_seconds", "Timer overshoot in the last round, the worst", "host")
+        self._steal = gauge("host_steal_ratio", "Processor time stolen in the last round, the worst", "host")
+        self._compute = gauge("host_compute_ratio", "Share of the last round spent computing, the most", "host")
         self._selections = counter("client_selections", "Times a client was chosen", "client")
         self._epsilon = gauge("client_epsilon_spent", "Privacy budget a client has spent", "client", "unit")
         self._epsilon_max = gauge("epsilon_spent_max", "Greatest privacy budget any client has spent", "unit")
@@ -83,11 +102,21 @@ class ServerMetrics:
         self._round_latency.observe(record.round_latency_s)
         self._total_latency.set(state.total_latency_s)
         self._selection.observe(record.selection_s)
+        for reason in record.suspect:
+            self._suspect.labels(reason).inc()
+        self._hosts_reported("server", [record.host])
+        if record.observations:
+            self._hosts_reported("clients", [o.host for o in record.observations])
         for client_id in record.chosen:
             self._selections.labels(client_id).inc()
         for o in record.observations:
             self._round_trip.labels(o.client_id).set(o.timing.round_trip_s)
             self._latency.labels(o.client_id).set(o.latency_s)
+            self._round_trips.observe(o.timing.round_trip_s)
+            for part_of, observe in self._parts:
+                observe(part_of(o.timing))
+            self._bytes_down.labels(o.client_id).inc(o.bytes_down)
+            self._bytes_up.labels(o.client_id).inc(o.bytes_up)
         self._retired.set(int(state.table.retired.sum()))
         if self._budget is None:
             return
@@ -109,6 +138,12 @@ class ServerMetrics:
     def _set(self, epsilon: Gauge, value: float, *labels: str) -> None:
         for unit, factor in self._units.items():
             epsilon.labels(*labels, unit).set(factor * value)
+
+    def _hosts_reported(self, host: str, reports: Sequence[HostReport]) -> None:
+        self._loop_lag.labels(host).set(max(r.loop_lag_s for r in reports))
+        self._overshoot.labels(host).set(max(r.timer_overshoot_s for r in reports))
+        self._steal.labels(host).set(max(r.steal_share for r in reports))
+        self._compute.labels(host).set(max(r.compute_share for r in reports))
 
 
 class MetricsServer:

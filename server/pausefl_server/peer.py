@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from pausefl.actor import Actor
 from pausefl.errors import WireError
+from pausefl.honesty import HostReport
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import Assembler, Vector, unpack
 from pausefl_server.ledger import Release
@@ -36,8 +37,7 @@ class Stream(Protocol):
 class _Exchange:
     """A job under way: from the first model frame handed over to the last update frame received."""
 
-    round: int
-    attempt: int
+    job: Dispatch
     started_s: float
     bytes_down: int
     bytes_up: int = 0
@@ -68,10 +68,9 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
     async def receive(self, message: Dispatch | Acknowledge | Dismiss) -> None:
         """Write what the coordinator wants said."""
         match message:
-            case Dispatch(round_, attempt, messages):
-                bytes_down = sum(map(len, messages))
-                self._exchange = _Exchange(round_, attempt, self._clock(), bytes_down)
-                for data in messages:
+            case Dispatch():
+                self._exchange = _Exchange(message, self._clock(), sum(map(len, message.messages)))
+                for data in message.messages:
                     await self._stream.write(data)
             case Acknowledge(round_, attempt):
                 ack = pb.Ack(round=round_, attempt=attempt)
@@ -106,7 +105,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
 
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange = self._exchange
-        if exchange is None or (result.round, result.attempt) != (exchange.round, exchange.attempt):
+        if exchange is None or (result.round, result.attempt) != (exchange.job.round, exchange.job.attempt):
             reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
             await self._reject(reason, result)
         elif result.status != pb.STATUS_OK:
@@ -140,7 +139,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
             return
         self._exchange = None
         try:
-            timing = _timing(result.timing, arrived_s - exchange.started_s, arrived_s - exchange.first_frame_s)
+            timing, host = _timing(result.timing, exchange, arrived_s), _host(result.host)
             statistics = _statistics(result)
             vector = await self._check(frames)
         except WireError as error:
@@ -149,8 +148,8 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
         await self._coordinator.tell(
             Update(
                 client_id=self.client_id,
-                round=exchange.round,
-                attempt=exchange.attempt,
+                round=exchange.job.round,
+                attempt=exchange.job.attempt,
                 vector=vector,
                 timing=timing,
                 drawn_down_s=result.timing.drawn_down_s,
@@ -161,6 +160,8 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
                 statistics=statistics,
                 bytes_down=exchange.bytes_down,
                 bytes_up=exchange.bytes_up,
+                arrived_s=arrived_s,
+                host=host,
             )
         )
 
@@ -172,7 +173,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
     async def _reject(self, reason: str, result: pb.Result | None = None) -> None:
         """Tell the coordinator; the exchange the rejected update belonged to is over."""
         exchange, round_ = self._exchange, result.round if result else 0
-        if exchange is not None and result is not None and result.round == exchange.round:
+        if exchange is not None and result is not None and result.round == exchange.job.round:
             self._exchange = None
         release = _release(result) if result else Release()
         await self._coordinator.tell(Refusal(self.client_id, round_, reason, rejected=True, release=release))
@@ -196,17 +197,26 @@ def _statistics(result: pb.Result) -> dict[str, float]:
     return dict(result.statistics)
 
 
-def _timing(reported: pb.Timing, round_trip_s: float, upload_s: float) -> Timing:
+def _host(reported: pb.Host) -> HostReport:
+    values = (reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise WireError("reports a lag or a share of its host that is negative or not a number")
+    return HostReport(*values)
+
+
+def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timing:
     """Join both clocks' durations; WireError when the client's parts cannot lie within the server's whole."""
     timing = Timing(
-        round_trip_s=round_trip_s,
+        round_trip_s=arrived_s - exchange.started_s,
         download_s=reported.download_s,
         injected_down_s=reported.injected_down_s,
         queue_s=reported.queue_s,
         train_s=reported.train_s,
         privatise_s=reported.privatise_s,
         injected_up_s=reported.injected_up_s,
-        upload_s=upload_s,
+        upload_s=arrived_s - exchange.first_frame_s,
+        framing_s=exchange.job.framing_s,
+        server_wait_s=exchange.started_s - exchange.job.ready_s,
     )
     parts = (timing.download_s, timing.injected_down_s, timing.queue_s, timing.train_s, timing.privatise_s)
     drawn = (reported.drawn_down_s, reported.drawn_up_s)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pausefl.honesty import HostReport
+
 Signal = Literal["round_trip", "communication"]
 EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired"]
 
@@ -17,7 +19,9 @@ class Timing:
     """Where the time of one exchange went, in seconds, each part measured where it happens.
 
     round_trip is the server's clock from the first model frame handed over to the last update frame received;
-    upload is the server's clock from the first to the last update frame; all others are the client's clock.
+    upload is the server's clock from the first to the last update frame. Framing (of the model, once a round) and
+    server_wait (of the framed job for its turn to be handed over, and of the received update for the coordinator to
+    take it) lie before and after the round trip, on the server's clock. All others are the client's clock.
     """
 
     round_trip_s: float
@@ -28,6 +32,13 @@ class Timing:
     privatise_s: float = 0.0
     injected_up_s: float = 0.0
     upload_s: float = 0.0
+    framing_s: float = 0.0
+    server_wait_s: float = 0.0
+
+    @property
+    def exchange_s(self) -> float:
+        """All of it: the round trip, and what the server itself added before and after."""
+        return self.framing_s + self.round_trip_s + self.server_wait_s
 
     @property
     def device_s(self) -> float:
@@ -41,7 +52,7 @@ class Timing:
 
     @property
     def propagation_s(self) -> float:
-        """What no part explains: the network and the software between the two clocks."""
+        """The residual, what no part explains: the network and the software between the two clocks."""
         explained = self.download_s + self.injected_down_s + self.device_s + self.injected_up_s + self.upload_s
         return self.round_trip_s - explained
 
@@ -73,6 +84,8 @@ class Observation:
     """The delays drawn, for the check measured − drawn alone; they never reach a policy."""
     loss: float | None = None
     """The client's training loss, only where `privacy.disclose` lists it."""
+    host: HostReport = field(default_factory=HostReport)
+    """How well the client's host kept time meanwhile."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     """What the policy asked to be computed while the vectors were at hand (e.g. Fed-TS's drift)."""
 
@@ -127,3 +140,7 @@ class RoundRecord:
     """What the policy said about its choice (energy, gap, steps); never read back by a policy."""
     cluster_penalty_s: float = 0.0
     """R2's δ_τ term, eq. (22): a column of its own, never mixed into a measurement."""
+    host: HostReport = field(default_factory=HostReport)
+    """How well the server's host kept time during the round."""
+    suspect: tuple[str, ...] = ()
+    """Why the round's measurements are in doubt (`suspicion.Limits.doubts`); empty: they are not."""

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from pausefl.actor import Actor
 from pausefl.draws import generator
 from pausefl.errors import PauseflError, TryLaterError, WireError
+from pausefl.honesty import UNWATCHED, Watch
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Vector, digest, pack_job
 from pausefl_server.aggregation import federated_average
@@ -26,6 +28,7 @@ from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 from pausefl_server.store import CommitRound, SaveLateEvents, StoreActor
+from pausefl_server.suspicion import advice
 
 Result = TypeVar("Result")
 Progress = Callable[[Mapping[str, Any]], None]
@@ -58,6 +61,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         late_events: list[Event],
         first_attempt: int = 1,
         oracle: Oracle | None = None,
+        monitor: Watch = UNWATCHED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__("coordinator", capacity=4096)
@@ -71,6 +75,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         self._metrics = metrics
         self._progress = progress
         self._oracle = oracle
+        self._monitor = monitor
         self._clock = clock
         self._peers: dict[str, ClientActor] = {}
         self._events = late_events
@@ -85,6 +90,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         self._began_s: float | None = None
         self._unreported: RoundRecord | None = None  # committed, but nobody was told yet
         self._shown_s = float("-inf")  # when a round was last shown
+        self._doubts: set[str] = set()  # said once each
         self._selection_s = float("inf")  # how long the last selection took
 
     async def run(self) -> None:
@@ -92,11 +98,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         try:
             # Compiling takes seconds the first time on a machine; nobody waits for it in a round.
             await asyncio.gather(self._gather_clients(), asyncio.to_thread(self.state.policy.warm_up))
-            while not self.stopped_because:
-                if self.state.round >= self._settings.rounds:
-                    self.stopped_because = "all rounds done"
-                elif await self._somebody_is_there():
-                    await self._play(self.state.round + 1)
+            with self._monitor.watching():
+                await self._play_all()
             await self._finish()
         finally:
             self.stop()
@@ -119,10 +122,18 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
 
     # -- rounds
 
+    async def _play_all(self) -> None:
+        while not self.stopped_because:
+            if self.state.round >= self._settings.rounds:
+                self.stopped_because = "all rounds done"
+            elif await self._somebody_is_there():
+                await self._play(self.state.round + 1)
+
     async def _play(self, round: int) -> None:
         attempt, self._attempt = self._attempt, 1
         if self._began_s is None:
             self._began_s = self._clock() - self.state.wall_clock_s
+        began_s, began_cpu_s = self._clock(), time.process_time()
         events, self._events = tuple(self._events), []
         self.state.before_round(round, events)
         retired = self._used_up()
@@ -133,9 +144,9 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             self._attempt, self._events = attempt, [*events, *self._events]
             return
         quick = self._selection_s < _QUICK_S and self.theta.nbytes <= MAX_FRAME_BYTES
-        selection, messages = await _off_loop(quick, self._prepare, round, attempt)
+        selection, job = await _off_loop(quick, self._prepare, round, attempt)
         chosen = tuple(self.state.table.ids[row] for row in selection.rows)
-        await self._send(Dispatch(round, attempt, messages), chosen)
+        await self._send(job, chosen)
         await asyncio.sleep(0)  # let the job leave before anything else is done
         await self._tell_of_last_round(busy=self._due.keys())
         await self._collect()
@@ -147,6 +158,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         quick = self.theta.nbytes * len(chosen) <= MAX_FRAME_BYTES
         theta, model_digest = await _off_loop(quick, self._aggregate, selection, chosen)
         observations = tuple(self._observations[c] for c in sorted(self._observations))
+        host = self._monitor.report(began_s, time.process_time() - began_cpu_s)
         record = RoundRecord(
             round=round,
             attempt=attempt,
@@ -160,6 +172,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             model_digest=model_digest,
             details=selection.details,
             cluster_penalty_s=selection.cluster_penalty_s,
+            host=host,
+            suspect=self._settings.limits.doubts(host, (o.host for o in observations), self._settings.signal),
         )
         await self._store.ask(CommitRound(record, theta))
         self.theta, self._digest = theta, model_digest
@@ -205,7 +219,14 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             )
             self._progress({"kind": "event", "message": message})
 
-    def _prepare(self, round: int, attempt: int) -> tuple[Selection, list[bytes]]:
+    def _announce_doubts(self, record: RoundRecord) -> None:
+        """Say why measurements are suspect and what to do: once for each reason."""
+        for doubt in record.suspect:
+            if doubt not in self._doubts:
+                self._doubts.add(doubt)
+                self._progress({"kind": "event", "message": f"round {record.round} is suspect: {advice(doubt)}"})
+
+    def _prepare(self, round: int, attempt: int) -> tuple[Selection, Dispatch]:
         """Select and frame."""
         settings, table = self._settings, self.state.table
         context = Context(
@@ -222,7 +243,10 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         selection = self.state.policy.select(self.state.policy_state, context)
         self._selection_s = time.perf_counter() - started
         schedule = settings.privacy.schedule if settings.privacy else ""
-        return selection, pack_job(round, attempt, self.theta, self._digest, schedule)
+        began_s = self._clock()
+        messages = pack_job(round, attempt, self.theta, self._digest, schedule)
+        ready_s = self._clock()
+        return selection, Dispatch(round, attempt, messages, ready_s - began_s, ready_s)
 
     async def _send(self, job: Dispatch, chosen: tuple[str, ...]) -> None:
         self._job, self._updates, self._observations = job, {}, {}
@@ -280,9 +304,10 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
     def _observe(self, update: Update) -> Observation:
         settings, row = self._settings, self.state.table.row_of[update.client_id]
         latency_s = update.timing.signal_s(settings.signal, settings.time_scale)
+        waited_s = update.timing.server_wait_s + self._clock() - update.arrived_s
         return Observation(
             client_id=update.client_id,
-            timing=update.timing,
+            timing=replace(update.timing, server_wait_s=waited_s),
             latency_s=max(latency_s, _LEAST_LATENCY_S),
             n_examples=int(self.state.table.n_examples[row]),
             participation=update.release.participation,
@@ -294,12 +319,14 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             drawn_up_s=update.drawn_up_s,
             loss=update.loss if "loss" in settings.disclosed else None,
             statistics=update.statistics if "labels" in settings.disclosed else {},
+            host=update.host,
         )
 
     def _report(self, record: RoundRecord) -> None:
         ends = self._budgets_end()
         self._announce_end(ends, record.round)
         self._metrics.round_committed(record, self.state, ends)
+        self._announce_doubts(record)
         now_s = self._clock()
         if now_s - self._shown_s < _SHOW_EVERY_S and record.round < self._settings.rounds:
             return
@@ -321,6 +348,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
                 "rejected": self.rejected_updates,
                 "wall_clock_s": record.wall_clock_s,
                 "selection_s": record.selection_s,
+                "suspect": list(record.suspect),
+                "suspect_rounds": self.state.suspect_rounds,
             }
         )
 
@@ -387,7 +416,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         if self._job is not None and client_id in self._due:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
             self._due[client_id] = self._clock() + self._settings.round_timeout_s
-            self._offer(client_id, self._job)
+            self._offer(client_id, replace(self._job, ready_s=self._clock()))
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _check_hello(self, hello: pb.Hello) -> None:

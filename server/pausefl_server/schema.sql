@@ -14,7 +14,12 @@ CREATE TABLE rounds (
     wall_clock_s REAL NOT NULL,        -- since the run's first round began
     selection_s REAL NOT NULL,
     model_digest TEXT NOT NULL,        -- of θ after this round
-    details TEXT NOT NULL              -- JSON object, what the policy said about its choice
+    details TEXT NOT NULL,             -- JSON object, what the policy said about its choice
+    loop_lag_s REAL NOT NULL,          -- these four: how well the server's host kept time during the round
+    timer_overshoot_s REAL NOT NULL,
+    steal_share REAL NOT NULL,
+    compute_share REAL NOT NULL,
+    suspect TEXT NOT NULL              -- JSON list of reasons to doubt the round's measurements, empty: none
 ) STRICT;
 
 CREATE TABLE observations (
@@ -33,6 +38,12 @@ CREATE TABLE observations (
     privatise_s REAL NOT NULL,
     injected_up_s REAL NOT NULL,
     upload_s REAL NOT NULL,
+    framing_s REAL NOT NULL,           -- of the model, before the round trip
+    server_wait_s REAL NOT NULL,       -- before and after the round trip
+    loop_lag_s REAL NOT NULL,          -- these four: how well the client's host kept time during the exchange
+    timer_overshoot_s REAL NOT NULL,
+    steal_share REAL NOT NULL,
+    compute_share REAL NOT NULL,
     drawn_down_s REAL NOT NULL,        -- serves only the check measured - drawn
     drawn_up_s REAL NOT NULL,
     bytes_down INTEGER NOT NULL,
@@ -70,15 +81,27 @@ SELECT round, round_latency_s,
        cluster_penalty_s, wall_clock_s, selection_s
 FROM rounds;
 
+-- exchange_s = framing_s + round_trip_s + server_wait_s; the parts from download_s to propagation_s add up to the
+-- round trip, of which propagation_s is the residual that no clock saw.
 CREATE VIEW breakdown AS
-SELECT round, client_id, latency_s, round_trip_s,
+SELECT round, client_id, latency_s, framing_s + round_trip_s + server_wait_s AS exchange_s, round_trip_s,
        queue_s + train_s + privatise_s AS device_s,
        round_trip_s - queue_s - train_s - privatise_s AS communication_s,
-       download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s,
+       framing_s, download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s, server_wait_s,
        round_trip_s - download_s - injected_down_s - queue_s - train_s - privatise_s - injected_up_s - upload_s
            AS propagation_s,
        drawn_down_s + drawn_up_s AS drawn_s
 FROM observations;
+
+-- How well hosts kept time, by round; client_id is NULL for the server's.
+CREATE VIEW hosts AS
+SELECT round, NULL AS client_id, loop_lag_s, timer_overshoot_s, steal_share, compute_share FROM rounds
+UNION ALL
+SELECT round, client_id, loop_lag_s, timer_overshoot_s, steal_share, compute_share FROM observations;
+
+-- A row per suspect round and reason.
+CREATE VIEW suspect_rounds AS
+SELECT rounds.round, reason.value AS reason FROM rounds, json_each(rounds.suspect) AS reason;
 
 CREATE VIEW leakage AS
 SELECT round, client_id, participation, epsilon, epsilon_spent FROM observations WHERE participation > 0;

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pausefl.errors import ConfigError
+from pausefl.honesty import HostMonitor
 from pausefl.wire import Vector, digest
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
@@ -68,7 +69,7 @@ async def serve(
     SIGINT and SIGTERM end the run after the round in flight is given up, with everything saved.
     """
     store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
-    metrics_server = None
+    metrics_server = monitor = None
     try:
         settings = replace(settings, run_id=_run_id(store, settings.run_id))
         state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint)
@@ -78,6 +79,7 @@ async def serve(
             progress({"kind": "metrics", "url": metrics_server.url})
         store_actor = StoreActor(store, checkpoint)
         evaluator = EvaluatorActor(evaluate, store_actor, metrics, progress)
+        monitor = HostMonitor()
         coordinator = Coordinator(
             settings,
             state,
@@ -89,6 +91,7 @@ async def serve(
             late_events=late_events,
             first_attempt=store.attempt(state.round + 1),
             oracle=oracle,
+            monitor=monitor,
         )
         federation = FederationServer(coordinator, theta.size)
         before = _held()
@@ -105,6 +108,8 @@ async def serve(
             rejected_updates=coordinator.rejected_updates,
         )
     finally:
+        if monitor is not None:
+            monitor.close()
         if metrics_server is not None:
             metrics_server.close()
         checkpoint.close()

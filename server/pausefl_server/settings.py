@@ -1,11 +1,12 @@
 """What the server needs to know about a run: a validated record, made from the experiment by the emulator."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pausefl.budget import Budget
 from pausefl.wire import Manifest
 from pausefl_server.records import Signal
+from pausefl_server.suspicion import Limits
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,5 @@ class ServerSettings:
     """Evaluate after every so many rounds; 0: only at the end."""
     disclosed: frozenset[str] = frozenset()
     """What clients were told to disclose; anything else they report is dropped."""
+    limits: Limits = field(default_factory=Limits)
+    """Beyond these a round's measurements are suspect."""

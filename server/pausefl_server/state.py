@@ -20,6 +20,8 @@ class RunState:
     total_latency_s: float = 0.0
     """Σ of eq. (3) over the rounds."""
     wall_clock_s: float = 0.0
+    suspect_rounds: int = 0
+    """Rounds whose measurements are in doubt."""
 
     @staticmethod
     def start(policy: Policy, seed: int) -> "RunState":
@@ -37,6 +39,7 @@ class RunState:
         self.round = record.round
         self.total_latency_s += record.round_latency_s
         self.wall_clock_s = record.wall_clock_s
+        self.suspect_rounds += bool(record.suspect)
 
 
 def replay(policy: Policy, seed: int, records: Iterable[RoundRecord]) -> RunState:

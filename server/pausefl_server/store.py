@@ -14,6 +14,7 @@ from typing import Any
 
 from pausefl.actor import Actor
 from pausefl.errors import ConfigError, PauseflError
+from pausefl.honesty import HostReport
 from pausefl.wire import Vector
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
@@ -22,12 +23,13 @@ SCHEMA_VERSION = 1
 
 _ROUND = (
     *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
-    *("wall_clock_s", "selection_s", "model_digest", "details"),
+    *("wall_clock_s", "selection_s", "model_digest", "details", "suspect"),
 )
 _EVENT = tuple(f.name for f in fields(Event))
 _TIMING = tuple(f.name for f in fields(Timing))
-_SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "statistics"})
-_OBSERVATION = (*_SCALARS, *_TIMING, "statistics")
+_HOST = tuple(f.name for f in fields(HostReport))
+_SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "host", "statistics"})
+_OBSERVATION = (*_SCALARS, *_TIMING, *_HOST, "statistics")
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -98,7 +100,7 @@ class Store:
         events = self._by_round("events", _EVENT, "sequence", lambda row: Event(*row))
         return [
             _record(row, observations.get(row[0], []), events.get(row[0], []))
-            for row in self._db.execute(f"SELECT {', '.join(_ROUND)} FROM rounds ORDER BY round")
+            for row in self._db.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds ORDER BY round")
         ]
 
     def late_events(self) -> list[Event]:
@@ -158,7 +160,7 @@ class Store:
         return found
 
 
-_INSERT_ROUND = _insert("rounds", _ROUND)
+_INSERT_ROUND = _insert("rounds", (*_ROUND, *_HOST))
 _INSERT_OBSERVATION = _insert("observations", ("round", *_OBSERVATION))
 _INSERT_EVENT = _insert("events", ("round", *_EVENT))
 _SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence"
@@ -167,6 +169,7 @@ _SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round =
 _event_values = attrgetter(*_EVENT)
 _scalar_values = attrgetter(*_SCALARS)
 _timing_values = attrgetter(*_TIMING)
+_host_values = attrgetter(*_HOST)
 
 
 def _round_row(record: RoundRecord) -> tuple[Any, ...]:
@@ -174,27 +177,32 @@ def _round_row(record: RoundRecord) -> tuple[Any, ...]:
         "chosen": json.dumps(record.chosen),
         "weights": None if record.weights is None else json.dumps(record.weights),
         "details": json.dumps(dict(record.details)),
+        "suspect": json.dumps(record.suspect),
     }
-    return tuple(as_json[name] if name in as_json else getattr(record, name) for name in _ROUND)
+    values = (as_json[name] if name in as_json else getattr(record, name) for name in _ROUND)
+    return (*values, *_host_values(record.host))
 
 
 def _record(row: tuple[Any, ...], observations: list[Observation], events: list[Event]) -> RoundRecord:
-    values = dict(zip(_ROUND, row, strict=True))
+    values = dict(zip(_ROUND, row[: len(_ROUND)], strict=True))
     values["chosen"] = tuple(json.loads(values["chosen"]))
     values["weights"] = None if values["weights"] is None else tuple(json.loads(values["weights"]))
     values["details"] = json.loads(values["details"])
-    return RoundRecord(observations=tuple(observations), events=tuple(events), **values)
+    values["suspect"] = tuple(json.loads(values["suspect"]))
+    host = HostReport(*row[len(_ROUND) :])
+    return RoundRecord(observations=tuple(observations), events=tuple(events), host=host, **values)
 
 
 def _observation_row(round: int, o: Observation) -> tuple[Any, ...]:
     statistics = json.dumps(dict(o.statistics)) if o.statistics else "{}"
-    return (round, *_scalar_values(o), *_timing_values(o.timing), statistics)
+    return (round, *_scalar_values(o), *_timing_values(o.timing), *_host_values(o.host), statistics)
 
 
 def _observation(row: tuple[Any, ...]) -> Observation:
-    n = len(_SCALARS)
+    n, m = len(_SCALARS), len(_SCALARS) + len(_TIMING)
     scalars = dict(zip(_SCALARS, row[:n], strict=True))
-    return Observation(timing=Timing(*row[n:-1]), statistics=json.loads(row[-1]), **scalars)
+    timing, host = Timing(*row[n:m]), HostReport(*row[m:-1])
+    return Observation(timing=timing, host=host, statistics=json.loads(row[-1]), **scalars)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,20 +21,19 @@ _MODEL_BYTES = 4_000
 
 
 class _Watch:
-    """Notes when everybody was connected, what the server weighs before the last round, and what is left of it all."""
+    """Notes when everybody was connected, what the server weighs at its last round, and what is left of it all."""
 
-    def __init__(self, clients: int, rounds: int) -> None:
+    def __init__(self, clients: int) -> None:
         self.connect_s = 0.0
         self.server_rss_bytes = 0
         self.left: Mapping[str, int] = {}
         self._clients = clients
-        self._rounds = rounds
         self._started_s = time.monotonic()
 
     def show(self, event: Mapping[str, Any]) -> None:
         if event["kind"] == "waiting" and event["connected"] == self._clients:
             self.connect_s = time.monotonic() - self._started_s
-        if event["kind"] == "round" and event["round"] == self._rounds - 1:
+        if event["kind"] == "round":
             self.server_rss_bytes = _server().memory_info().rss
         if event["kind"] == "finished":
             self.left = event["left"]
@@ -56,7 +55,7 @@ def cases(clients: int = 1000) -> Iterator[dict[str, Any]]:
         f"workload.model_bytes={_MODEL_BYTES}",
     ]
     experiment = parse_experiment(BARE, overrides)
-    watch = _Watch(clients, _ROUNDS)
+    watch = _Watch(clients)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         Fleet(experiment, Path(folder)).run(watch)
         store = Store(Path(folder) / "run.db")

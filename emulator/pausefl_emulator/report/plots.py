@@ -129,10 +129,13 @@ def latency(run: RunData) -> Figure:
 
     limit_s = 1.05 * max(table["drawn_s"].max(), table["communication_s"].max(), 1e-3)
     by_exchange.plot([0, limit_s], [0, limit_s], color=INK.light, linewidth=1, label="measured = drawn")
-    by_exchange.scatter(
-        table["drawn_s"], table["communication_s"], s=7, alpha=0.5, color=SERIES[1].light, linewidths=0,
-        rasterized=len(table["drawn_s"]) > 2000,
-    )  # fmt: skip
+    suspect = np.isin(table["round"], run.suspect_rounds["round"])
+    for rows, colour, label in ((~suspect, SERIES[1], ""), (suspect, LIMIT, "in suspect rounds")):
+        if rows.any():
+            by_exchange.scatter(
+                table["drawn_s"][rows], table["communication_s"][rows], s=7, alpha=0.5, color=colour.light,
+                linewidths=0, label=label, rasterized=len(rows) > 2000,
+            )  # fmt: skip
     _label(by_exchange, "Each exchange", "drawn delay (s)", "measured communication time (s)")
     by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
     by_exchange.locator_params(nbins=5)
@@ -146,7 +149,7 @@ def breakdown(run: RunData) -> Figure:
     mean_s = {part: _mean(run.breakdown[part], of_client) for part in PARTS}
     total_s = np.sum(list(mean_s.values()), axis=0)
     order = np.argsort(total_s)
-    figure, axes = _figure("Where the time goes", "client, by round trip", "mean round trip (s)", height=4.0)
+    figure, axes = _figure("Where the time goes", "client, by exchange", "mean exchange (s)", height=4.0)
     bottom_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
         top_s = bottom_s + np.maximum(mean_s[part][order], 0)
@@ -163,12 +166,13 @@ def waterfall(run: RunData) -> Figure:
     number = _median_round(run)
     rows = run.breakdown["round"] == number
     table = {column: values[rows] for column, values in run.breakdown.items()}
-    order = np.argsort(table["round_trip_s"])
+    order = np.argsort(table["exchange_s"])
     ids = table["client_id"][order]
     height = max(2.6, min(7.0, 1.4 + 0.3 * len(ids)))
-    figure, axes = _figure(
-        f"Round {number}, of median latency", "seconds since the model was handed over", "", height=height
-    )
+    figure, axes = _figure(f"Round {number}, of median latency", "seconds since framing began", "", height=height)
+    suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
+    if suspect.size:
+        axes.set_title(f"suspect: {', '.join(suspect)}", loc="right", **{**_NOTE, "color": LIMIT.light})
     left_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
         width_s = np.maximum(table[part][order], 0)

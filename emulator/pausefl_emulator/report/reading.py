@@ -20,7 +20,10 @@ Unit = Literal["coordinate", "vector"]
 
 SCHEMA_VERSION = "1"
 """The shape of the views that is read here; `pausefl_server.store` writes it."""
-VIEWS = ("round_latency", "breakdown", "leakage", "greatest_leakage", "selections", "accuracy")
+VIEWS = (
+    *("round_latency", "breakdown", "hosts", "suspect_rounds"),
+    *("leakage", "greatest_leakage", "selections", "accuracy"),
+)
 """The documented views of run.db."""
 
 
@@ -29,6 +32,13 @@ class TimingError(TypedDict):
 
     p50: float | None
     p99: float | None
+
+
+class Suspicion(TypedDict):
+    """One reason to doubt measurements."""
+
+    rounds: int
+    advice: str
 
 
 class Summary(TypedDict):
@@ -65,6 +75,8 @@ class Summary(TypedDict):
     disclosed: list[str]
     selection_s_median: float | None
     rejected_updates: int
+    suspect_rounds: int
+    suspect_because: dict[str, "Suspicion"]
     stopped_because: str
 
 
@@ -115,6 +127,8 @@ class RunData:
     spent_before: ε spent when it first joined; retired_before: the round it retired before, 0 if it did not."""
     round_latency: Columns
     breakdown: Columns
+    hosts: Columns
+    suspect_rounds: Columns
     leakage: Columns
     greatest_leakage: Columns
     selections: Columns

@@ -40,8 +40,9 @@ DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)
 """A second channel beside colour, for print in grey."""
 
 # Where an exchange's time goes, in the order of the exchange: blues on the way down, warm on the device, greens on the
-# way up, grey for what is left.
+# way up, grey for what is left, and darker greys for what the server adds at both ends.
 PARTS = {
+    "framing_s": ("framing", Colour("part-0", "#3f4750", "#c9cfd6")),
     "download_s": ("download", Colour("part-1", "#9ecae8", "#9ecdf0")),
     "injected_down_s": ("injected down", Colour("part-2", "#2b7bba", "#3b8fd4")),
     "queue_s": ("queue", Colour("part-3", "#f7dc8c", "#fbe6a2")),
@@ -50,6 +51,7 @@ PARTS = {
     "injected_up_s": ("injected up", Colour("part-6", "#17825f", "#23a77c")),
     "upload_s": ("upload", Colour("part-7", "#8fd3b9", "#9ae0c5")),
     "propagation_s": ("propagation", Colour("part-8", "#a9b0b8", "#8b949d")),
+    "server_wait_s": ("server's wait", Colour("part-9", "#6b747e", "#5d666f")),
 }
 
 COLOURS = (INK, MUTED, GRID, SURFACE, LIMIT, *SERIES, *(colour for _, colour in PARTS.values()))

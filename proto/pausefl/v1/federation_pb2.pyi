@@ -399,6 +399,7 @@ class Result(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
     status: Global___Status.ValueType
@@ -420,6 +421,10 @@ class Result(_message.Message):
     def update(self) -> Global___Vector:
         """with OK"""
 
+    @_builtins.property
+    def host(self) -> Global___Host:
+        """with OK"""
+
     def __init__(
         self,
         *,
@@ -432,10 +437,11 @@ class Result(_message.Message):
         loss: _builtins.float | None = ...,
         statistics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         update: Global___Vector | None = ...,
+        host: Global___Host | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "release", b"release", "timing", b"timing", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "host", b"host", "loss", b"loss", "release", b"release", "timing", b"timing", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "attempt", b"attempt", "loss", b"loss", "reason", b"reason", "release", b"release", "round", b"round", "statistics", b"statistics", "status", b"status", "timing", b"timing", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "attempt", b"attempt", "host", b"host", "loss", b"loss", "reason", b"reason", "release", b"release", "round", b"round", "statistics", b"statistics", "status", b"status", "timing", b"timing", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -486,6 +492,36 @@ class Timing(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Timing: _TypeAlias = Timing  # noqa: Y015
+
+@_typing.final
+class Host(_message.Message):
+    """How well the client's host kept time during the exchange (pausefl.honesty)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOOP_LAG_S_FIELD_NUMBER: _builtins.int
+    TIMER_OVERSHOOT_S_FIELD_NUMBER: _builtins.int
+    STEAL_SHARE_FIELD_NUMBER: _builtins.int
+    COMPUTE_SHARE_FIELD_NUMBER: _builtins.int
+    loop_lag_s: _builtins.float
+    timer_overshoot_s: _builtins.float
+    steal_share: _builtins.float
+    compute_share: _builtins.float
+    def __init__(
+        self,
+        *,
+        loop_lag_s: _builtins.float = ...,
+        timer_overshoot_s: _builtins.float = ...,
+        steal_share: _builtins.float = ...,
+        compute_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_share", b"compute_share", "loop_lag_s", b"loop_lag_s", "steal_share", b"steal_share", "timer_overshoot_s", b"timer_overshoot_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Host: _TypeAlias = Host  # noqa: Y015
 
 @_typing.final
 class Release(_message.Message):

@@ -1,0 +1,145 @@
+"""How well a host keeps time, measured by itself: a stalled event loop or a stolen processor spoils every latency."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+# Often enough to see a stall that would matter, seldom enough to cost a thousandth of a core.
+_PROBE_EVERY_S = 0.05
+# The kernel counts processor time in ticks of 10 ms: shares over less than a second would be noise.
+_STEAL_OVER_S = 1.0
+_PROC_STAT = Path("/proc/stat")
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """What a host did to the measurements made on it within some window; all zero where nothing was seen."""
+
+    loop_lag_s: float = 0.0
+    """The longest that a callback which was due waited for the event loop."""
+    timer_overshoot_s: float = 0.0
+    """The most by which a sleep took too long."""
+    steal_share: float = 0.0
+    """Share of the machine's processor time that the hypervisor gave to others; 0 where the kernel does not say."""
+    compute_share: float = 0.0
+    """Share of the window that went to computing: on a client host queue, training and privatising of the exchange,
+    on the server the processor time of its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    at_s: float
+    loop_lag_s: float
+    timer_overshoot_s: float
+    steal_share: float
+
+
+class Watch(Protocol):
+    """Who looks at this host while something is measured on it."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Look at least until the end of the block."""
+
+    def report(self, since_s: float, compute_s: float) -> HostReport:
+        """The worst that was seen since then, and the share that `compute_s` is of that time."""
+
+
+class Unwatched:
+    """Nobody: its reports say nothing."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
+
+    def report(self, since_s: float, compute_s: float) -> HostReport:
+        """All zero."""
+        del since_s, compute_s
+        return HostReport()
+
+
+UNWATCHED = Unwatched()
+
+
+class HostMonitor:
+    """Probes this process's timers and event loop from a thread of its own, while somebody is `watching`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Belongs to the running event loop."""
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._steal = _StealMeter(_PROC_STAT)
+        self._probes: deque[_Probe] = deque(maxlen=4096)
+        self._watchers = 0
+        self._wanted = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="host-monitor", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Probe at least until the end of the block."""
+        self._watchers += 1
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+            if not self._watchers:
+                self._wanted.clear()
+
+    def report(self, since_s: float, compute_s: float) -> HostReport:
+        """The worst that was seen since then (on the clock given), and the share that `compute_s` is of that time."""
+        seen = [probe for probe in self._probes if probe.at_s >= since_s]
+        return HostReport(
+            loop_lag_s=max((probe.loop_lag_s for probe in seen), default=0.0),
+            timer_overshoot_s=max((probe.timer_overshoot_s for probe in seen), default=0.0),
+            steal_share=max((probe.steal_share for probe in seen), default=0.0),
+            compute_share=compute_s / max(self._clock() - since_s, 1e-9),
+        )
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._wanted.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._wanted.wait() and not self._closed:
+            slept_s = self._clock()
+            time.sleep(_PROBE_EVERY_S)
+            woke_s = self._clock()
+            overshoot_s = woke_s - slept_s - _PROBE_EVERY_S
+            try:
+                self._loop.call_soon_threadsafe(self._note, woke_s, overshoot_s, self._steal.share(woke_s))
+            except RuntimeError:  # the loop has ended before its monitor
+                return
+
+    def _note(self, woke_s: float, overshoot_s: float, steal_share: float) -> None:
+        now_s = self._clock()
+        self._probes.append(_Probe(now_s, now_s - woke_s, overshoot_s, steal_share))
+
+
+class _StealMeter:
+    """The share of processor time stolen over about the last second, from /proc/stat (see proc(5))."""
+
+    def __init__(self, stat: Path) -> None:
+        self._stat = stat if stat.exists() else None
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=2)
+        self._share = 0.0
+
+    def share(self, now_s: float) -> float:
+        """Reads the kernel's counters once a second at most."""
+        if self._stat is not None and (not self._marks or now_s - self._marks[-1][0] >= _STEAL_OVER_S):
+            with self._stat.open("rb") as file:
+                # cpu user nice system idle iowait irq softirq steal guest guest_nice; user includes guest.
+                ticks = [int(count) for count in file.readline().split()[1:9]]
+            self._marks.append((now_s, ticks[7] if len(ticks) > 7 else 0, sum(ticks)))
+            (_, stolen, total), (_, stolen_now, total_now) = self._marks[0], self._marks[-1]
+            self._share = (stolen_now - stolen) / max(total_now - total, 1)
+        return self._share
