@@ -16,6 +16,7 @@ from pausefl_emulator.report import report_runs, write_report
 from pausefl_emulator.report.plots import draw_all
 from pausefl_emulator.report.reading import SCHEMA_VERSION, VIEWS, read_run
 from pausefl_server import store
+from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.suspicion import advice
 
@@ -69,7 +70,7 @@ def write_run(path: Path, **changes: Any) -> Path:
     path.mkdir()
     log = store.Store(path / "run.db")
     for record in records():
-        log.commit_round(record)
+        log.commit_round(record, [Ping(record.round, "$x$", 0.002 * record.round)])
     log.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
     log.save_evaluations(2, [Evaluation("test", True, 100, 0.5, 1.2), Evaluation("validation", True, 50, 0.6, 1.1)])
     log.save_evaluations(3, [Evaluation("test", True, 100, 0.7, 0.9), Evaluation("test", False, 1000, 0.8, 0.8)])
@@ -134,6 +135,14 @@ def test_the_waterfall_is_of_the_median_round(reported: Path) -> None:
     assert axes.get_title(loc="left") == "Round 1, of median latency"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["<script>", "$x$"]
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(0.505)
+
+
+def test_idle_pings_stand_beside_what_was_measured(reported: Path) -> None:
+    run = read_run(reported)
+    assert run.ping_baseline["client_id"].tolist() == ["$x$"]
+    assert run.ping_baseline["ping_mean_s"].tolist() == pytest.approx([0.004])
+    (line,) = (line for line in draw_all(run)["latency"].axes[0].lines if line.get_label() == "ping, idle")
+    assert np.nansum(line.get_ydata()) == pytest.approx(0.004)
 
 
 def test_suspect_rounds_are_marked_and_explained(reported: Path, page: str) -> None:

@@ -161,6 +161,8 @@ class ServerTable(_Table):
     port: Port = 0
     round_timeout_s: Positive = 300.0
     rejoin_timeout_s: NonNegative = 5.0
+    pings_per_s: NonNegative = 5.0
+    """Idle round-trip probes over all clients together, for a baseline of who is not chosen; no policy sees them."""
 
 
 class HostTable(_Table):

@@ -93,6 +93,7 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         rejoin_timeout_s=experiment.server.rejoin_timeout_s,
         evaluation_every=experiment.evaluation.every,
         disclosed=experiment.disclosed,
+        pings_per_s=experiment.server.pings_per_s,
         limits=experiment.limits(),
     )
 

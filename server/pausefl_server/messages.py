@@ -36,6 +36,11 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """To a client actor: ping it, if it is idle."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dismiss:
     """To a client actor: say goodbye. `final`: the client shall not connect again."""
 
@@ -78,6 +83,14 @@ class Update:
     arrived_s: float
     """When its last frame was read (the server's clock)."""
     host: HostReport
+
+
+@dataclass(frozen=True, slots=True)
+class Pinged:
+    """To the coordinator: how long an idle client took to answer a ping."""
+
+    client_id: str
+    ping_s: float
 
 
 @dataclass(frozen=True, slots=True)

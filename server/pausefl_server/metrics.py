@@ -63,6 +63,7 @@ class ServerMetrics:
         self._parts = [(attrgetter(f"{part}_s"), parts.labels(part).observe) for part in _PARTS]
         self._bytes_down = counter("client_down_bytes", "Bytes of jobs sent to a client", "client")
         self._bytes_up = counter("client_up_bytes", "Bytes of updates received from a client", "client")
+        self._ping = gauge("client_ping_seconds", "Last idle round trip of an empty message", "client")
         self._suspect = counter("suspect_rounds", "Rounds whose measurements are in doubt", "reason")
         self._loop_lag = gauge("host_loop_lag_seconds", "Event-loop lag in the last round, the worst", "host")
         self._overshoot = gauge("host_timer_overshoot_seconds", "Timer overshoot in the last round, the worst", "host")
@@ -91,6 +92,10 @@ class ServerMetrics:
     def rejected(self) -> None:
         """Something a client sent was not accepted."""
         self._rejected.inc()
+
+    def pinged(self, client_id: str, ping_s: float) -> None:
+        """An idle client answered a ping."""
+        self._ping.labels(client_id).set(ping_s)
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """A model was judged."""

@@ -14,7 +14,7 @@ from pausefl.honesty import HostReport
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import Assembler, Vector, unpack
 from pausefl_server.ledger import Release
-from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Refusal, Update
+from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Pinged, Probe, Refusal, Update
 from pausefl_server.records import Timing
 
 # Checking one frame's worth takes some 30 µs, handing it to a thread and back 100 µs.
@@ -46,7 +46,7 @@ class _Exchange:
     frames: Assembler | None = None
 
 
-class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
+class ClientActor(Actor[Dispatch | Acknowledge | Probe | Dismiss]):
     """Writes what the coordinator tells it (`run`) and reads what the client answers (`listen`)."""
 
     def __init__(
@@ -64,8 +64,9 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
         self._model_size = model_size
         self._clock = clock
         self._exchange: _Exchange | None = None
+        self._ping = 0, 0.0  # the last one's nonce, and when it was sent
 
-    async def receive(self, message: Dispatch | Acknowledge | Dismiss) -> None:
+    async def receive(self, message: Dispatch | Acknowledge | Probe | Dismiss) -> None:
         """Write what the coordinator wants said."""
         match message:
             case Dispatch():
@@ -75,6 +76,10 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
             case Acknowledge(round_, attempt):
                 ack = pb.Ack(round=round_, attempt=attempt)
                 await self._stream.write(pb.ServerMessage(ack=ack).SerializeToString())
+            case Probe() if self._exchange is None:
+                nonce = self._ping[0] + 1
+                self._ping = nonce, self._clock()
+                await self._stream.write(pb.ServerMessage(ping=pb.Ping(nonce=nonce)).SerializeToString())
             case Dismiss(reason, final):
                 goodbye = pb.Goodbye(reason=reason, final=final)
                 await self._stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())
@@ -98,10 +103,16 @@ class ClientActor(Actor[Dispatch | Acknowledge | Dismiss]):
                 case "goodbye":
                     return message.goodbye.reason
                 case "pong":
-                    pass
+                    await self._take_pong(message.pong.nonce, arrived_s)
                 case kind:
                     await self._reject(f"sent an unexpected message ({kind})")
         return "closed its stream"
+
+    async def _take_pong(self, nonce: int, arrived_s: float) -> None:
+        """A job that came in between would make the ping a measurement of something else."""
+        sent, sent_s = self._ping
+        if nonce == sent and self._exchange is None:
+            await self._coordinator.tell(Pinged(self.client_id, arrived_s - sent_s))
 
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange = self._exchange

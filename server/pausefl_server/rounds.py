@@ -20,9 +20,21 @@ from pausefl_server.aggregation import federated_average
 from pausefl_server.clients import FloatArray
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.ledger import Release, check_ledger, check_release, rounds_left
-from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Lost, Refusal, Register, Shutdown, Update
+from pausefl_server.messages import (
+    Acknowledge,
+    Dismiss,
+    Dispatch,
+    Lost,
+    Pinged,
+    Probe,
+    Refusal,
+    Register,
+    Shutdown,
+    Update,
+)
 from pausefl_server.metrics import ServerMetrics
 from pausefl_server.peer import ClientActor
+from pausefl_server.pings import Ping, PingRota
 from pausefl_server.records import Event, EventKind, Observation, RoundRecord
 from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.settings import ServerSettings
@@ -45,7 +57,7 @@ _SHOW_EVERY_S = 0.05
 _LEAST_LATENCY_S = 1e-6
 
 
-class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
+class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown]):
     """Runs the rounds and is the only one who changes the run's state. `stopped_because` says how it ended."""
 
     def __init__(
@@ -90,6 +102,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         self._began_s: float | None = None
         self._unreported: RoundRecord | None = None  # committed, but nobody was told yet
         self._shown_s = float("-inf")  # when a round was last shown
+        self._rota = PingRota(settings.pings_per_s)
+        self._pings: list[Ping] = []  # answered, but not in the log yet
         self._doubts: set[str] = set()  # said once each
         self._selection_s = float("inf")  # how long the last selection took
 
@@ -105,7 +119,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             self.stop()
             self._refuse_the_rest()
 
-    async def receive(self, message: Register | Lost | Update | Refusal | Shutdown) -> pb.Welcome | None:
+    async def receive(self, message: Register | Lost | Update | Pinged | Refusal | Shutdown) -> pb.Welcome | None:
         """Take in what actors say while a round is under way."""
         match message:
             case Register():
@@ -114,6 +128,9 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
                 self._lose(message)
             case Update():
                 self._take_update(message)
+            case Pinged(client_id, ping_s):
+                self._pings.append(Ping(self.state.round + 1, client_id, ping_s))
+                self._metrics.pinged(client_id, ping_s)
             case Refusal():
                 self._take_refusal(message)
             case Shutdown(reason):
@@ -175,7 +192,8 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             host=host,
             suspect=self._settings.limits.doubts(host, (o.host for o in observations), self._settings.signal),
         )
-        await self._store.ask(CommitRound(record, theta))
+        pings, self._pings = tuple(self._pings), []
+        await self._store.ask(CommitRound(record, theta, pings))
         self.theta, self._digest = theta, model_digest
         self.state.after_round(record)
         self._unreported = record
@@ -273,6 +291,9 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
                 self._offer(observation.client_id, Acknowledge(record.round, record.attempt))
         self._report(record)
         await self._evaluate(record.round)
+        for client_id in self._rota.due(self._clock(), busy):
+            if not self._peers[client_id].stopped:
+                await self._peers[client_id].tell(Probe())
 
     async def _collect(self) -> None:
         """Take messages until everybody due has answered, is overdue, or the run is to end."""
@@ -400,6 +421,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
             self._count_rejected(f"client {client_id!r} was refused: {error}")
             raise
         self._peers[client_id] = message.actor
+        self._rota.join(client_id)
         self._events.append(
             Event(
                 "joined",
@@ -447,6 +469,7 @@ class Coordinator(Actor[Register | Lost | Update | Refusal | Shutdown]):
         if self._peers.get(client_id) is not message.actor:
             return
         del self._peers[client_id]
+        self._rota.leave(client_id)
         self._events.append(Event("left", client_id, message.reason))
         self._metrics.connected(len(self._peers))
         if client_id in self._due:

@@ -65,6 +65,14 @@ CREATE TABLE events (
     released INTEGER NOT NULL
 ) STRICT;
 
+-- Idle round-trip probes: no policy ever sees them, and no replay needs them.
+CREATE TABLE pings (
+    sequence INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,            -- the round under way
+    client_id TEXT NOT NULL,           -- who was not chosen in it
+    ping_s REAL NOT NULL
+) STRICT;
+
 CREATE TABLE evaluations (
     round INTEGER NOT NULL,
     split TEXT NOT NULL,               -- 'validation' (held-out training data) or 'test'
@@ -102,6 +110,11 @@ SELECT round, client_id, loop_lag_s, timer_overshoot_s, steal_share, compute_sha
 -- A row per suspect round and reason.
 CREATE VIEW suspect_rounds AS
 SELECT rounds.round, reason.value AS reason FROM rounds, json_each(rounds.suspect) AS reason;
+
+-- What an empty message to each client and back takes, with no delay injected: the network that is really there.
+CREATE VIEW ping_baseline AS
+SELECT client_id, count(*) AS pings, min(ping_s) AS ping_min_s, avg(ping_s) AS ping_mean_s, max(ping_s) AS ping_max_s
+FROM pings GROUP BY client_id;
 
 CREATE VIEW leakage AS
 SELECT round, client_id, participation, epsilon, epsilon_spent FROM observations WHERE participation > 0;

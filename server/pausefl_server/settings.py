@@ -47,5 +47,7 @@ class ServerSettings:
     """Evaluate after every so many rounds; 0: only at the end."""
     disclosed: frozenset[str] = frozenset()
     """What clients were told to disclose; anything else they report is dropped."""
+    pings_per_s: float = 0.0
+    """How many idle clients to ping a second, over all of them; 0: none."""
     limits: Limits = field(default_factory=Limits)
     """Beyond these a round's measurements are suspect."""

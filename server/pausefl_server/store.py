@@ -17,6 +17,7 @@ from pausefl.errors import ConfigError, PauseflError
 from pausefl.honesty import HostReport
 from pausefl.wire import Vector
 from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 
 SCHEMA_VERSION = 1
@@ -71,13 +72,14 @@ class Store:
         """Write down a fact about the run as a whole."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def commit_round(self, record: RoundRecord) -> None:
-        """Write one round, its events and its observations in one transaction."""
+    def commit_round(self, record: RoundRecord, pings: Iterable[Ping] = ()) -> None:
+        """Write one round, its events, its observations and the pings answered meanwhile in one transaction."""
         with self._transaction():
             self._db.execute(_INSERT_ROUND, _round_row(record))
             self._replace_events(record.round, record.events)
             rows = [_observation_row(record.round, o) for o in record.observations]
             self._db.executemany(_INSERT_OBSERVATION, rows)
+            self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
 
     def save_late_events(self, round: int, events: Iterable[Event]) -> None:
         """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
@@ -162,6 +164,7 @@ class Store:
 
 _INSERT_ROUND = _insert("rounds", (*_ROUND, *_HOST))
 _INSERT_OBSERVATION = _insert("observations", ("round", *_OBSERVATION))
+_INSERT_PING = _insert("pings", ("round", "client_id", "ping_s"))
 _INSERT_EVENT = _insert("events", ("round", *_EVENT))
 _SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence"
 
@@ -211,6 +214,7 @@ class CommitRound:
 
     record: RoundRecord
     theta: Vector
+    pings: tuple[Ping, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +255,9 @@ class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
 
     def _write(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
         match message:
-            case CommitRound(record, theta):
+            case CommitRound(record, theta, pings):
                 self._checkpoint.save(record.round, theta)
-                self._store.commit_round(record)
+                self._store.commit_round(record, pings)
             case SaveEvaluations(round_, evaluations):
                 self._store.save_evaluations(round_, evaluations)
             case SaveLateEvents(round_, events):

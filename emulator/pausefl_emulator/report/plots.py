@@ -122,6 +122,10 @@ def latency(run: RunData) -> Figure:
         x = np.arange(len(ids)) + shift
         by_client.vlines(x, low[order], high[order], color=colour.light, linewidth=1, alpha=0.6)
         by_client.plot(x, median[order], "o", markersize=size, color=colour.light, label=label)
+    pings = dict(zip(run.ping_baseline["client_id"], run.ping_baseline["ping_mean_s"], strict=True))
+    if pings:
+        ping_s = [pings.get(client_id, np.nan) for client_id in ids[order]]
+        by_client.plot(ping_s, "_", markersize=size + 2, color=MUTED.light, label="ping, idle")
     _label(by_client, "Latency of each client", "client, by drawn delay", "seconds, median and 10–90 %")
     by_client.set_ylim(bottom=0)
     by_client.legend(loc="upper left")

@@ -21,7 +21,7 @@ Unit = Literal["coordinate", "vector"]
 SCHEMA_VERSION = "1"
 """The shape of the views that is read here; `pausefl_server.store` writes it."""
 VIEWS = (
-    *("round_latency", "breakdown", "hosts", "suspect_rounds"),
+    *("round_latency", "breakdown", "hosts", "suspect_rounds", "ping_baseline"),
     *("leakage", "greatest_leakage", "selections", "accuracy"),
 )
 """The documented views of run.db."""
@@ -129,6 +129,7 @@ class RunData:
     breakdown: Columns
     hosts: Columns
     suspect_rounds: Columns
+    ping_baseline: Columns
     leakage: Columns
     greatest_leakage: Columns
     selections: Columns

@@ -1,0 +1,46 @@
+"""Whom to ping, and when: a bounded number of idle clients, everybody in turn."""
+
+from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass
+from itertools import islice
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The round trip of an empty message to an idle client and back, while `round` was under way."""
+
+    round: int
+    client_id: str
+    ping_s: float
+
+
+class PingRota:
+    """`per_s` pings a second on average, and no more than a second's worth at once."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._clients: deque[str] = deque()
+        self._allowance = 0.0
+        self._last_s: float | None = None
+
+    def join(self, client_id: str) -> None:
+        """Ping this client too, after all others."""
+        self._clients.append(client_id)
+
+    def leave(self, client_id: str) -> None:
+        """Ping it no more."""
+        self._clients.remove(client_id)
+
+    def due(self, now_s: float, busy: Container[str]) -> list[str]:
+        """Who is to be pinged now; whoever is busy stays first in line."""
+        if self._last_s is not None:
+            earned = self._allowance + self._per_s * (now_s - self._last_s)
+            self._allowance = min(earned, max(self._per_s, 1.0))
+        self._last_s = now_s
+        due = list(islice((c for c in self._clients if c not in busy), int(self._allowance)))
+        for client_id in due:
+            self.leave(client_id)
+            self.join(client_id)
+        self._allowance -= len(due)
+        return due
