@@ -170,6 +170,30 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Callable[.
     wait_for(lambda: not any(_alive(child) for child in family), "every process to end", 20)
 
 
+def test_rounds_of_stopped_clients_are_suspect(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Clients stopped by SIGSTOP, as a suspended machine would be, tell so themselves."""
+    late = "SELECT count(*) FROM suspect_rounds WHERE reason = 'clients timer_overshoot_s'"
+    process = background(
+        *("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run"),
+        *("--set", "host.timer_overshoot_s=0.25", "--set", "selection.policy=all"),
+    )
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
+    stopped = _clients(process)
+    assert len(stopped) == 4
+    for client in stopped:
+        client.suspend()
+    rounds = rounds_in(tmp_path / "run")
+    time.sleep(0.5)
+    for client in stopped:
+        client.resume()
+    wait_for(lambda: rounds_in(tmp_path / "run") > rounds + 2, "further rounds")
+    assert query(tmp_path / "run", late)[0][0] >= 1
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 0
+
+
 def test_an_interrupted_run_is_resumed_to_the_same_selections(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from typing import Protocol
 _PROBE_EVERY_S = 0.05
 # The kernel counts processor time in ticks of 10 ms: shares over less than a second would be noise.
 _STEAL_OVER_S = 1.0
+_NEVER_S = float("inf")
 _PROC_STAT = Path("/proc/stat")
 
 
@@ -75,6 +77,8 @@ class HostMonitor:
         self._loop = asyncio.get_running_loop()
         self._steal = _StealMeter(_PROC_STAT)
         self._probes: deque[_Probe] = deque(maxlen=4096)
+        self._due_s = _NEVER_S  # when the thread's sleep is to end
+        self._woke_s = _NEVER_S  # since when the event loop has been due to answer
         self._watchers = 0
         self._wanted = threading.Event()
         self._closed = False
@@ -95,12 +99,15 @@ class HostMonitor:
 
     def report(self, since_s: float, compute_s: float) -> HostReport:
         """The worst that was seen since then (on the clock given), and the share that `compute_s` is of that time."""
-        seen = [probe for probe in self._probes if probe.at_s >= since_s]
+        now_s = self._clock()
+        # A stall just before the window has delayed what the window began with.
+        from_s = since_s - _PROBE_EVERY_S
+        seen = [*takewhile(lambda probe: probe.at_s >= from_s, reversed(self._probes)), self._overdue(now_s)]
         return HostReport(
-            loop_lag_s=max((probe.loop_lag_s for probe in seen), default=0.0),
-            timer_overshoot_s=max((probe.timer_overshoot_s for probe in seen), default=0.0),
-            steal_share=max((probe.steal_share for probe in seen), default=0.0),
-            compute_share=compute_s / max(self._clock() - since_s, 1e-9),
+            loop_lag_s=max(probe.loop_lag_s for probe in seen),
+            timer_overshoot_s=max(probe.timer_overshoot_s for probe in seen),
+            steal_share=max(probe.steal_share for probe in seen),
+            compute_share=compute_s / max(now_s - since_s, 1e-9),
         )
 
     def close(self) -> None:
@@ -109,19 +116,26 @@ class HostMonitor:
         self._wanted.set()
         self._thread.join()
 
+    def _overdue(self, now_s: float) -> _Probe:
+        """What the probe under way tells already: a short exchange ends before it does."""
+        return _Probe(now_s, max(now_s - self._woke_s, 0.0), max(now_s - self._due_s, 0.0), 0.0)
+
     def _run(self) -> None:
         while self._wanted.wait() and not self._closed:
-            slept_s = self._clock()
+            self._due_s = due_s = self._clock() + _PROBE_EVERY_S
             time.sleep(_PROBE_EVERY_S)
             woke_s = self._clock()
-            overshoot_s = woke_s - slept_s - _PROBE_EVERY_S
+            self._due_s = _NEVER_S
+            if self._woke_s != _NEVER_S:
+                continue  # the event loop has yet to answer the probe before
+            self._woke_s = woke_s
             try:
-                self._loop.call_soon_threadsafe(self._note, woke_s, overshoot_s, self._steal.share(woke_s))
+                self._loop.call_soon_threadsafe(self._note, woke_s, woke_s - due_s, self._steal.share(woke_s))
             except RuntimeError:  # the loop has ended before its monitor
                 return
 
     def _note(self, woke_s: float, overshoot_s: float, steal_share: float) -> None:
-        now_s = self._clock()
+        now_s, self._woke_s = self._clock(), _NEVER_S
         self._probes.append(_Probe(now_s, now_s - woke_s, overshoot_s, steal_share))
 
 

@@ -134,11 +134,11 @@ def latency(run: RunData) -> Figure:
     limit_s = 1.05 * max(table["drawn_s"].max(), table["communication_s"].max(), 1e-3)
     by_exchange.plot([0, limit_s], [0, limit_s], color=INK.light, linewidth=1, label="measured = drawn")
     suspect = np.isin(table["round"], run.suspect_rounds["round"])
-    for rows, colour, label in ((~suspect, SERIES[1], ""), (suspect, LIMIT, "in suspect rounds")):
+    for rows, colour, marker, label in ((~suspect, SERIES[1], "o", ""), (suspect, LIMIT, "x", "in suspect rounds")):
         if rows.any():
             by_exchange.scatter(
                 table["drawn_s"][rows], table["communication_s"][rows], s=7, alpha=0.5, color=colour.light,
-                linewidths=0, label=label, rasterized=len(rows) > 2000,
+                linewidths=0.8, marker=marker, label=label, rasterized=len(rows) > 2000,
             )  # fmt: skip
     _label(by_exchange, "Each exchange", "drawn delay (s)", "measured communication time (s)")
     by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
