@@ -25,7 +25,7 @@ def parse(*overrides: str, text: str = "") -> Experiment:
 MISTAKES = [
     # unknown keys, with a hint where one is close
     ("clint.count=4", "clint: unknown key", "did you mean clients?"),
-    ("a.b=4", "a: unknown key", "clients, evaluation, experiment, latency, metrics, privacy, selection, server"),
+    ("a.b=4", "a: unknown key", "clients, evaluation, experiment, host, latency, metrics, privacy, selection, server"),
     ("experiment.roundz=3", "experiment.roundz: unknown key", "did you mean rounds?"),
     ("clients.zzz=3", "clients.zzz: unknown key", "connect_timeout_s, count, minimum, per_process"),
     ("latency.delay.flor_s=1.0", "latency.delay.flor_s: unknown key", "did you mean floor_s?"),

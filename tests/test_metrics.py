@@ -61,6 +61,9 @@ def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
     )
 
 
+DOUBTS = ("server loop_lag_s",)
+
+
 def play(metrics: ServerMetrics, *, private: bool = True) -> None:
     """Two rounds: "a" answers twice, "b" once and then retires; an evaluation and a rejection."""
     state = RunState.start(All(2), seed=1)
@@ -72,12 +75,13 @@ def play(metrics: ServerMetrics, *, private: bool = True) -> None:
     for t, (observations, events) in enumerate(rounds, start=1):
         latency_s = max(o.latency_s for o in observations)
         chosen = ("a", "b") if t == 1 else ("a", "a")
-        record = RoundRecord(t, 1, chosen, None, observations, events, latency_s, float(t), 0.003, "")
+        record = RoundRecord(t, 1, chosen, None, observations, events, latency_s, float(t), 0.003, "", suspect=DOUBTS)
         state.before_round(t, events)
         state.after_round(record)
         metrics.round_committed(record, state, budgets_end=40)
     metrics.connected(2)
     metrics.rejected()
+    metrics.pinged("b", 0.002)
     metrics.evaluated(Evaluation("test", subset=False, n_examples=100, accuracy=0.75, loss=1.0))
 
 
@@ -144,6 +148,8 @@ SAMPLES = [
     ("pausefl_client_round_trip_seconds", {"client": "a"}, 0.125),
     ("pausefl_client_round_trip_seconds", {"client": "b"}, 0.25),
     ("pausefl_client_latency_seconds", {"client": "a"}, 0.25),
+    ("pausefl_client_ping_seconds", {"client": "b"}, 0.002),
+    ("pausefl_suspect_rounds_total", {"reason": "server loop_lag_s"}, 2),
     ("pausefl_client_selections_total", {"client": "a"}, 3),
     ("pausefl_client_selections_total", {"client": "b"}, 1),
     ("pausefl_client_epsilon_spent", {"client": "a", "unit": "coordinate"}, BUDGET.spent(2)),

@@ -86,7 +86,9 @@ class Rig:
     async def dispatch(self, round: int = 1, attempt: int = 1) -> None:
         """Give it a job, and wait until all of it is written."""
         model = np.zeros(self.size, np.float32)
-        await self.actor.ask(Dispatch(round, attempt, pack_job(round, attempt, model, digest(model))))
+        await self.actor.ask(
+            Dispatch(round, attempt, pack_job(round, attempt, model, digest(model)), 0.0, self.clock())
+        )
 
     async def told(self) -> Any:
         """What the coordinator heard next."""

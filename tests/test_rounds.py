@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import pytest
 from pausefl.actor import Actor
 from pausefl.budget import Budget
 from pausefl.errors import PauseflError, WireError
+from pausefl.honesty import HostReport
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import PROTOCOL_VERSION, Manifest, Tensor, Vector, digest
 from pausefl_server.checkpoint import Checkpoint
@@ -120,6 +122,8 @@ class FakePeer(Actor[Any]):
             "statistics": {},
             "bytes_down": 100,
             "bytes_up": 50,
+            "arrived_s": time.monotonic(),
+            "host": HostReport(),
         }
         return Update(**(fields | changes))
 
@@ -505,7 +509,7 @@ async def test_who_comes_back_within_the_round_gets_the_same_job(rig: MakeRig) -
         job = await b.next_job()
         await r.lose(b)
         again = await r.join("b", manual=True)
-        assert await again.next_job() is job
+        assert (await again.next_job()).messages is job.messages
         await again.answer(1)
         await r.played()
         assert [o.client_id for o in r.store.rounds()[0].observations] == ["a", "b"]

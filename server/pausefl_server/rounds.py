@@ -273,7 +273,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         for client_id in self._due:
             self._offer(client_id, job)
 
-    def _offer(self, client_id: str, message: Dispatch | Acknowledge | Dismiss) -> None:
+    def _offer(self, client_id: str, message: Dispatch | Acknowledge | Probe | Dismiss) -> None:
         """Say it to a client that is there; one whose stream takes nothing any more must hold nobody up."""
         if (peer := self._peers.get(client_id)) is not None:
             peer.offer(message)
@@ -292,8 +292,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._report(record)
         await self._evaluate(record.round)
         for client_id in self._rota.due(self._clock(), busy):
-            if not self._peers[client_id].stopped:
-                await self._peers[client_id].tell(Probe())
+            self._offer(client_id, Probe())
 
     async def _collect(self) -> None:
         """Take messages until everybody due has answered, is overdue, or the run is to end."""
