@@ -1,8 +1,8 @@
 """The client's only door to gRPC: bytes in, bytes out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -14,10 +14,6 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # A session decides for itself how often it tries; a server that is back is found within a second.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
 
@@ -47,17 +43,11 @@ class GrpcStream:
 
 
 @asynccontextmanager
-async def open_channel(address: str) -> AsyncIterator[Callable[[], AbstractAsyncContextManager[GrpcStream]]]:
-    """A process's connection to the server at HOST:PORT, shared by its clients; yields what opens a stream of it."""
+async def connect(address: str) -> AsyncIterator[GrpcStream]:
+    """Open a stream to the server at HOST:PORT; closed with the block."""
     async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
-        join: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")
-
-        @asynccontextmanager
-        async def connect() -> AsyncIterator[GrpcStream]:
-            call: grpc.aio.StreamStreamCall[bytes, bytes] = join()
-            try:
-                yield GrpcStream(call)
-            finally:
-                call.cancel()
-
-        yield connect
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")()
+        try:
+            yield GrpcStream(call)
+        finally:
+            call.cancel()

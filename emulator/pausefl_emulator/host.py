@@ -21,7 +21,7 @@ from pausefl_client.release import Privacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Connect
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import Trainer
-from pausefl_client.transport import open_channel
+from pausefl_client.transport import connect
 from pausefl_emulator.delays import Delay
 from pausefl_emulator.experiment import Experiment
 from pausefl_emulator.processes import (
@@ -65,14 +65,21 @@ async def take_part(experiment: Experiment, client_ids: Sequence[str], address: 
     with ExitStack() as closing, _trainer_pool(experiment) as executor:
         monitor = HostMonitor()
         closing.callback(monitor.close)
-        async with open_channel(address) as connect, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
                 draw_delays = partial(_draw_delays, experiment, client_id, laws[client_id])
                 privacy = _open_privacy(experiment, client_id, ledgers)
                 if privacy is not None:
                     closing.callback(privacy.ledger.close)
                 session = _make_session(
-                    experiment, client_id, trainers[client_id], privacy, draw_delays, connect, executor, monitor
+                    experiment,
+                    client_id,
+                    trainers[client_id],
+                    privacy,
+                    draw_delays,
+                    partial(connect, address),
+                    executor,
+                    monitor,
                 )
                 group.create_task(_take_part(client_id, session))
 
