@@ -146,7 +146,6 @@ def test_in_total_mode_an_exchange_takes_the_drawn_time_where_it_can(work_s: flo
         link, delays, first_s = Link(mode="total"), Delays(0.4, 0.6), clock()
         await asyncio.sleep(0.1)  # the model comes
         asked_down_s = await link.hold_model(delays, first_s, clock(), 1000, clock)
-        assert clock() - first_s == pytest.approx(0.4, abs=1e-3)
         await asyncio.sleep(work_s)
         asked_up_s = await link.hold_update(delays, first_s, clock(), 1000, clock)
         return asked_down_s, asked_up_s, clock() - first_s

@@ -13,6 +13,8 @@ _SPIN_S = 0.0015
 _TURN_S = 0.02
 
 Clock = Callable[[], float]
+Mode = Literal["additive", "total"]
+"""additive: drawn time comes on top of real time; total: an exchange takes the drawn time where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Link:
     """Where one client's messages wait. Buckets may be shared with other links on the same event loop."""
 
     draw: DrawDelays = no_delays
-    mode: Literal["additive", "total"] = "additive"
+    mode: Mode = "additive"
     down: tuple[TokenBucket, ...] = ()
     up: tuple[TokenBucket, ...] = ()
 

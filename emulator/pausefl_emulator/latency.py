@@ -10,7 +10,7 @@ from pydantic import Field
 
 from pausefl.draws import generator
 from pausefl.errors import ConfigError
-from pausefl_client.link import Delays, Link, TokenBucket
+from pausefl_client.link import Delays, Link, Mode, TokenBucket
 from pausefl_emulator.delay_tables import make_record, read_delay
 from pausefl_emulator.delays import Delay, NoDelay, Sum, published_halves
 from pausefl_emulator.tables import Count, Positive, Share, Table
@@ -51,7 +51,7 @@ class LatencyTable(Table):
     """How network time is made and measured."""
 
     signal: Literal["round_trip", "communication"] = "round_trip"
-    mode: Literal["additive", "total"] = "additive"
+    mode: Mode = "additive"
     """"additive": drawn time comes on top of real time; "total": an exchange takes the drawn time where it can."""
     time_scale: Positive = 1.0
     tau_min_s: Positive | Literal["auto"] = 0.05
