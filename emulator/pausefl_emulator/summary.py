@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from pausefl_client.link import Mode
 from pausefl_emulator.accounting import tighter_epsilon
 from pausefl_emulator.experiment import Experiment
-from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.selection.base import Policy
