@@ -239,7 +239,9 @@ class Experiment(_Table):
         if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":
             raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
         self.training()
-        self.delays()
+        self.links()
+        if self.latency.injection == "netem" and self.clients.per_process != 1:
+            raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
         for name, parameters in (self.selection.__pydantic_extra__ or {}).items():
             if not isinstance(parameters, dict):
                 raise ConfigError(_unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))

@@ -13,6 +13,7 @@ from pausefl.errors import ConfigError, PauseflError
 from pausefl_emulator.experiment import Experiment
 from pausefl_emulator.host import run_host
 from pausefl_emulator.latency import processes
+from pausefl_emulator.namespaces import kernel_network
 from pausefl_emulator.serving import run_server_process
 
 _END_WITHIN_S = 10.0
@@ -37,7 +38,7 @@ class Fleet:
 
     def run(self, view: View) -> None:
         """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind."""
-        with self._interruptible(view):
+        with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as self._experiment:
             try:
                 self._watch(self._start_server(), view)
             finally:

@@ -38,6 +38,10 @@ def run_host(experiment: Experiment, client_ids: Sequence[str], address: str, ru
     write_output_to(run_dir / "clients.log")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, force=True)
     try:
+        if experiment.latency.injection == "netem":
+            from pausefl_emulator.namespaces import enter_namespace
+
+            enter_namespace(experiment, run_dir, client_ids[0])
         with first_error():
             asyncio.run(take_part(experiment, client_ids, address, run_dir / "ledgers"))
     except PauseflError as error:

@@ -53,6 +53,8 @@ class LatencyTable(Table):
     signal: Literal["round_trip", "communication"] = "round_trip"
     mode: Mode = "additive"
     """"additive": drawn time comes on top of real time; "total": an exchange takes the drawn time where it can."""
+    injection: Literal["link", "netem"] = "link"
+    """"link": each client holds its messages back itself; "netem": the kernel does, packet by packet (`--netem`)."""
     time_scale: Positive = 1.0
     tau_min_s: Positive | Literal["auto"] = 0.05
     down_share: Share = 0.5
@@ -124,6 +126,8 @@ def make_links(
     latency: LatencyTable, plans: Mapping[str, LinkPlan], client_ids: Sequence[str], seed: int
 ) -> dict[str, Link]:
     """The links of the clients in this process. Whoever shares an access point must be here with the others."""
+    if latency.injection == "netem":
+        return {client_id: Link() for client_id in client_ids}
     shared = {}
     for index in {plans[c].access_point for c in client_ids} - {None}:
         missing = [c for c, plan in plans.items() if plan.access_point == index and c not in client_ids]
@@ -140,6 +144,8 @@ def make_links(
 
 
 def _check_mode(latency: LatencyTable) -> None:
+    if latency.injection == "netem" and (latency.mode == "total" or latency.access_points):
+        raise ConfigError('latency.injection = "netem": goes with latency.mode = "additive", without access_points')
     if latency.mode == "additive":
         return
     if latency.signal != "round_trip" or latency.time_scale != 1:
