@@ -17,15 +17,16 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from pausefl.errors import ConfigError
-from pausefl_emulator.delays import Delay, Scale
+from pausefl.errors import ConfigError, PauseflError
+from pausefl_emulator.delays import Delay, NoDelay, Scale
 from pausefl_emulator.experiment import Experiment
 from pausefl_emulator.latency import LinkPlan
 
 # RFC 2544's addresses for benchmarks: no network in use has them. A run takes one of 32 parts.
 _SUBNETS = list(IPv4Network("198.18.0.0/15").subnets(new_prefix=20))
-# What may wait in a tbf; beyond it packets are dropped and TCP slows down.
+# What may wait in a tbf or a netem; beyond it packets are dropped and TCP slows down.
 _QUEUE_BYTES = 4 << 20
+_QUEUE_PACKETS = 100_000
 _NETEM_UNIT_S = 1e-6
 _NAMESPACES = Path("/run/netns")
 
@@ -44,7 +45,7 @@ class Shape:
         qdiscs: list[dict[str, Any]] = []
         if self.delay_s:
             delay, jitter = (round(s / _NETEM_UNIT_S) for s in (self.delay_s, self.jitter_s))
-            qdiscs.append({"kind": "netem", "handle": "1:", "delay": delay, "jitter": jitter})
+            qdiscs.append({"kind": "netem", "handle": "1:", "delay": delay, "jitter": jitter, "limit": _QUEUE_PACKETS})
         if self.rate_bytes_per_s:
             place = {"parent": "1:1", "handle": "2:"} if qdiscs else {"handle": "1:"}
             rate = {"rate": math.ceil(self.rate_bytes_per_s), "burst": self.burst_bytes, "limit": _QUEUE_BYTES}
@@ -57,9 +58,9 @@ def shapes(plan: LinkPlan, down_share: float, time_scale: float) -> tuple[Shape,
 
     ConfigError for a law that changes with the round.
     """
-    down, up = (plan.down, plan.up)
+    down, up = plan.down, plan.up
     if plan.delay is not None:
-        down, up = (Scale(plan.delay, share) if share else None for share in (down_share, 1 - down_share))
+        down, up = (Scale(plan.delay, share) if share else NoDelay() for share in (down_share, 1 - down_share))
     b = plan.bandwidth
     return (
         _shape(down, b.down_bytes_per_s, b.burst_bytes, time_scale),
@@ -67,8 +68,8 @@ def shapes(plan: LinkPlan, down_share: float, time_scale: float) -> tuple[Shape,
     )
 
 
-def _shape(law: Delay | None, rate_bytes_per_s: float | None, burst_bytes: int, time_scale: float) -> Shape:
-    mean_s, sd_s = (0.0, 0.0) if law is None else (law.mean_s, float(law.points().std()))
+def _shape(law: Delay, rate_bytes_per_s: float | None, burst_bytes: int, time_scale: float) -> Shape:
+    mean_s, sd_s = law.mean_s, float(law.points().std())
     if not math.isfinite(mean_s):
         raise ConfigError("latency: netem needs a law with a finite mean")
     return Shape(
@@ -93,7 +94,10 @@ def kernel_network(experiment: Experiment, run_dir: Path) -> Iterator[Experiment
     probe({qdisc["kind"] for ways in links.values() for way in ways for qdisc in way.qdiscs()})
     subnet = _subnet(run_dir)
     with ExitStack() as undo:
-        _build(run_dir, links, subnet, undo)
+        try:
+            _build(run_dir, links, subnet, undo)
+        except (_pyroute2().NetlinkError, subprocess.CalledProcessError) as error:
+            raise PauseflError(f"--netem: the namespaces could not be made ({error})") from error
         server = experiment.server.model_copy(update={"host": str(subnet[1])})
         yield experiment.model_copy(update={"server": server})
 

@@ -64,4 +64,4 @@ def _clusters(clients: int) -> str:
 def _members(record: RoundRecord) -> list[int]:
     """How many of the round's clients each access point had."""
     access_points = [int(c.removeprefix("client-")) % _ACCESS_POINTS for c in record.chosen]
-    return np.bincount(access_points, minlength=_ACCESS_POINTS).tolist()
+    return [access_points.count(index) for index in range(_ACCESS_POINTS)]
