@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.errors import ConfigError
+from pausefl_emulator.cli import main
 from pausefl_emulator.experiment import parse_experiment
 from pausefl_emulator.latency import make_links
 from pausefl_emulator.namespaces import Shape, probe, shapes
@@ -127,3 +128,12 @@ def test_the_kernels_bucket_agrees_with_the_clients(tmp_path: Path) -> None:
     assert 1.03 < json.loads((tmp_path / "run/summary.json").read_text())["timing_error_s"]["p50"] / computed_s < 1.15
     namespaces = subprocess.run([str(shutil.which("ip")), "netns"], capture_output=True, text=True, check=True).stdout
     assert "pf" not in namespaces
+
+
+def test_the_flag_and_set_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
+    arguments = ["run", str(tmp_path / "run.toml"), "--run-dir", str(tmp_path / "run")]
+    for more in (["--netem"], ["--netem", "--set", "clients.count=4"], ["--set", "clients.per_process=2", "--netem"]):
+        with pytest.raises(SystemExit):
+            main([*arguments, *more, "--set", "clients.per_process=2"])
+        assert "goes with clients.per_process = 1" in capsys.readouterr().err
