@@ -94,6 +94,8 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
         yield "the same as vector ε", number(p.vector_epsilon_max), "ε of the client's whole uploads"
     yield "selection, median", _milliseconds(s["selection_s_median"]), "per round"
     yield "rejected updates", str(s["rejected_updates"]), ""
+    if "overruns" in s:
+        yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
     penalty_s = float(run.round_latency["cluster_penalty_s"].sum())
     if penalty_s:
         yield "cluster penalty", f"{penalty_s:,.1f} s", "eq. (22), not in the total latency"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,8 @@ class Summary(TypedDict):
     disclosed: list[str]
     selection_s_median: float | None
     rejected_updates: int
+    overruns: NotRequired[int]
+    """Only where delays are totals: exchanges longer than what was drawn for them."""
     stopped_because: str
 
 
