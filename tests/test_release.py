@@ -20,7 +20,7 @@ from pausefl.errors import BudgetError, ConfigError, LedgerError, PauseflError
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import Vector, digest, pack_job, unpack
 from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
-from pausefl_client.link import no_delays
+from pausefl_client.link import Link
 from pausefl_client.privacy import ExactLaplace, Mechanism, entropy_rng
 from pausefl_client.release import Privacy, Released, Releaser, schedule_key
 from pausefl_client.session import ClientSession, ClientSettings
@@ -100,7 +100,7 @@ async def session(folder: Path, wires: list[Wire], budget: Budget = BUDGET) -> A
         releaser = stack.enter_context(releasing(folder, budget))
         settings = ClientSettings("a", SCHEDULE, retry_every_s=0.0)
         trainer = SyntheticTrainer(D, seed=1, client_id="a")
-        client = asyncio.create_task(ClientSession(settings, trainer, releaser, no_delays, connect, executor).run())
+        client = asyncio.create_task(ClientSession(settings, trainer, releaser, Link(), connect, executor).run())
         yield
         wires[-1].dismiss()
         assert await client == "done"

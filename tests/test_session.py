@@ -27,7 +27,7 @@ from pausefl.wire import (
     unpack,
 )
 from pausefl_client.ledger import Ledger, ReleaseKey
-from pausefl_client.link import Delays, DrawDelays, no_delays
+from pausefl_client.link import Delays, DrawDelays, Link, no_delays
 from pausefl_client.privacy import Mechanism
 from pausefl_client.release import Privacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings
@@ -211,7 +211,7 @@ class Rig:
             settings,
             self.trainer,
             Releaser(privacy),
-            delays,
+            Link(delays),
             self.server.connect,
             executor or InlineExecutor(self.clock),
             self.clock,

@@ -24,7 +24,7 @@ from pausefl.errors import ConfigError, PauseflError
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, Tensor, Vector, unpack
 from pausefl_client.ledger import Ledger, ReleaseKey
-from pausefl_client.link import no_delays
+from pausefl_client.link import Link
 from pausefl_client.privacy import Mechanism
 from pausefl_client.release import Privacy as ClientPrivacy
 from pausefl_client.release import Releaser
@@ -139,7 +139,7 @@ class Clients:
             ClientSettings(client_id, "agreed" if privacy else "", give_up_after_s=10.0, retry_every_s=0.02),
             trainer or SyntheticTrainer(size, seed=1, client_id=client_id),
             Releaser(privacy),
-            no_delays,
+            Link(),
             connecting or partial(connect, f"127.0.0.1:{port}"),
             self._executor,
         )

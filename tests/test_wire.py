@@ -27,7 +27,7 @@ from pausefl.wire import (
 
 FRAME = MAX_FRAME_BYTES // 4
 SIZES = [0, 1, 2, 31, 32, 4095, 4096, FRAME - 1, FRAME, FRAME + 1, 2 * FRAME - 1, 2 * FRAME, 2 * FRAME + 1, 3 * FRAME]
-FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+FLOATS = st.floats(-float(np.float32(1e30)), float(np.float32(1e30)), width=32)
 VECTORS = hnp.arrays(np.float32, st.integers(0, 300), elements=FLOATS)
 
 

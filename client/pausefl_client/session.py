@@ -13,7 +13,7 @@ from pausefl.honesty import UNWATCHED, HostReport, Watch
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import PROTOCOL_VERSION, Assembler, Vector, cut, pack, unpack
 from pausefl_client.ledger import ReleaseKey
-from pausefl_client.link import DrawDelays, hold_until
+from pausefl_client.link import Link
 from pausefl_client.release import Released, Releaser
 from pausefl_client.trainer import Trainer
 
@@ -83,7 +83,7 @@ class ClientSession:
         settings: ClientSettings,
         trainer: Trainer,
         releaser: Releaser,
-        draw_delays: DrawDelays,
+        link: Link,
         connect: Connect,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
@@ -92,7 +92,7 @@ class ClientSession:
         self._settings = settings
         self._trainer = trainer
         self._releaser = releaser
-        self._draw_delays = draw_delays
+        self._link = link
         self._connect = connect
         self._executor = executor
         self._monitor = monitor
@@ -210,8 +210,9 @@ class ClientSession:
 
     async def _answer(self, stream: Stream, download: _Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""
-        job, delays = download.job, self._draw_delays(download.job.round)
-        await hold_until(download.last_s + delays.down_s, self._clock)
+        job, link, first_s = download.job, self._link, download.first_s
+        delays, size_bytes = link.draw(job.round), job.model.size_bytes
+        drawn_down_s = await link.hold_model(delays, first_s, download.last_s, size_bytes, self._clock)
         started_s = self._clock()
         try:
             work = await self._work(download, started_s)
@@ -220,7 +221,7 @@ class ClientSession:
         except Exception as error:  # a trainer may be anybody's
             raise PauseflError(f"{type(error).__name__}: {error}") from error
         done_s = self._clock()
-        await hold_until(done_s + delays.up_s, self._clock)
+        drawn_up_s = await link.hold_update(delays, first_s, done_s, size_bytes, self._clock)
         timing = pb.Timing(
             download_s=download.last_s - download.first_s,
             injected_down_s=started_s - download.last_s,
@@ -229,8 +230,8 @@ class ClientSession:
             train_s=work.train_s,
             privatise_s=work.privatise_s,
             injected_up_s=self._clock() - done_s,
-            drawn_down_s=delays.down_s,
-            drawn_up_s=delays.up_s,
+            drawn_down_s=drawn_down_s,
+            drawn_up_s=drawn_up_s,
         )
         header, frames = cut(work.released.vector, work.released.digest)
         host = _host(self._monitor.report(download.first_s, done_s - started_s))

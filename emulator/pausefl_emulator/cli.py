@@ -53,6 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
     sub.add_argument("--resume", metavar="RUN_DIR", help="go on with an interrupted run")
+    netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
+    sub.add_argument(
+        "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
+    )
     _add_set(sub)
 
     sub = command("compare", _compare, "the same experiment under several policies; table and figures")

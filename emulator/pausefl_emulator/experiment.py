@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -21,7 +21,10 @@ from pausefl.errors import ConfigError
 from pausefl_client.privacy import Mechanism, Sampler
 from pausefl_client.release import schedule_key
 from pausefl_client.trainer import TrainingSettings
-from pausefl_emulator.delays import Delay, NoDelay, published_halves
+from pausefl_emulator.delays import Delay
+from pausefl_emulator.latency import LatencyTable, LinkPlan, plan_links
+from pausefl_emulator.tables import Count, NonNegative, Port, Positive, Share
+from pausefl_emulator.tables import Table as _Table
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -29,21 +32,10 @@ if TYPE_CHECKING:
     from pausefl_server.selection.base import Policy
     from pausefl_server.suspicion import Limits
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Port = Annotated[int, Field(ge=0, le=65_535)]
-
-
 # Up to so many clients, each has a process of its own, as a device would.
 _PROCESSES_OF_THEIR_OWN = 32
 # Beyond, an event loop per core keeps time for as few clients as it can; one loop for a thousand is late for many.
 _LEAST_PROCESSES = 4
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ExperimentTable(_Table):
@@ -103,25 +95,6 @@ class PrivacyTable(_Table):
     """numpy seeded with the operating system's entropy, or OpenDP's exact sampler, a thousand times slower."""
     reproducible_noise: bool = False
     """NOT PRIVATE: noise from the seed, which whoever knows it can subtract. For repeating experiments alone."""
-
-
-class DelayTable(_Table):
-    """The latency law of the clients' links."""
-
-    kind: Literal["none", "halves"] = "halves"
-    floor_s: NonNegative = 0.05
-    sd_s: NonNegative = 0.05
-
-
-class LatencyTable(_Table):
-    """How network time is made and measured."""
-
-    signal: Literal["round_trip", "communication"] = "round_trip"
-    time_scale: Positive = 1.0
-    tau_min_s: Positive | Literal["auto"] = 0.05
-    down_share: Share = 0.5
-    """The share of a drawn delay that is injected on the way down; the rest is injected on the way up."""
-    delay: DelayTable = DelayTable()
 
 
 class WorkloadTable(_Table):
@@ -279,12 +252,13 @@ class Experiment(_Table):
         w = self.workload
         return TrainingSettings(w.optimizer, w.learning_rate, w.batch_size, w.epochs, w.max_steps)
 
+    def links(self) -> dict[str, LinkPlan]:
+        """Each client's link, by id."""
+        return plan_links(self.latency, self.client_ids, self.experiment.seed)
+
     def delays(self) -> dict[str, Delay]:
-        """Each client's latency law, by id."""
-        d = self.latency.delay
-        none: list[Delay] = [NoDelay()] * self.clients.count
-        laws = none if d.kind == "none" else published_halves(self.clients.count, floor_s=d.floor_s, sd_s=d.sd_s)
-        return dict(zip(self.client_ids, laws, strict=True))
+        """The law of each client's delay per exchange, by id."""
+        return {client_id: link.exchange for client_id, link in self.links().items()}
 
     def to_toml(self) -> str:
         """The experiment with every default filled in."""
@@ -303,7 +277,9 @@ class Experiment(_Table):
         if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":
             raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
         self.training()
-        self.delays()
+        self.links()
+        if self.latency.injection == "netem" and self.clients.per_process != 1:
+            raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
         for name, parameters in (self.selection.__pydantic_extra__ or {}).items():
             if not isinstance(parameters, dict):
                 raise ConfigError(_unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))
@@ -434,10 +410,13 @@ def _allowed(message: str) -> str:
 
 def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path:
+        if part.isdigit():  # a table in a list of them
+            continue
         annotation = model.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if not inner:
             break
-        model = annotation
+        model = inner[0]
     return sorted(model.model_fields)
 
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from pausefl.errors import ConfigError, PauseflError
 from pausefl_emulator.experiment import Experiment
 from pausefl_emulator.host import run_host
+from pausefl_emulator.latency import processes
+from pausefl_emulator.namespaces import kernel_network
 from pausefl_emulator.serving import run_server_process
 
 _END_WITHIN_S = 10.0
@@ -36,7 +38,7 @@ class Fleet:
 
     def run(self, view: View) -> None:
         """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind."""
-        with self._interruptible(view):
+        with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as self._experiment:
             try:
                 self._watch(self._start_server(), view)
             finally:
@@ -79,9 +81,7 @@ class Fleet:
         context = multiprocessing.get_context("forkserver")
         synthetic = self._experiment.workload.model == "synthetic"
         context.set_forkserver_preload([f"pausefl_emulator.{'host' if synthetic else 'torch_host'}"])
-        ids, each = self._experiment.client_ids, self._experiment.clients_per_process
-        for start in range(0, len(ids), each):
-            group = ids[start : start + each]
+        for group in processes(self._experiment.links(), self._experiment.clients_per_process):
             arguments = (self._experiment, group, address, self._run_dir)
             process = context.Process(target=run_host, args=arguments, name=f"pausefl-{group[0]}")
             process.start()

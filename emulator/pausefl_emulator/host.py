@@ -15,15 +15,15 @@ from pausefl.draws import generator
 from pausefl.errors import ConfigError, PauseflError
 from pausefl.honesty import HostMonitor
 from pausefl_client.ledger import Ledger, ReleaseKey
-from pausefl_client.link import Delays, DrawDelays
+from pausefl_client.link import Link
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
 from pausefl_client.release import Privacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings, Connect
+from pausefl_client.session import ClientSession, ClientSettings
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import Trainer
 from pausefl_client.transport import connect
-from pausefl_emulator.delays import Delay
 from pausefl_emulator.experiment import Experiment
+from pausefl_emulator.latency import make_links
 from pausefl_emulator.processes import (
     allow_many_files,
     die_with_parent,
@@ -46,6 +46,10 @@ def run_host(experiment: Experiment, client_ids: Sequence[str], address: str, ru
     write_output_to(run_dir / "clients.log")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, force=True)
     try:
+        if experiment.latency.injection == "netem":
+            from pausefl_emulator.namespaces import enter_namespace
+
+            enter_namespace(experiment, run_dir, client_ids[0])
         with first_error():
             asyncio.run(take_part(experiment, client_ids, address, run_dir / "ledgers"))
     except PauseflError as error:
@@ -60,26 +64,18 @@ async def take_part(experiment: Experiment, client_ids: Sequence[str], address: 
         if client_id not in known:
             raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
     trainers = make_trainers(experiment, client_ids)
-    laws = experiment.delays()
+    links = make_links(experiment.latency, experiment.links(), client_ids, experiment.experiment.seed)
     # Ledgers are closed last, when no trainer can write to them any more.
     with ExitStack() as closing, _trainer_pool(experiment) as executor:
         monitor = HostMonitor()
         closing.callback(monitor.close)
         async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
-                draw_delays = partial(_draw_delays, experiment, client_id, laws[client_id])
                 privacy = _open_privacy(experiment, client_id, ledgers)
                 if privacy is not None:
                     closing.callback(privacy.ledger.close)
                 session = _make_session(
-                    experiment,
-                    client_id,
-                    trainers[client_id],
-                    privacy,
-                    draw_delays,
-                    partial(connect, address),
-                    executor,
-                    monitor,
+                    experiment, client_id, trainers[client_id], privacy, links[client_id], address, executor, monitor
                 )
                 group.create_task(_take_part(client_id, session))
 
@@ -101,8 +97,8 @@ def _make_session(
     client_id: str,
     trainer: Trainer,
     privacy: Privacy | None,
-    draw_delays: DrawDelays,
-    connect: Connect,
+    link: Link,
+    address: str,
     executor: ThreadPoolExecutor,
     monitor: HostMonitor,
 ) -> ClientSession:
@@ -113,7 +109,9 @@ def _make_session(
         statistics=trainer.label_counts if "labels" in experiment.disclosed else {},
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
-    return ClientSession(settings, trainer, Releaser(privacy), draw_delays, connect, executor, monitor=monitor)
+    return ClientSession(
+        settings, trainer, Releaser(privacy), link, partial(connect, address), executor, monitor=monitor
+    )
 
 
 def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path) -> Privacy | None:
@@ -124,14 +122,6 @@ def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path) -> Priv
     identity = {"unit": mechanism.unit, "client_id": client_id, "data": experiment.data_key}
     ledger = Ledger(folder / f"{client_id}.db", budget, **identity)
     return Privacy(mechanism, ledger, partial(noise_for, experiment, client_id))
-
-
-def _draw_delays(experiment: Experiment, client_id: str, law: Delay, round: int) -> Delays:
-    """A function of (seed, client, round); multiplied by `latency.time_scale`."""
-    rng = generator(experiment.experiment.seed, "delay", client_id, round)
-    delay_s = float(law.sample(rng, 1)[0]) * experiment.latency.time_scale
-    down_s = delay_s * experiment.latency.down_share
-    return Delays(down_s, delay_s - down_s)
 
 
 def noise_for(experiment: Experiment, client_id: str, key: ReleaseKey) -> LaplaceSource:

@@ -18,6 +18,7 @@ import numpy as np
 
 from pausefl.budget import Budget
 from pausefl.draws import generator
+from pausefl.errors import ConfigError
 from pausefl_emulator import _simulate_kernel
 from pausefl_emulator.delays import Delay, known_means
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
@@ -58,7 +59,7 @@ class Setting:
         rngs = [generator(self.seed, "simulate", client_id) for client_id in ids]
         for start in range(0, rounds, BLOCK):
             n = min(BLOCK, rounds - start)
-            yield np.stack([self.laws[i].sample(rng, n) for i, rng in zip(ids, rngs, strict=True)], axis=1)
+            yield np.stack([self.laws[i].sample(rng, n, start + 1) for i, rng in zip(ids, rngs, strict=True)], axis=1)
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def run_simulation(experiment: "Experiment", rounds: int, out_dir: Path) -> dict
 
 
 def setting_of(experiment: "Experiment") -> Setting:
-    """The latencies, data sizes and budget of an experiment; τ_min = "auto" counts as the delay's floor."""
+    """The latencies, data sizes and budget of an experiment; τ_min = "auto" counts as the least delay possible."""
     from pausefl_client.partition import partition
 
     workload, ids = experiment.workload, experiment.client_ids
@@ -259,13 +260,21 @@ def setting_of(experiment: "Experiment") -> Setting:
         concentration=workload.concentration,
         dominant_share=workload.dominant_share,
     )
+    laws = experiment.delays()
     return Setting(
-        laws=experiment.delays(),
+        laws=laws,
         examples={client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)},
-        tau_min_s=experiment.tau_min_s or experiment.latency.delay.floor_s,
+        tau_min_s=experiment.tau_min_s or _least_delay_s(laws),
         budget=experiment.budget(),
         seed=experiment.experiment.seed,
     )
+
+
+def _least_delay_s(laws: Mapping[str, Delay]) -> float:
+    least_s = min(law.minimum_s for law in laws.values())
+    if least_s == 0:
+        raise ConfigError('latency.tau_min_s = "auto": a simulation needs a number where a delay can be 0')
+    return least_s
 
 
 class _Curves:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from pausefl_client.link import Mode
 from pausefl_emulator.accounting import tighter_epsilon
 from pausefl_emulator.experiment import Experiment
 from pausefl_server.clients import ClientTable
@@ -49,7 +50,8 @@ def summarise(
         "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
         "rejected_updates": result.rejected_updates,
-        "timing_error_s": timing_error_s(records),
+        "timing_error_s": timing_error_s(records, experiment.latency.mode),
+        **({"overruns": overruns(records)} if experiment.latency.mode == "total" else {}),
         "suspect_rounds": result.state.suspect_rounds,
         "suspect_because": suspect_because(records),
         "stopped_because": result.stopped_because,
@@ -81,9 +83,16 @@ def _privacy(experiment: Experiment, table: ClientTable, size: int) -> dict[str,
     }
 
 
-def timing_error_s(records: Sequence[RoundRecord]) -> dict[str, float | None]:
-    """Quantiles of measured communication minus drawn delay: what the network and this software added."""
-    errors = [o.timing.communication_s - o.drawn_down_s - o.drawn_up_s for r in records for o in r.observations]
+def timing_error_s(records: Sequence[RoundRecord], mode: Mode = "additive") -> dict[str, float | None]:
+    """Quantiles of measured minus drawn time: what the network and this software added.
+
+    Measured is communication; where delays are total, the round trip.
+    """
+    errors = [
+        (o.timing.round_trip_s if mode == "total" else o.timing.communication_s) - o.drawn_down_s - o.drawn_up_s
+        for r in records
+        for o in r.observations
+    ]
     if not errors:
         return {"p50": None, "p99": None}
     p50, p99 = np.quantile(errors, (0.5, 0.99))
@@ -94,6 +103,15 @@ def suspect_because(records: Sequence[RoundRecord]) -> dict[str, dict[str, Any]]
     """By reason to doubt a round: in how many it held, and what to do about it."""
     counts = Counter(doubt for record in records for doubt in record.suspect)
     return {doubt: {"rounds": count, "advice": advice(doubt)} for doubt, count in counts.most_common()}
+
+
+def overruns(records: Sequence[RoundRecord]) -> int:
+    """How many exchanges took longer than the total drawn for them: the update was ready after it was due."""
+    return sum(
+        o.timing.download_s + o.timing.injected_down_s + o.timing.device_s > o.drawn_down_s + o.drawn_up_s
+        for r in records
+        for o in r.observations
+    )
 
 
 def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
@@ -130,4 +148,6 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         table.add_row("measured − drawn", f"{quantiles}; {summary['rejected_updates']} updates rejected")
     for reason in summary["suspect_because"].values():
         table.add_row("suspect", f"{reason['rounds']} rounds: {reason['advice']}")
+    if "overruns" in summary:
+        table.add_row("overruns", f"{summary['overruns']} exchanges took longer than the total drawn for them")
     return table

@@ -17,6 +17,8 @@ BENCHMARKS = {
     "rounds": "a whole round against a bare gRPC echo of the same bytes",
     "fidelity": "measured minus drawn latency",
     "scale": "how many clients one machine holds, and how fast the rounds still are",
+    "access_points": "rounds of clients that share buckets: R1, R2, random",
+    "shaping": "the token bucket against the kernel's tbf (needs root)",
     "startup": "how long clients take to connect, and the memory each has to itself",
     "selection": "the exact searches and the annealing",
     "privacy": "what a release costs: clip, noise and the durable ledger entry",

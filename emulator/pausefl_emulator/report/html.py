@@ -95,6 +95,8 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
     yield "selection, median", _milliseconds(s["selection_s_median"]), "per round"
     yield "rejected updates", str(s["rejected_updates"]), ""
     yield "suspect rounds", str(s["suspect_rounds"]), f"of {s['rounds']}"
+    if "overruns" in s:
+        yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
     penalty_s = float(run.round_latency["cluster_penalty_s"].sum())
     if penalty_s:
         yield "cluster penalty", f"{penalty_s:,.1f} s", "eq. (22), not in the total latency"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,8 @@ class Summary(TypedDict):
     rejected_updates: int
     suspect_rounds: int
     suspect_because: dict[str, "Suspicion"]
+    overruns: NotRequired[int]
+    """Only where delays are totals: exchanges longer than what was drawn for them."""
     stopped_because: str
 
 

@@ -1,0 +1,87 @@
+"""What every latency law offers, and the numbers that stand for a law where its expectations have no closed form."""
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+POINTS = 20_000
+"""How many equally likely values stand for a law."""
+
+
+class Delay(Protocol):
+    """The law of one client's delay per exchange, in seconds at the emulated scale (before `latency.time_scale`)."""
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws for n rounds from `first_round` on, (n,) float64; independent but for a law with a memory."""
+
+    def points(self) -> FloatArray:
+        """(POINTS,) equally likely values whose distribution is the law's; ConfigError if it changes with the round."""
+
+    @property
+    def mean_s(self) -> float:
+        """E[τ]; ConfigError if it changes with the round."""
+
+    @property
+    def mean_inverse(self) -> float:
+        """E[1/τ] (infinite when τ can be 0), so that μ_k = τ_min · E[1/τ_k] (PAUSE v2, eq. (10)); as `mean_s`."""
+
+    @property
+    def minimum_s(self) -> float:
+        """No draw lies below this; −inf for a law that can be arbitrarily negative."""
+
+
+def known_means(laws: Mapping[str, Delay]) -> tuple[dict[str, float], dict[str, float]]:
+    """E[τ_k] and E[1/τ_k] by client id, for the policies that are told the truth."""
+    return {c: law.mean_s for c, law in laws.items()}, {c: law.mean_inverse for c, law in laws.items()}
+
+
+@cache
+def levels() -> FloatArray:
+    """The middles of POINTS equal slices of (0, 1): a law's quantiles there are its `points`."""
+    return (np.arange(POINTS) + 0.5) / POINTS
+
+
+@cache
+def standard_normal_quantiles() -> FloatArray:
+    """The standard normal's quantiles at `levels`."""
+    standard = NormalDist()
+    return np.array([standard.inv_cdf(level) for level in levels()])
+
+
+def mean_of_inverse(points: FloatArray) -> float:
+    """E[1/τ] over a law's points."""
+    with np.errstate(divide="ignore"):
+        return float((1.0 / points).mean())
+
+
+def shuffled(points: FloatArray, seed: int) -> FloatArray:
+    """A law's points in a fixed random order, so that those of several laws can be paired as independent draws."""
+    return np.random.default_rng(seed).permutation(points)
+
+
+def require_finite(**values: float) -> None:
+    """ValueError naming the first that is no finite number."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} = {value}: must be a finite number")
+
+
+def require_positive(**values: float) -> None:
+    """ValueError naming the first that is not a finite number above 0."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} = {value}: must be a finite number above 0")
+
+
+def require_not_negative(**values: float) -> None:
+    """ValueError naming the first that is not a finite number of at least 0."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} = {value}: must be a finite number, at least 0")

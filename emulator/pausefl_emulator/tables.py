@@ -1,0 +1,17 @@
+"""The kind of record every table of an experiment is, and the kinds of numbers in it."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+class Table(BaseModel):
+    """A TOML table: immutable, strictly typed, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -1,0 +1,226 @@
+"""The [latency] table: laws from TOML, groups, two ways, parameters drawn per client, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl.errors import ConfigError
+from pausefl_emulator.delay_tables import KINDS
+from pausefl_emulator.delays import Constant, Exponential, FlooredNormal, Gamma, Markov, Sum
+from pausefl_emulator.experiment import Experiment, parse_experiment
+from pausefl_emulator.latency import make_links, processes
+
+FOUR = "[clients]\ncount = 4\n[selection]\nm = 2\n"
+
+
+def experiment(latency: str) -> Experiment:
+    return parse_experiment(FOUR + latency)
+
+
+def links_of(parsed: Experiment, ids: list[str] | None = None, seed: int = 1):  # type: ignore[no-untyped-def]
+    return make_links(parsed.latency, parsed.links(), ids or parsed.client_ids, seed)
+
+
+def test_without_a_word_the_published_halves_hold() -> None:
+    laws = list(experiment("").delays().values())
+    assert all(isinstance(law, FlooredNormal) for law in laws)
+    assert [law.location_s for law in laws] == pytest.approx([0.125, 0.2, 0.8, 0.9])  # type: ignore[attr-defined]
+
+
+TABLES = {
+    "none": "",
+    "constant": "value_s = 0.1",
+    "normal": "mean_s = 0.1\nsd_s = 0.1\nfloor_s = 0.0",
+    "lognormal": "mean_s = 0.1\nsd_s = 0.1",
+    "exponential": "mean_s = 0.1",
+    "gamma": "mean_s = 0.1\nshape = 2",
+    "weibull": "scale_s = 0.1\nshape = 0.7",
+    "pareto": "minimum_s = 0.1\nshape = 2.5",
+    "empirical": 'file = "FILE"\ncolumn = "rtt_s"',
+    "sum": 'of = [{kind = "constant", value_s = 0.1}, {kind = "exponential", mean_s = 0.1}]',
+    "mixture": 'of = [{kind = "constant", value_s = 0.1}, {kind = "none"}]\nweights = [0.9, 0.1]',
+    "floor": 'of = {kind = "normal", mean_s = 0.1, sd_s = 1}\nfloor_s = 0.05',
+    "scale": 'of = {kind = "exponential", mean_s = 100}\nfactor = 0.001',
+    "schedule": 'rounds = [1, 20]\nof = [{kind = "none"}, {kind = "constant", value_s = 0.1}]',
+    "drift": 'of = {kind = "exponential", mean_s = 0.1}\nrounds = [1, 100]\nfactors = [1, 2]',
+    "day": 'of = {kind = "exponential", mean_s = 0.1}\nperiod_rounds = 24\namplitude = 0.5',
+    "outage": 'of = {kind = "none"}\nwindows = [[10, 12], [30, 31]]\nextra_s = 5.0',
+    "markov": 'good = {kind = "none"}\nbad = {kind = "constant", value_s = 1.0}\nto_bad = 0.1\nto_good = 0.5',
+}
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    path = tmp_path / "rtt.csv"
+    path.write_text("probe,rtt_s\n1,0.1\n2,0.3\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_written_and_survives_its_own_toml(kind: str, measured: Path) -> None:
+    table = TABLES[kind].replace("FILE", str(measured))
+    parsed = experiment(f'[latency.delay]\nkind = "{kind}"\n{table}\n')
+    again = parse_experiment(parsed.to_toml())
+    assert again == parsed
+    assert again.delays() == parsed.delays()
+    delays = [link.draw(12) for link in links_of(parsed).values()]
+    assert all(d.down_s + d.up_s >= 0 for d in delays)
+
+
+def test_a_number_may_be_drawn_once_per_client() -> None:
+    parsed = experiment(
+        '[latency.delay]\nkind = "gamma"\nshape = 2\nmean_s = {kind = "lognormal", mean_s = 0.2, sd_s = 0.1}\n'
+    )
+    means_s = [law.mean_s for law in parsed.delays().values()]
+    assert len(set(means_s)) == 4
+    assert means_s == [law.mean_s for law in parsed.delays().values()]
+    assert all(isinstance(law, Gamma) for law in parsed.delays().values())
+    many = parse_experiment(
+        '[clients]\ncount = 1000\n[latency.delay]\nkind = "exponential"\n'
+        'mean_s = {kind = "lognormal", mean_s = 0.2, sd_s = 0.1}\n'
+    )
+    means = np.array([law.mean_s for law in many.delays().values()])
+    assert means.mean() == pytest.approx(0.2, abs=5 * 0.1 / 1000**0.5)
+
+
+def test_chains_of_different_clients_walk_apart() -> None:
+    laws = experiment(f'[latency.delay]\nkind = "markov"\n{TABLES["markov"]}\n').delays().values()
+    assert len({law.path for law in laws if isinstance(law, Markov)}) == 4
+
+
+def test_both_ways_are_drawn_apart() -> None:
+    parsed = experiment(
+        '[latency.down]\nkind = "exponential"\nmean_s = 0.1\n[latency.up]\nkind = "exponential"\nmean_s = 0.4\n'
+    )
+    link = links_of(parsed)["client-000"]
+    ways = np.array([(d.down_s, d.up_s) for d in map(link.draw, range(1, 2001))])
+    assert ways.mean(axis=0) == pytest.approx([0.1, 0.4], rel=0.1)
+    assert abs(np.corrcoef(ways.T)[0, 1]) < 0.1
+    assert parsed.delays()["client-000"] == Sum((Exponential(0.1), Exponential(0.4)))
+    only_up = links_of(experiment('[latency.up]\nkind = "constant"\nvalue_s = 0.4\n'))["client-000"]
+    assert only_up.draw(1).down_s == 0
+    assert only_up.draw(1).up_s == 0.4
+
+
+def test_draws_depend_on_seed_client_and_round_alone() -> None:
+    parsed = experiment('[latency.delay]\nkind = "exponential"\nmean_s = 0.1\n')
+    forwards = [links_of(parsed)["client-001"].draw(t) for t in range(1, 20)]
+    backwards = [links_of(parsed, ["client-001"])["client-001"].draw(t) for t in range(19, 0, -1)]
+    assert forwards == backwards[::-1]
+    assert forwards != [links_of(parsed)["client-002"].draw(t) for t in range(1, 20)]
+    assert forwards != [links_of(parsed, seed=2)["client-001"].draw(t) for t in range(1, 20)]
+
+
+def test_a_whole_exchange_is_split_and_scaled() -> None:
+    parsed = experiment(
+        '[latency]\ndown_share = 0.25\ntime_scale = 0.1\n[latency.delay]\nkind = "constant"\nvalue_s = 4\n'
+    )
+    delays = links_of(parsed)["client-000"].draw(1)
+    assert (delays.down_s, delays.up_s) == pytest.approx((0.1, 0.3))
+
+
+def test_groups_have_laws_and_bandwidths_of_their_own() -> None:
+    plans = experiment(
+        '[latency.delay]\nkind = "constant"\nvalue_s = 0.1\n[latency.bandwidth]\nup_bytes_per_s = 1000\n'
+        '[[latency.groups]]\nclients = "client-000..client-001"\ndelay = {kind = "constant", value_s = 0.5}\n'
+        '[[latency.groups]]\nclients = ["client-003"]\nbandwidth = {up_bytes_per_s = 50}\n'
+    ).links()
+    assert [plan.delay for plan in plans.values()] == [Constant(0.5), Constant(0.5), Constant(0.1), Constant(0.1)]
+    assert [plan.bandwidth.up_bytes_per_s for plan in plans.values()] == [1000, 1000, 1000, 50]
+
+
+ACCESS_POINTS = (
+    '[[latency.access_points]]\nclients = "client-000..client-001"\ndown_bytes_per_s = 100\n'
+    '[[latency.access_points]]\nclients = ["client-003"]\nup_bytes_per_s = 100\n'
+)
+
+
+def test_clients_behind_one_access_point_share_its_buckets_and_a_process() -> None:
+    parsed = experiment(ACCESS_POINTS)
+    assert processes(parsed.links(), 1) == [["client-002"], ["client-000", "client-001"], ["client-003"]]
+    links = links_of(parsed)
+    assert links["client-000"].down[0] is links["client-001"].down[0]
+    assert links["client-000"].up == ()
+    assert links["client-002"].down == links["client-002"].up == ()
+    with pytest.raises(ConfigError, match=r"latency.access_points.0: client-001 must run in the same process"):
+        links_of(parsed, ["client-000"])
+
+
+def test_without_access_points_processes_are_filled_in_order() -> None:
+    plans = experiment("").links()
+    assert processes(plans, 3) == [["client-000", "client-001", "client-002"], ["client-003"]]
+
+
+REFUSED = {
+    '[latency.delay]\nkind = "gaussian"': r"latency.delay.kind = 'gaussian': must be one of none, constant, normal",
+    "[latency.delay]\nvalue_s = 1": "latency.delay.kind = None: must be one of",
+    '[latency.delay]\nkind = "constant"': "latency.delay.value_s: is missing",
+    '[latency.delay]\nkind = "constant"\nvalue_s = "1"': "latency.delay.value_s = '1': should be a valid number",
+    '[latency.delay]\nkind = "exponential"\nmean = 1': "latency.delay.mean: unknown key; known keys: mean_s, floor_s",
+    '[latency.delay]\nkind = "exponential"\nmean_s = -1': "latency.delay.mean_s = -1.0: must be a finite number above",
+    '[latency.delay]\nkind = "constant"\nvalue_s = -1': "latency.delay: can draw a negative delay; floor_s",
+    '[latency.delay]\nkind = "normal"\nmean_s = 9\nsd_s = 1': "latency.delay: can draw a negative delay; floor_s",
+    '[latency.up]\nkind = "normal"\nmean_s = 9\nsd_s = 1': "latency.up: can draw a negative delay",
+    '[latency.delay]\nkind = "sum"\nof = [{kind = "none"}, {kind = "pareto", minimum_s = 0.1, shape = 0}]': (
+        "latency.delay.of.1.shape = 0.0: must be a finite number above 0"
+    ),
+    '[latency.delay]\nkind = "sum"\nof = 3': "latency.delay.of = 3: must be a list of tables",
+    '[latency.delay]\nkind = "floor"\nof = 3\nfloor_s = 0.1': "latency.delay.of = 3: must be a table such as",
+    '[latency.delay]\nkind = "sum"\nof = [{kind = "halves"}]': "latency.delay.of.0.kind = 'halves': must be one of",
+    '[latency.delay]\nkind = "mixture"\nweights = [0.5]\nof = [{kind = "none"}]': (
+        r"latency.delay.weights = \[0.5\]: must sum to 1"
+    ),
+    '[latency.delay]\nkind = "schedule"\nrounds = [1, 9, 5]\nof = [{kind="none"}, {kind="none"}, {kind="none"}]': (
+        r"latency.delay.rounds = \[1, 9, 5\]: must begin with 1 and ascend"
+    ),
+    '[latency.delay]\nkind = "markov"\npath = 3': "latency.delay.path: unknown key",
+    '[latency.delay]\nkind = "halves"\nsd_s = -1': "latency.delay: a normal delay needs finite numbers, sd_s >= 0",
+    '[latency.delay]\nkind = "halves"\n[latency.up]\nkind = "none"': "latency.delay: a whole exchange's delay goes",
+    '[[latency.groups]]\nclients = "client-000..client-009"': 'latency.groups.0.clients = "client-000..client-009"',
+    '[[latency.groups]]\nclients = "client-000"\nlaw = 1': "latency.groups.0.law: unknown key; known keys: bandwidth,",
+    '[[latency.groups]]\nclients = "client-000"\n[[latency.groups]]\nclients = "client-000..client-001"': (
+        "latency.groups.1.clients: client-000 is in two of them"
+    ),
+    '[[latency.groups]]\nclients = "client-000"\nup = {kind = "gamma", mean_s = 1, shape = -1}': (
+        "latency.groups.0.up.shape = -1.0: must be"
+    ),
+    "[latency.bandwidth]\ndown_bytes_per_s = 0": "latency.bandwidth.down_bytes_per_s = 0: should be greater than 0",
+    "[latency.bandwidth]\nrate = 1": "latency.bandwidth.rate: unknown key; known keys: burst_bytes, down_bytes_per_s",
+    '[latency]\nmode = "total"\ntime_scale = 0.5': 'latency.mode = "total": the drawn time is the whole round trip',
+    '[latency]\nmode = "total"\nsignal = "communication"': 'latency.mode = "total": the drawn time is the whole',
+    '[latency]\nmode = "total"\n' + ACCESS_POINTS: 'latency.mode = "total": .* goes without bandwidth',
+}
+
+
+@pytest.mark.parametrize("toml", REFUSED)
+def test_bad_input_is_one_line_that_names_the_key(toml: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[toml]) as refused:
+        experiment(toml + "\n")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ("rtt_s\n0.1\n\n", "rtt", r'delay.column = "rtt": .*rtt.csv has no such column \(it has: rtt_s\)'),
+        ("id,rtt_s\n1,0.1\n2,\n", "rtt_s", 'delay.file = ".*rtt.csv": line 3 has a hole where a delay in seconds'),
+        ("id,rtt_s\n1,0.1\n2\n", "rtt_s", "line 3 has a hole"),
+        ("rtt_s\n0.1\nfast\n", "rtt_s", 'line 3 has "fast" where'),
+        ("rtt_s\n0.1\n-0.1\n", "rtt_s", 'line 3 has "-0.1" where'),
+        ("rtt_s\nnan\n", "rtt_s", 'line 2 has "nan" where'),
+        ("rtt_s\n", "rtt_s", "holds no values"),
+    ],
+)
+def test_a_csv_with_holes_is_refused_by_line(text: str, column: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "rtt.csv").write_text(text)
+    table = f'[latency.delay]\nkind = "empirical"\nfile = "{tmp_path / "rtt.csv"}"\ncolumn = "{column}"\n'
+    with pytest.raises(ConfigError, match=message):
+        experiment(table)
+
+
+def test_a_csv_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'latency.delay.file = "no.csv": cannot be read'):
+        experiment('[latency.delay]\nkind = "empirical"\nfile = "no.csv"\ncolumn = "rtt_s"\n')
+    with pytest.raises(ConfigError, match=r"latency.delay.column: must name the column"):
+        experiment('[latency.delay]\nkind = "empirical"\nfile = "no.csv"\n')
