@@ -154,7 +154,7 @@ def test_without_access_points_processes_are_filled_in_order() -> None:
 
 REFUSED = {
     '[latency.delay]\nkind = "gaussian"': r"latency.delay.kind = 'gaussian': must be one of none, constant, normal",
-    "[latency.delay]\nvalue_s = 1": "latency.delay.kind = None: must be one of",
+    "[latency.delay]\nvalue_s = 1": "latency.delay.value_s: unknown key; known keys: floor_s, sd_s",
     '[latency.delay]\nkind = "constant"': "latency.delay.value_s: is missing",
     '[latency.delay]\nkind = "constant"\nvalue_s = "1"': "latency.delay.value_s = '1': should be a valid number",
     '[latency.delay]\nkind = "exponential"\nmean = 1': "latency.delay.mean: unknown key; known keys: mean_s, floor_s",
@@ -175,7 +175,7 @@ REFUSED = {
         r"latency.delay.rounds = \[1, 9, 5\]: must begin with 1 and ascend"
     ),
     '[latency.delay]\nkind = "markov"\npath = 3': "latency.delay.path: unknown key",
-    '[latency.delay]\nkind = "halves"\nsd_s = -1': "latency.delay: a normal delay needs finite numbers, sd_s >= 0",
+    '[latency.delay]\nkind = "halves"\nsd_s = -1': "latency.delay.sd_s = -1.0: must be a finite number",
     '[latency.delay]\nkind = "halves"\n[latency.up]\nkind = "none"': "latency.delay: a whole exchange's delay goes",
     '[[latency.groups]]\nclients = "client-000..client-009"': 'latency.groups.0.clients = "client-000..client-009"',
     '[[latency.groups]]\nclients = "client-000"\nlaw = 1': "latency.groups.0.law: unknown key; known keys: bandwidth,",

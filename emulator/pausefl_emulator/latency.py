@@ -1,5 +1,6 @@
 """The [latency] table: which law, bandwidth and access point each client's link has, and the links themselves."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -75,6 +76,12 @@ class _Halves:
 
     floor_s: float = 0.05
     sd_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("floor_s", "sd_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} = {value}: must be a finite number, at least 0")
 
 
 @dataclass(frozen=True)
@@ -193,7 +200,7 @@ def _with_delays(
         return replace(plan, down=down, up=up)
     if table.down is not None or table.up is not None:
         raise ConfigError(f"{key}.delay: a whole exchange's delay goes without {key}.down and {key}.up")
-    if key == "latency" and table.delay.get("kind") == "halves":
+    if key == "latency" and table.delay.get("kind", "halves") == "halves":
         k, clients = position
         values = {name: value for name, value in table.delay.items() if name != "kind"}
         halves: _Halves = make_record(_Halves, values, "latency.delay", rng_for)
