@@ -5,11 +5,12 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pausefl.draws import generator
 from pausefl.errors import ConfigError, PauseflError
@@ -34,6 +35,8 @@ from pausefl_emulator.processes import (
 
 # Training yields the processor to whatever keeps time.
 _TRAINER_NICENESS = 10
+
+Result = TypeVar("Result")
 
 log = logging.getLogger("pausefl.client")
 
@@ -99,7 +102,7 @@ def _make_session(
     privacy: Privacy | None,
     link: Link,
     address: str,
-    executor: ThreadPoolExecutor,
+    executor: Executor,
     monitor: HostMonitor,
 ) -> ClientSession:
     settings = ClientSettings(
@@ -135,7 +138,23 @@ async def _take_part(client_id: str, session: ClientSession) -> None:
     log.info("%s: %s", client_id, await session.run())
 
 
-def _trainer_pool(experiment: Experiment) -> ThreadPoolExecutor:
+class _AtOnce(Executor):
+    """Runs what it is handed at once, for work that is shorter than the way to a thread and back (0.1 ms)."""
+
+    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
+        future: Future[Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def _trainer_pool(experiment: Experiment) -> Executor:
+    """Training, noise and the ledger have threads of their own; without any of them there is nothing to do there."""
+    workload = experiment.workload
+    if workload.model == "synthetic" and workload.train_s == 0 and not experiment.privacy.enabled:
+        return _AtOnce()
     return ThreadPoolExecutor(experiment.clients.trainers, "trainer", _be_nice)
 
 

@@ -212,6 +212,8 @@ def _draw(plan: LinkPlan, latency: LatencyTable, seed: int, client_id: str, roun
     """A function of (seed, client, round); multiplied by `latency.time_scale`."""
 
     def draw_s(law: Delay, purpose: str) -> float:
+        if isinstance(law, NoDelay):
+            return 0.0  # without the generator, which costs more than a small exchange's own work
         return float(law.sample(generator(seed, purpose, client_id, round), 1, round)[0]) * latency.time_scale
 
     if plan.delay is None:
