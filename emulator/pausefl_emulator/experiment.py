@@ -278,7 +278,7 @@ class Experiment(_Table):
             raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
         self.training()
         self.links()
-        if self.latency.injection == "netem" and self.clients.per_process != 1:
+        if self.latency.injection == "netem" and self.clients_per_process != 1:
             raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
         for name, parameters in (self.selection.__pydantic_extra__ or {}).items():
             if not isinstance(parameters, dict):
