@@ -13,6 +13,8 @@ from typing import Protocol
 
 # Often enough to see a stall that would matter, seldom enough to cost a thousandth of a core.
 _PROBE_EVERY_S = 0.05
+# Waking the thread for every exchange would cost a short one more than the probes do.
+_LINGER_S = 1.0
 # The kernel counts processor time in ticks of 10 ms: shares over less than a second would be noise.
 _STEAL_OVER_S = 1.0
 _NEVER_S = float("inf")
@@ -80,6 +82,8 @@ class HostMonitor:
         self._due_s = _NEVER_S  # when the thread's sleep is to end
         self._woke_s = _NEVER_S  # since when the event loop has been due to answer
         self._watchers = 0
+        self._unwatched_since_s = clock()
+        self._is_parked = False
         self._wanted = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="host-monitor", daemon=True)
@@ -89,13 +93,13 @@ class HostMonitor:
     def watching(self) -> Iterator[None]:
         """Probe at least until the end of the block."""
         self._watchers += 1
-        self._wanted.set()
+        if self._is_parked:
+            self._wanted.set()
         try:
             yield
         finally:
             self._watchers -= 1
-            if not self._watchers:
-                self._wanted.clear()
+            self._unwatched_since_s = self._clock()
 
     def report(self, since_s: float, compute_s: float) -> HostReport:
         """The worst that was seen since then (on the clock given), and the share that `compute_s` is of that time."""
@@ -121,7 +125,10 @@ class HostMonitor:
         return _Probe(now_s, max(now_s - self._woke_s, 0.0), max(now_s - self._due_s, 0.0), 0.0)
 
     def _run(self) -> None:
-        while self._wanted.wait() and not self._closed:
+        while not self._closed:
+            if not self._watchers and self._clock() - self._unwatched_since_s > _LINGER_S:
+                self._park()
+                continue
             self._due_s = due_s = self._clock() + _PROBE_EVERY_S
             time.sleep(_PROBE_EVERY_S)
             woke_s = self._clock()
@@ -133,6 +140,14 @@ class HostMonitor:
                 self._loop.call_soon_threadsafe(self._note, woke_s, woke_s - due_s, self._steal.share(woke_s))
             except RuntimeError:  # the loop has ended before its monitor
                 return
+
+    def _park(self) -> None:
+        self._wanted.clear()
+        self._is_parked = True
+        # Whoever came since the last look saw no parked thread to wake.
+        if not (self._watchers or self._closed):
+            self._wanted.wait()
+        self._is_parked = False
 
     def _note(self, woke_s: float, overshoot_s: float, steal_share: float) -> None:
         now_s, self._woke_s = self._clock(), _NEVER_S
