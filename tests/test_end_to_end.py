@@ -134,6 +134,17 @@ def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
         assert chosen == [(count,)]
 
 
+def test_what_a_policy_finds_in_the_updates_is_in_the_log(tmp_path: Path) -> None:
+    config = synthetic(tmp_path, m=3)
+    done = run("run", config, "--set", "selection.policy=fed-ts", "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    drifts = [json.loads(str(s))["drift"] for (s,) in query(tmp_path / "run", "SELECT statistics FROM observations")]
+    assert len(drifts) == 30
+    assert min(drifts) > 0
+    weights = {w for (w,) in query(tmp_path / "run", "SELECT weights FROM rounds")}
+    assert [json.loads(str(w)) for w in weights] == [[1 / 3] * 3]
+
+
 def test_the_first_interrupt_saves_everything(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

@@ -311,8 +311,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             self._events.append(Event("missed", client_id, "gave no answer in time"))
 
     def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[Vector, str]:
-        """θ of the next round from the updates that came, in selection order."""
-        arrived = [i for i, client_id in enumerate(chosen) if client_id in self._updates]
+        """θ of the next round from the updates that came and the policy admits, in selection order."""
+        arrived = self._inspect(selection, chosen)
         weights: FloatArray
         if selection.weights is None:
             weights = self.state.table.n_examples[selection.rows[arrived]].astype(np.float64)
@@ -320,6 +320,19 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             weights = selection.weights[arrived]
         theta = federated_average(self.theta, [self._updates[chosen[i]].vector for i in arrived], weights)
         return theta, self._digest if theta is self.theta else digest(theta)
+
+    def _inspect(self, selection: Selection, chosen: tuple[str, ...]) -> list[int]:
+        """Show the policy the updates while they are at hand; the positions of those that may enter the model."""
+        arrived = [i for i, client_id in enumerate(chosen) if client_id in self._updates]
+        vectors = [self._updates[chosen[i]].vector for i in arrived]
+        inspection = self.state.policy.inspect(self.state.table, selection.rows[arrived], vectors)
+        if inspection is None:
+            return arrived
+        for i, found in zip(arrived, inspection.statistics, strict=True):
+            observation = self._observations[chosen[i]]
+            statistics = {**observation.statistics, **found}
+            self._observations[chosen[i]] = replace(observation, statistics=statistics)
+        return [i for i, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted]
 
     def _observe(self, update: Update) -> Observation:
         settings, row = self._settings, self.state.table.row_of[update.client_id]
