@@ -228,6 +228,25 @@ def test_an_interrupted_run_is_resumed_to_the_same_selections(
     assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)  # type: ignore[operator]
 
 
+def test_the_server_optimizer_goes_on_where_it_was(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Killed and resumed, the model is bit-equal to that of a run left alone: momentum and rule included."""
+    config = synthetic(tmp_path, rounds=200)
+    arguments = ("--set", "selection.policy=random", "--set", "privacy.enabled=false", "--set", "selection.m=3")
+    arguments += ("--set", "aggregation.rule=median", "--set", "aggregation.optimizer.kind=fedyogi")
+    process = background("run", config, *arguments, "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert rounds_in(tmp_path / "run") < 200
+    for options in (("--resume", tmp_path / "run"), (config, *arguments, "--run-dir", tmp_path / "whole")):
+        done = run("run", *options)
+        assert done.returncode == 0, done.stderr
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert models[0] == models[1]
+
+
 @pytest.mark.realtime
 def test_a_stopped_client_is_measured_not_repeated(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
@@ -263,6 +282,9 @@ def test_a_stopped_client_is_measured_not_repeated(
         (["--set", "selection.policy=pauze"], r'selection\.policy = "pauze": did you mean'),
         (["--set", "selection.pause.alpha=-1.0"], r"selection\.pause\.alpha = -1\.0: must be"),
         (["--set", "selection.pause.gama=1.0"], r"selection\.pause\.gama: unknown key; did you mean gamma\?"),
+        (["--set", "aggregation.rule=mode"], r"aggregation\.rule = 'mode': should be 'fedavg', 'median'"),
+        (["--set", "aggregation.harmful=-1"], r"aggregation\.harmful = -1: must be at least 0"),
+        (["--set", "aggregation.optimizer.tau=0.0"], r"aggregation\.optimizer\.tau = 0\.0: must be"),
         (["--set", "latency.tau_min_s=0.0"], r"latency\.tau_min_s = 0\.0"),
         (["--set", "workload.dataset=mnist9"], r'workload\.dataset = "mnist9": must be one of'),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl.draws import generator
@@ -20,6 +20,7 @@ from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
 from pausefl_server.selection.fed_ts import DriftUcb, FedTs
 
+quickly = settings(max_examples=60, deadline=None, derandomize=True)
 SIZE = 40
 ORIGINALS = [f"original-{k}" for k in range(8)]
 RELEVANT = [f"relevant-{k}" for k in range(4)]
@@ -110,6 +111,7 @@ def with_newcomers(policy: Policy, newcomers: Iterable[str] = (*RELEVANT, *POISO
 # --- the mathematics
 
 
+@quickly
 @given(st.integers(1, 6), st.integers(0, 5), WEIGHTS, st.integers(0, 1000))
 def test_the_drift_is_equation_8_taken_literally(n: int, others: int, weight: float | None, seed: int) -> None:
     originals, newcomers = vectors(n, seed), vectors(others, seed + 1)
@@ -122,6 +124,7 @@ def test_the_drift_is_equation_8_taken_literally(n: int, others: int, weight: fl
     assert path_drifts(originals, newcomers, weight) == pytest.approx(expected, rel=1e-5)
 
 
+@quickly
 @given(st.integers(2, 7), WEIGHTS, st.integers(0, 1000))
 def test_leaving_one_out_is_the_drift_of_a_newcomer_among_the_others(n: int, weight: float | None, seed: int) -> None:
     originals = vectors(n, seed)
@@ -129,6 +132,7 @@ def test_leaving_one_out_is_the_drift_of_a_newcomer_among_the_others(n: int, wei
     assert leave_one_out_drifts(originals, weight) == pytest.approx(expected, rel=1e-4)
 
 
+@quickly
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=30), st.tuples(st.floats(0, 100), st.floats(0, 100)))
 def test_two_means_ends_where_both_centroids_are_means_of_what_is_nearest(
     values: list[float], start: tuple[float, float]

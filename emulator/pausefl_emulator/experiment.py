@@ -29,6 +29,8 @@ from pausefl_emulator.tables import Table as _Table
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+    from pausefl_server.aggregation import Aggregation
+    from pausefl_server.optimizers import ServerOptimizer
     from pausefl_server.selection.base import Policy
     from pausefl_server.suspicion import Limits
 
@@ -112,11 +114,34 @@ class WorkloadTable(_Table):
     batch_size: int = 20
     epochs: int = 1
     max_steps: int | None = 100
+    proximal_mu: NonNegative = 0.0
+    """FedProx: μ, the weight of the distance to the round's model in a client's loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model_bytes: Annotated[int, Field(ge=4, multiple_of=4)] = 4096
     """Size of the synthetic model."""
     train_s: NonNegative = 0.0
     """Processor time a round costs with the synthetic model."""
+
+
+class OptimizerTable(_Table):
+    """How the server turns a round's update into the next model (pausefl_server.optimizers)."""
+
+    kind: Literal["sgd", "fedavgm", "fedadam", "fedyogi"] = "sgd"
+    learning_rate: float = 1.0
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
+
+
+class AggregationTable(_Table):
+    """How the server combines a round's updates (pausefl_server.aggregation)."""
+
+    rule: Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"] = "fedavg"
+    harmful: int = 1
+    """How many updates of a round trimmed-mean, krum and multi-krum are to withstand."""
+    clip_norm: float | None = None
+    """norm-clip: the greatest L2 norm of an update; none: the median of the round's norms."""
+    optimizer: OptimizerTable = OptimizerTable()
 
 
 class EvaluationTable(_Table):
@@ -166,6 +191,7 @@ class Experiment(_Table):
     privacy: PrivacyTable = PrivacyTable()
     latency: LatencyTable = LatencyTable()
     workload: WorkloadTable = WorkloadTable()
+    aggregation: AggregationTable = AggregationTable()
     evaluation: EvaluationTable = EvaluationTable()
     server: ServerTable = ServerTable()
     metrics: MetricsTable = MetricsTable()
@@ -247,10 +273,27 @@ class Experiment(_Table):
 
         return Limits(**self.host.model_dump())
 
+    def aggregation_rule(self) -> "Aggregation":
+        """How updates are combined. A client never needs it."""
+        from pausefl_server.aggregation import Aggregation
+
+        values = self.aggregation.model_dump(exclude={"optimizer"})
+        rule: Aggregation = build(Aggregation, "aggregation", values)
+        return rule
+
+    def server_optimizer(self) -> "ServerOptimizer":
+        """How the combined update moves the model. A client never needs it."""
+        from pausefl_server.optimizers import ServerOptimizer
+
+        optimizer: ServerOptimizer = build(
+            ServerOptimizer, "aggregation.optimizer", self.aggregation.optimizer.model_dump()
+        )
+        return optimizer
+
     def training(self) -> TrainingSettings:
         """What a client does with the model."""
         w = self.workload
-        return TrainingSettings(w.optimizer, w.learning_rate, w.batch_size, w.epochs, w.max_steps)
+        return TrainingSettings(w.optimizer, w.learning_rate, w.batch_size, w.epochs, w.max_steps, w.proximal_mu)
 
     def links(self) -> dict[str, LinkPlan]:
         """Each client's link, by id."""
@@ -285,7 +328,9 @@ class Experiment(_Table):
                 raise ConfigError(_unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))
 
     def check_policies(self) -> None:
-        """That every policy named exists and takes its parameters; raises ConfigError."""
+        """That every policy named and the aggregation exist and take their parameters; raises ConfigError."""
+        self.aggregation_rule()
+        self.server_optimizer()
         for name in self.selection.__pydantic_extra__ or {}:
             try:
                 self.policy(name)

@@ -95,6 +95,8 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         disclosed=experiment.disclosed,
         pings_per_s=experiment.server.pings_per_s,
         limits=experiment.limits(),
+        aggregation=experiment.aggregation_rule(),
+        optimizer=experiment.server_optimizer(),
     )
 
 

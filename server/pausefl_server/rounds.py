@@ -16,7 +16,6 @@ from pausefl.errors import PauseflError, TryLaterError, WireError
 from pausefl.honesty import UNWATCHED, Watch
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Vector, digest, pack_job
-from pausefl_server.aggregation import federated_average
 from pausefl_server.clients import FloatArray
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.ledger import Release, check_ledger, check_release, rounds_left
@@ -72,6 +71,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         *,
         late_events: list[Event],
         first_attempt: int = 1,
+        optimizer_state: Vector | None = None,
         oracle: Oracle | None = None,
         monitor: Watch = UNWATCHED,
         clock: Callable[[], float] = time.monotonic,
@@ -82,6 +82,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self.rejected_updates = 0
         self.stopped_because = ""
         self._settings = settings
+        self._optimizer_state = settings.optimizer.start(theta.size) if optimizer_state is None else optimizer_state
         self._store = store
         self._evaluator = evaluator
         self._metrics = metrics
@@ -173,7 +174,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             self._events = [*events, *self._events, *(_reconciled(u) for u in self._updates.values())]
             return
         quick = self.theta.nbytes * len(chosen) <= MAX_FRAME_BYTES
-        theta, model_digest = await _off_loop(quick, self._aggregate, selection, chosen)
+        theta, optimizer_state, model_digest = await _off_loop(quick, self._aggregate, selection, chosen)
         observations = tuple(self._observations[c] for c in sorted(self._observations))
         host = self._monitor.report(began_s, time.process_time() - began_cpu_s)
         record = RoundRecord(
@@ -193,8 +194,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             suspect=self._settings.limits.doubts(host, (o.host for o in observations), self._settings.signal),
         )
         pings, self._pings = tuple(self._pings), []
-        await self._store.ask(CommitRound(record, theta, pings))
-        self.theta, self._digest = theta, model_digest
+        await self._store.ask(CommitRound(record, theta, pings, optimizer_state))
+        self.theta, self._optimizer_state, self._digest = theta, optimizer_state, model_digest
         self.state.after_round(record)
         self._unreported = record
 
@@ -310,16 +311,20 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             del self._due[client_id]
             self._events.append(Event("missed", client_id, "gave no answer in time"))
 
-    def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[Vector, str]:
-        """θ of the next round from the updates that came and the policy admits, in selection order."""
+    def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[Vector, Vector, str]:
+        """θ, its optimizer's state and its digest, from the updates that came and are admitted, in selection order."""
         arrived = self._inspect(selection, chosen)
+        if not arrived:
+            return self.theta, self._optimizer_state, self._digest
         weights: FloatArray
         if selection.weights is None:
             weights = self.state.table.n_examples[selection.rows[arrived]].astype(np.float64)
         else:
             weights = selection.weights[arrived]
-        theta = federated_average(self.theta, [self._updates[chosen[i]].vector for i in arrived], weights)
-        return theta, self._digest if theta is self.theta else digest(theta)
+        updates = [self._updates[chosen[i]].vector for i in arrived]
+        change = self._settings.aggregation.combine(updates, weights)
+        theta, state = self._settings.optimizer.step(self.theta, change, self._optimizer_state)
+        return theta, state, digest(theta)
 
     def _inspect(self, selection: Selection, chosen: tuple[str, ...]) -> list[int]:
         """Show the policy the updates while they are at hand; the positions of those that may enter the model."""

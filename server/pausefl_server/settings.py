@@ -5,6 +5,8 @@ from typing import Literal
 
 from pausefl.budget import Budget
 from pausefl.wire import Manifest
+from pausefl_server.aggregation import Aggregation
+from pausefl_server.optimizers import ServerOptimizer
 from pausefl_server.records import Signal
 from pausefl_server.suspicion import Limits
 
@@ -51,3 +53,5 @@ class ServerSettings:
     """How many idle clients to ping a second, over all of them; 0: none."""
     limits: Limits = field(default_factory=Limits)
     """Beyond these a round's measurements are suspect."""
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
