@@ -21,6 +21,7 @@ from pausefl.errors import ConfigError
 from pausefl_client.privacy import Mechanism, Sampler
 from pausefl_client.release import schedule_key
 from pausefl_client.trainer import TrainingSettings
+from pausefl_emulator.behaviours import BEHAVIOURS, Behaviour, Chain
 from pausefl_emulator.delays import Delay
 from pausefl_emulator.latency import LatencyTable, LinkPlan, plan_links
 from pausefl_emulator.tables import Count, NonNegative, Port, Positive, Share
@@ -47,10 +48,25 @@ class ExperimentTable(_Table):
     seed: Annotated[int, Field(ge=0)] = 1
 
 
+class GroupTable(_Table):
+    """Clients that have something in common; they are called <group>-000 and so on."""
+
+    count: Count
+    behaviours: tuple[dict[str, Any], ...] = ()
+    """What its clients do differently, by `kind`, one after the other (pausefl_emulator.behaviours)."""
+
+    def client_ids(self, name: str) -> list[str]:
+        """The ids of the group of this name, in order."""
+        width = max(3, len(str(self.count - 1)))
+        return [f"{name}-{k:0{width}}" for k in range(self.count)]
+
+
 class ClientsTable(_Table):
     """Who takes part."""
 
     count: Count = 30
+    """All of them; with groups, what these add up to."""
+    groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], GroupTable] = Field(default={})
     per_process: Count | None = None
     """Clients that share one process, one torch and one device. Unless said otherwise: 1 for up to 32 clients; more
     share a process per core, and at least four."""
@@ -200,8 +216,12 @@ class Experiment(_Table):
     @property
     def client_ids(self) -> list[str]:
         """The ids of the emulated clients, in order."""
-        width = max(3, len(str(self.clients.count - 1)))
-        return [f"client-{k:0{width}}" for k in range(self.clients.count)]
+        return [client_id for name, group in self.groups.items() for client_id in group.client_ids(name)]
+
+    @property
+    def groups(self) -> dict[str, GroupTable]:
+        """The groups of clients by name; one called "client" unless said otherwise."""
+        return self.clients.groups or {"client": GroupTable(count=self.clients.count)}
 
     @property
     def disclosed(self) -> frozenset[str]:
@@ -265,7 +285,8 @@ class Experiment(_Table):
         if self.workload.model == "synthetic":
             return "synthetic"
         w = self.workload.model_dump(include={"dataset", "examples", "partition", "concentration", "dominant_share"})
-        return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed})
+        groups = self.clients.model_dump(include={"groups"}, exclude_defaults=True)
+        return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed, **groups})
 
     def limits(self) -> "Limits":
         """What a host may do to a measurement before it is suspect. A client never needs it."""
@@ -299,6 +320,22 @@ class Experiment(_Table):
         """Each client's link, by id."""
         return plan_links(self.latency, self.client_ids, self.experiment.seed)
 
+    def chain(self, client_id: str) -> Chain:
+        """How a client behaves."""
+        group, _, _ = client_id.rpartition("-")
+        return Chain(self._behaviours(group), seed=self.experiment.seed, client_id=client_id)
+
+    def _behaviours(self, group: str) -> list[Behaviour]:
+        """A group's behaviours, with their parameters checked."""
+        behaviours = []
+        for place, table in enumerate(self.groups[group].behaviours):
+            key = f"clients.groups.{group}.behaviours.{place}"
+            kind, parameters = table.get("kind", ""), {name: value for name, value in table.items() if name != "kind"}
+            if kind not in BEHAVIOURS:
+                raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(BEHAVIOURS)}")
+            behaviours.append(build(BEHAVIOURS[kind], key, parameters))
+        return behaviours
+
     def delays(self) -> dict[str, Delay]:
         """The law of each client's delay per exchange, by id."""
         return {client_id: link.exchange for client_id, link in self.links().items()}
@@ -315,6 +352,10 @@ class Experiment(_Table):
             raise ConfigError(
                 f"clients.minimum = {self.clients.minimum}: must be at most clients.count = {self.clients.count}"
             )
+        if len(self.client_ids) != self.clients.count:
+            raise ConfigError(f"clients.count = {self.clients.count}: its groups add up to {len(self.client_ids)}")
+        for group in self.groups:
+            self._behaviours(group)
         self.budget()
         self.mechanism()
         if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":
@@ -358,6 +399,7 @@ def parse_experiment(text: str, overrides: Sequence[str] = (), origin: str = "th
         raise ConfigError(f"{origin} is not valid TOML: {error}") from error
     for override in overrides:
         _override(document, override)
+    _count_groups(document)
     try:
         experiment = Experiment.model_validate_json(_as_json(document))
     except ValidationError as error:
@@ -403,6 +445,16 @@ def _override(document: dict[str, Any], override: str) -> None:
         if not isinstance(document, dict):
             raise ConfigError(f"--set {override}: {table} is not a table")
     document[name] = _toml_value(text.strip())
+
+
+def _count_groups(document: dict[str, Any]) -> None:
+    """Groups say how many clients there are; whatever is malformed is left to be validated."""
+    clients = document.get("clients")
+    groups = clients.get("groups") if isinstance(clients, dict) else None
+    if isinstance(groups, dict) and groups:
+        counts = [group.get("count") if isinstance(group, dict) else None for group in groups.values()]
+        if all(isinstance(count, int) for count in counts):
+            document["clients"] = {"count": sum(counts), **document["clients"]}
 
 
 def _toml_value(text: str) -> Any:
@@ -455,7 +507,7 @@ def _allowed(message: str) -> str:
 
 def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path:
-        if part.isdigit():  # a table in a list of them
+        if part not in model.model_fields:  # a table in a list of them, or one that users name
             continue
         annotation = model.model_fields[part].annotation
         inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]

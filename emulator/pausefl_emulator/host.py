@@ -88,7 +88,10 @@ def make_trainers(experiment: Experiment, client_ids: Sequence[str]) -> dict[str
     w, seed = experiment.workload, experiment.experiment.seed
     if w.model == "synthetic":
         size = w.model_bytes // 4
-        return {c: SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s) for c in client_ids}
+        return {
+            c: experiment.chain(c).trainer(SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s))
+            for c in client_ids
+        }
     # Clients with a synthetic model never import torch.
     from pausefl_emulator.torch_host import make_torch_trainers
 

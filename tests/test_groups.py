@@ -1,0 +1,96 @@
+"""Groups of clients: what an experiment says about them, and the trainers that come of it."""
+
+import numpy as np
+import pytest
+
+from pausefl.errors import ConfigError
+from pausefl_emulator.experiment import Experiment, parse_experiment
+from pausefl_emulator.host import make_trainers
+
+THREE = """
+[selection]
+m = 2
+[clients.groups.plain]
+count = 2
+[clients.groups.flipped]
+count = 2
+behaviours = [{ kind = "label-flip" }]
+[clients.groups.noisy]
+count = 1
+behaviours = [{ kind = "local-epochs", choices = [3] }, { kind = "gaussian-update", scale = 2.0 }]
+"""
+
+
+def three(more: str = "", *overrides: str) -> Experiment:
+    return parse_experiment(THREE + more, overrides)
+
+
+def test_without_groups_clients_are_called_as_ever() -> None:
+    experiment = parse_experiment("clients.count = 12")
+    assert experiment.client_ids == [f"client-{k:03}" for k in range(12)]
+    assert parse_experiment("clients.count = 1001").client_ids[0] == "client-0000"
+
+
+def test_groups_name_and_count_their_clients() -> None:
+    experiment = three()
+    assert experiment.client_ids == ["plain-000", "plain-001", "flipped-000", "flipped-001", "noisy-000"]
+    assert experiment.clients.count == experiment.minimum_clients == 5
+    assert set(experiment.delays()) == set(experiment.client_ids)
+    assert parse_experiment(experiment.to_toml()) == experiment
+
+
+def test_the_data_a_client_holds_depend_on_its_group() -> None:
+    assert three().data_key != three("", "clients.groups.flipped.count=1").data_key
+    assert "groups" not in parse_experiment("clients.count = 5").data_key
+
+
+def test_trainers_behave_as_their_group_does() -> None:
+    same = 'workload.examples = 500\nworkload.optimizer = "sgd"'
+    experiment = parse_experiment(same + THREE)
+    honest = parse_experiment(same + "\nclients.count = 5\nselection.m = 2")
+    trainers = make_trainers(experiment, experiment.client_ids)
+    plain = make_trainers(honest, honest.client_ids)
+    assert trainers["plain-001"].label_counts == plain["client-001"].label_counts
+    counts, flipped = (t.label_counts for t in (plain["client-002"], trainers["flipped-000"]))
+    assert [flipped[f"label_{(c + 1) % 10}"] for c in range(10)] == [counts[f"label_{c}"] for c in range(10)]
+    theta = np.zeros(plain["client-004"].manifest.size, np.float32)
+    noise, update = (t.train(theta, round=1).update for t in (trainers["noisy-000"], plain["client-004"]))
+    assert np.linalg.norm(noise) > 2 * np.linalg.norm(update)  # three epochs take it further than one
+    assert abs(np.corrcoef(noise, update)[0, 1]) < 0.1
+
+
+def test_a_synthetic_model_has_behaviours_too() -> None:
+    experiment = three('[workload]\nmodel = "synthetic"\nmodel_bytes = 4000')
+    trainers = make_trainers(experiment, ["plain-000", "noisy-000"])
+    theta = np.zeros(1000, np.float32)
+    norms = [float(np.linalg.norm(t.train(theta, round=1).update)) for t in trainers.values()]
+    assert norms[1] == pytest.approx(2 * norms[0], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("clients.count=30", r"clients\.count = 30: its groups add up to 5"),
+        ("selection.m=6", r"selection\.m = 6: must be at most clients\.count = 5"),
+        ("clients.groups.plain.count=0", r"clients\.groups\.plain\.count = 0"),
+        ("clients.groups.plain.cuont=1", r"clients\.groups\.plain\.cuont: unknown key; did you mean count"),
+        ('clients.groups={"a/b" = { count = 5 }}', r"should match pattern"),
+        (
+            'clients.groups.plain.behaviours=[{kind="lazy"}]',
+            r"plain\.behaviours\.0\.kind = 'lazy': must be one of",
+        ),
+        ("clients.groups.plain.behaviours=[{}]", r"plain\.behaviours\.0\.kind = '': must be one of"),
+        (
+            'clients.groups.plain.behaviours=[{kind="dropout", p=0.1}]',
+            r"clients\.groups\.plain\.behaviours\.0\.p: unknown key; known keys: probability",
+        ),
+        (
+            'clients.groups.plain.behaviours=[{kind="honest"}, {kind="dropout", probability=1.5}]',
+            r"clients\.groups\.plain\.behaviours\.1\.probability = 1\.5: must be from 0 to 1",
+        ),
+    ],
+)
+def test_bad_groups_are_one_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        three("", override)
+    assert "\n" not in str(caught.value)
