@@ -247,6 +247,62 @@ def test_the_server_optimizer_goes_on_where_it_was(
     assert models[0] == models[1]
 
 
+COMING_AND_GOING = """
+[experiment]
+rounds = 12
+[clients]
+connect_timeout_s = 30.0
+[clients.groups.original]
+count = 2
+[clients.groups.late]
+count = 2
+join_round = 4
+leave_round = 9
+[clients.groups.victim]
+count = 1
+join_round = 3
+leave_round = 7
+leave = "kill"
+[clients.groups.fickle]
+count = 2
+availability = { kind = "markov", leave_probability = 0.4, return_probability = 0.5 }
+[selection]
+policy = "all"
+m = 1
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+"""
+
+
+def test_groups_join_and_leave_when_they_should(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Who is chosen by `all` is who is there; killed in the middle and resumed as well."""
+    from pausefl_emulator.experiment import parse_experiment
+
+    (tmp_path / "groups.toml").write_text(COMING_AND_GOING)
+    presence = parse_experiment(COMING_AND_GOING).presence()
+    assert presence is not None
+    expected = [(t, sorted(presence.at(t))) for t in range(1, 13)]
+    process = background("run", tmp_path / "groups.toml", "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    resumed = run("run", "--resume", tmp_path / "run")
+    assert resumed.returncode == 0, resumed.stderr
+    whole = run("run", tmp_path / "groups.toml", "--run-dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    for name in ("run", "whole"):
+        rounds = query(tmp_path / name, "SELECT round, chosen FROM rounds ORDER BY round")
+        assert [(t, sorted(json.loads(str(chosen)))) for t, chosen in rounds] == expected
+    log = (tmp_path / "whole/server.log").read_text()
+    assert "client late-000 joined" in log
+    assert "client victim-000 left" in log
+    assert "did not come or go" not in log
+
+
 @pytest.mark.realtime
 def test_a_stopped_client_is_measured_not_repeated(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]

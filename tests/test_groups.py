@@ -1,11 +1,15 @@
-"""Groups of clients: what an experiment says about them, and the trainers that come of it."""
+"""Groups of clients: what an experiment says about them, the trainers that come of it, and who is there when."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pausefl.draws import generator
 from pausefl.errors import ConfigError
 from pausefl_emulator.experiment import Experiment, parse_experiment
 from pausefl_emulator.host import make_trainers
+from pausefl_emulator.presence import Always, Cycle, Markov, Presence, Trace
 
 THREE = """
 [selection]
@@ -88,9 +92,83 @@ def test_a_synthetic_model_has_behaviours_too() -> None:
             'clients.groups.plain.behaviours=[{kind="honest"}, {kind="dropout", probability=1.5}]',
             r"clients\.groups\.plain\.behaviours\.1\.probability = 1\.5: must be from 0 to 1",
         ),
+        ("clients.groups.plain.join_round=0", r"clients\.groups\.plain\.join_round = 0"),
+        ("clients.groups.plain.leave_round=1", r"clients\.groups\.plain\.leave_round = 1"),
+        ("clients.groups.plain.leave=quietly", r"plain\.leave = 'quietly': should be 'stop' or 'kill'"),
+        (
+            "clients.groups.plain={count=2, join_round=7, leave_round=7}",
+            r"plain\.leave_round = 7: must be after its join_round = 7",
+        ),
+        ('clients.groups.plain.availability={kind="often"}', r"availability\.kind = 'often': must be one of always"),
+        (
+            'clients.groups.plain.availability={kind="cycle", on_rounds=1, off_rounds=0}',
+            r"clients\.groups\.plain\.availability\.off_rounds = 0: must be at least 1",
+        ),
+        (
+            'clients.groups.plain.availability={kind="trace", path="no/such.csv"}',
+            r'availability\.path = "no/such.csv": cannot be read \(No such file or directory\)',
+        ),
     ],
 )
 def test_bad_groups_are_one_line(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         three("", override)
     assert "\n" not in str(caught.value)
+
+
+def test_a_group_that_is_all_there_is_never_there_first() -> None:
+    with pytest.raises(ConfigError, match=r"clients\.groups: nobody is there in round 1"):
+        parse_experiment("[clients.groups.late]\ncount = 3\njoin_round = 2\n[selection]\nm = 2")
+
+
+# -- presence
+
+
+def on(availability: object, rounds: int = 12, client_id: str = "a") -> list[int]:
+    drawn: list[int] = availability.on(client_id, rounds, generator(1, "availability", client_id)).tolist()  # type: ignore[attr-defined]
+    return [int(is_on) for is_on in drawn]
+
+
+def test_laws_of_availability(tmp_path: Path) -> None:
+    assert on(Always(), 3) == [1, 1, 1]
+    assert on(Cycle(3, 2), 8) == [1, 1, 1, 0, 0, 1, 1, 1]
+    assert on(Markov(0.0, 1.0)) == [1] * 12
+    assert on(Markov(1.0, 1.0), 5) == [1, 0, 1, 0, 1]
+    (tmp_path / "trace.csv").write_text("client_id,round,on\na,5,1\na,3,0\nb,1,0\n")
+    trace = Trace(str(tmp_path / "trace.csv"))
+    assert on(trace, 6) == [1, 1, 0, 0, 1, 1]
+    assert on(trace, 3, "b") == [0, 0, 0]
+    assert on(trace, 3, "c") == [1, 1, 1]
+
+
+def test_a_markov_chain_is_on_as_long_as_its_probabilities_say() -> None:
+    """Share p/(p + q) with p = 0.2 the way back and q = 0.1 the way out; clients differ, a client repeats."""
+    chain = Markov(0.1, 0.2)
+    assert np.mean(on(chain, 20_000)) == pytest.approx(2 / 3, abs=0.03)
+    assert on(chain, 50) == on(chain, 50)
+    assert on(chain, 50) != on(chain, 50, "b")
+
+
+@pytest.mark.parametrize("line", ["a,x,1", "a,0,1", "a,3,2", "a"])
+def test_a_trace_with_a_bad_line_names_it(tmp_path: Path, line: str) -> None:
+    (tmp_path / "trace.csv").write_text(f"client_id,round,on\na,1,1\n{line}\n")
+    with pytest.raises(ValueError, match=r"trace\.csv.*: line 3 is not client_id, round \(from 1\), on"):
+        Trace(str(tmp_path / "trace.csv"))
+
+
+def test_who_is_there_is_a_function_of_the_round() -> None:
+    experiment = three(
+        "[experiment]\nrounds = 9",
+        "clients.groups.flipped.join_round=4",
+        "clients.groups.noisy.leave_round=6",
+        'clients.groups.plain.availability={kind="cycle", on_rounds=2, off_rounds=1}',
+    )
+    presence = experiment.presence()
+    assert presence is not None
+    names = [sorted({i.split("-")[0] for i in presence.at(t)}) for t in (1, 3, 4, 6, 9)]
+    assert names == [["noisy", "plain"], ["noisy"], ["flipped", "noisy", "plain"], ["flipped"], ["flipped"]]
+    assert presence.at(10) == presence.at(9)
+    assert parse_experiment(experiment.to_toml()) == experiment
+    assert three().presence() is None
+    with pytest.raises(ConfigError, match="nobody is there in round 1"):
+        Presence(("a",), np.zeros((3, 1), np.bool_))

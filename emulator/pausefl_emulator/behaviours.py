@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from pausefl.draws import generator
 from pausefl.errors import PauseflError
 from pausefl.wire import Manifest, Vector
 from pausefl_client.datasets import Examples
 from pausefl_client.trainer import Trainer, TrainingOutcome, TrainingSettings
-from pausefl_emulator.delays import FloatArray
 
+FloatArray = npt.NDArray[np.float64]
 Draw = Callable[[int], np.random.Generator]
 """round -> this client's generator for it; round 0 is before any."""
 

@@ -13,10 +13,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+import numpy as np
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pausefl.budget import Budget
+from pausefl.draws import generator
 from pausefl.errors import ConfigError
 from pausefl_client.privacy import Mechanism, Sampler
 from pausefl_client.release import schedule_key
@@ -24,6 +26,7 @@ from pausefl_client.trainer import TrainingSettings
 from pausefl_emulator.behaviours import BEHAVIOURS, Behaviour, Chain
 from pausefl_emulator.delays import Delay
 from pausefl_emulator.latency import LatencyTable, LinkPlan, plan_links
+from pausefl_emulator.presence import AVAILABILITIES, Availability, Presence
 from pausefl_emulator.tables import Count, NonNegative, Port, Positive, Share
 from pausefl_emulator.tables import Table as _Table
 
@@ -54,6 +57,14 @@ class GroupTable(_Table):
     count: Count
     behaviours: tuple[dict[str, Any], ...] = ()
     """What its clients do differently, by `kind`, one after the other (pausefl_emulator.behaviours)."""
+    join_round: Count = 1
+    """Its clients connect before this round begins; its processes are started then."""
+    leave_round: Annotated[int, Field(ge=2)] | None = None
+    """The first round without them; none: they stay."""
+    leave: Literal["stop", "kill"] = "stop"
+    """How they go: they close their streams, or their processes are killed."""
+    availability: dict[str, Any] = Field(default={})
+    """When they can be reached while they take part, by `kind` (pausefl_emulator.presence); always, unless said."""
 
     def client_ids(self, name: str) -> list[str]:
         """The ids of the group of this name, in order."""
@@ -325,6 +336,31 @@ class Experiment(_Table):
         group, _, _ = client_id.rpartition("-")
         return Chain(self._behaviours(group), seed=self.experiment.seed, client_id=client_id)
 
+    def presence(self) -> Presence | None:
+        """Who is there in which round; None when all clients are, in all rounds."""
+        groups, rounds, seed = self.groups, self.experiment.rounds, self.experiment.seed
+        if all(g.join_round == 1 and g.leave_round is None and not g.availability for g in groups.values()):
+            return None
+        columns = []
+        for name, group in groups.items():
+            availability = self._availability(name)
+            for client_id in group.client_ids(name):
+                on = availability.on(client_id, rounds, generator(seed, "availability", client_id))
+                on[: group.join_round - 1] = False
+                on[(group.leave_round or rounds + 1) - 1 :] = False
+                columns.append(on)
+        return Presence(tuple(self.client_ids), np.stack(columns, axis=1))
+
+    def _availability(self, group: str) -> Availability:
+        """A group's availability, with its parameters checked."""
+        key, table = f"clients.groups.{group}.availability", self.groups[group].availability
+        kind = table.get("kind", "always")
+        if kind not in AVAILABILITIES:
+            raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(AVAILABILITIES)}")
+        parameters = {name: value for name, value in table.items() if name != "kind"}
+        availability: Availability = build(AVAILABILITIES[kind], key, parameters)
+        return availability
+
     def _behaviours(self, group: str) -> list[Behaviour]:
         """A group's behaviours, with their parameters checked."""
         behaviours = []
@@ -354,8 +390,14 @@ class Experiment(_Table):
             )
         if len(self.client_ids) != self.clients.count:
             raise ConfigError(f"clients.count = {self.clients.count}: its groups add up to {len(self.client_ids)}")
-        for group in self.groups:
-            self._behaviours(group)
+        for name, group in self.groups.items():
+            self._behaviours(name)
+            if group.leave_round is not None and group.leave_round <= group.join_round:
+                raise ConfigError(
+                    f"clients.groups.{name}.leave_round = {group.leave_round}: must be after its join_round ="
+                    f" {group.join_round}"
+                )
+        self.presence()
         self.budget()
         self.mechanism()
         if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":

@@ -106,6 +106,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._rota = PingRota(settings.pings_per_s)
         self._pings: list[Ping] = []  # answered, but not in the log yet
         self._doubts: set[str] = set()  # said once each
+        self._expected: frozenset[str] = frozenset()  # who was to be there in the last round
         self._selection_s = float("inf")  # how long the last selection took
 
     async def run(self) -> None:
@@ -144,7 +145,9 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         while not self.stopped_because:
             if self.state.round >= self._settings.rounds:
                 self.stopped_because = "all rounds done"
-            elif await self._somebody_is_there():
+                continue
+            await self._call_the_roll(self.state.round + 1)
+            if await self._somebody_is_there():
                 await self._play(self.state.round + 1)
 
     async def _play(self, round: int) -> None:
@@ -400,11 +403,33 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 
     async def _gather_clients(self) -> None:
         minimum, timeout_s = self._settings.minimum_clients, self._settings.connect_timeout_s
+        if self._settings.expected is not None:
+            minimum = min(minimum, len(self._settings.expected(self.state.round + 1)))
+            self._progress({"kind": "roll-call", "round": self.state.round + 1})
         self._progress({"kind": "waiting", "connected": 0, "minimum": minimum})
         if not await self._wait_until(lambda: len(self._peers) >= minimum, timeout_s):
             raise PauseflError(
                 f"only {len(self._peers)} of clients.minimum = {minimum} clients connected within {timeout_s:g} s"
             )
+
+    async def _call_the_roll(self, round: int) -> None:
+        """Wait for those who come or go with this round; who does neither in time is not waited for again."""
+        if self._settings.expected is None:
+            return
+        before, self._expected = self._expected, self._settings.expected(round)
+        coming, going = self._expected - before, before - self._expected
+        if not coming and not going:
+            return
+        await self._tell_of_last_round()
+        self._progress({"kind": "roll-call", "round": round})
+
+        def late() -> frozenset[str]:
+            return (coming - self._peers.keys()) | (going & self._peers.keys())
+
+        await self._wait_until(lambda: not late(), self._settings.connect_timeout_s)
+        if late() and not self.stopped_because:
+            message = f"round {round} begins although {', '.join(sorted(late()))} did not come or go as expected"
+            self._progress({"kind": "event", "message": message})
 
     async def _somebody_is_there(self) -> bool:
         """True when a client can be chosen; False, with the reason noted, when none came within the timeout."""
@@ -448,8 +473,10 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
                 released=hello.ledger.released,
             )
         )
-        self._metrics.connected(len(self._peers))
-        if not self.state.round:
+        self._metrics.arrived(len(self._peers))
+        if self.state.round:
+            self._progress({"kind": "event", "message": f"client {client_id} joined"})
+        else:
             minimum = self._settings.minimum_clients
             self._progress({"kind": "waiting", "connected": len(self._peers), "minimum": minimum})
         if self._job is not None and client_id in self._due:
@@ -488,7 +515,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         del self._peers[client_id]
         self._rota.leave(client_id)
         self._events.append(Event("left", client_id, message.reason))
-        self._metrics.connected(len(self._peers))
+        self._metrics.departed(len(self._peers))
         if client_id in self._due:
             self._due[client_id] = min(self._due[client_id], self._clock() + self._settings.rejoin_timeout_s)
         if self.state.round:

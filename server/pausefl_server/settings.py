@@ -1,5 +1,6 @@
 """What the server needs to know about a run: a validated record, made from the experiment by the emulator."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -55,3 +56,5 @@ class ServerSettings:
     """Beyond these a round's measurements are suspect."""
     aggregation: Aggregation = field(default_factory=Aggregation)
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    expected: Callable[[int], frozenset[str]] | None = None
+    """round -> the clients that will be there, where that is known; a round waits for those who come or go with it."""
