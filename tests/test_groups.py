@@ -1,15 +1,21 @@
 """Groups of clients: what an experiment says about them, the trainers that come of it, and who is there when."""
 
+import re
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from pausefl.draws import generator
 from pausefl.errors import ConfigError
+from pausefl_emulator.behaviours import BEHAVIOURS
 from pausefl_emulator.experiment import Experiment, parse_experiment
 from pausefl_emulator.host import make_trainers
-from pausefl_emulator.presence import Always, Cycle, Markov, Presence, Trace
+from pausefl_emulator.presence import AVAILABILITIES, Always, Cycle, Markov, Presence, Trace
+from pausefl_server.aggregation import RuleName
+from pausefl_server.optimizers import OptimizerName
 
 THREE = """
 [selection]
@@ -172,3 +178,29 @@ def test_who_is_there_is_a_function_of_the_round() -> None:
     assert three().presence() is None
     with pytest.raises(ConfigError, match="nobody is there in round 1"):
         Presence(("a",), np.zeros((3, 1), np.bool_))
+
+
+# -- docs/behaviours.md and docs/aggregation.md
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.mark.parametrize("document", ["behaviours.md", "aggregation.md"])
+def test_documented_experiments_are_valid(document: str) -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (DOCS / document).read_text("utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        company = "[clients.groups.company]\ncount = 5\n" if "clients.groups" in block else ""
+        parse_experiment(company + block).check_policies()
+
+
+def test_every_kind_is_documented() -> None:
+    text = (DOCS / "behaviours.md").read_text("utf-8")
+    kinds = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)) - {"kind"}
+    assert kinds == set(BEHAVIOURS) | set(AVAILABILITIES)
+    for kind, record in {**BEHAVIOURS, **AVAILABILITIES}.items():
+        (row,) = re.findall(rf"^\| `{kind}` \|.*\| (.*)\|$", text, re.MULTILINE)
+        assert set(re.findall(r"\w+", row)) == {field.name for field in fields(record)}, kind  # type: ignore[arg-type]
+    text = (DOCS / "aggregation.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
+    assert named - {"rule"} == set(get_args(RuleName)) | set(get_args(OptimizerName))
