@@ -1,14 +1,33 @@
-"""FedAvg: eq. (2) of PAUSE v2, whoever answers first."""
+"""Aggregation rules and server optimizers against naive references, whoever answers first."""
+
+import itertools
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl.wire import Vector
-from pausefl_server.aggregation import federated_average
+from pausefl_server.aggregation import (
+    Aggregation,
+    clipped,
+    krum,
+    krum_scores,
+    median,
+    multi_krum,
+    squared_distance,
+    trimmed_mean,
+    weighted_mean,
+)
+from pausefl_server.optimizers import ServerOptimizer
 
-SIZES = st.integers(1, 2000)
+quickly = settings(max_examples=60, deadline=None, derandomize=True)
+SIZES = st.sampled_from([1, 2, 50, 1000, 8192, 20_000])  # one block, and more than one
+COUNTS = st.integers(1, 9)
+HARMFUL = st.integers(0, 6)
+RULES = ("fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip")
+OPTIMIZERS = ("sgd", "fedavgm", "fedadam", "fedyogi")
 
 
 def vectors(n: int, size: int, seed: int) -> list[Vector]:
@@ -16,69 +35,219 @@ def vectors(n: int, size: int, seed: int) -> list[Vector]:
     return [rng.standard_normal(size, np.float32) for _ in range(n)]
 
 
-def reference(theta: Vector, updates: list[Vector], weights: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    """Eq. (2) in float64."""
-    alphas = weights / weights.sum()
-    return theta.astype(np.float64) + sum(a * h.astype(np.float64) for a, h in zip(alphas, updates, strict=True))
+# -- FedAvg, eq. (2)
 
 
+@quickly
 @given(st.integers(1, 20), SIZES, st.integers(0, 1000), st.data())
-def test_it_is_equation_2_to_float32s_accuracy(n: int, size: int, seed: int, data: st.DataObject) -> None:
-    theta, *updates = vectors(n + 1, size, seed)
+def test_fedavg_is_equation_2_to_float32s_accuracy(n: int, size: int, seed: int, data: st.DataObject) -> None:
+    updates = vectors(n, size, seed)
     weights = np.array(data.draw(st.lists(st.integers(1, 10**6), min_size=n, max_size=n)), np.float64)
-    averaged = federated_average(theta, updates, weights)
+    averaged = weighted_mean(updates, weights)
     assert averaged.dtype == np.float32
-    assert averaged.shape == theta.shape
+    expected = sum(a * h.astype(np.float64) for a, h in zip(weights / weights.sum(), updates, strict=True))
     # Each of n products and sums of values below 5 rounds by 2^-24.
-    np.testing.assert_allclose(averaged, reference(theta, updates, weights), rtol=0, atol=5 * (n + 3) * 2**-23)
+    np.testing.assert_allclose(averaged, expected, rtol=0, atol=5 * (n + 3) * 2**-23)
 
 
 def test_weights_are_shares_of_the_data() -> None:
-    theta = np.zeros(3, np.float32)
     updates = [np.full(3, value, np.float32) for value in (1.0, 2.0, 10.0)]
-    averaged = federated_average(theta, updates, np.array([100.0, 50.0, 50.0]))
+    averaged = weighted_mean(updates, np.array([100.0, 50.0, 50.0]))
     assert averaged.tolist() == [3.5, 3.5, 3.5]  # (1·100 + 2·50 + 10·50) / 200
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.25, 1024.0])
 def test_only_the_ratios_of_the_weights_count(scale: float) -> None:
-    theta, *updates = vectors(4, 100, seed=3)
-    weights = np.array([1.0, 2.0, 5.0])
-    assert (
-        federated_average(theta, updates, scale * weights).tobytes()
-        == federated_average(theta, updates, weights).tobytes()
-    )
+    updates, weights = vectors(3, 100, seed=3), np.array([1.0, 2.0, 5.0])
+    assert weighted_mean(updates, scale * weights).tobytes() == weighted_mean(updates, weights).tobytes()
 
 
 def test_one_update_is_taken_whole_whatever_its_weight() -> None:
-    theta, update = vectors(2, 500, seed=5)
-    assert federated_average(theta, [update], np.array([7.0])).tobytes() == (update + theta).tobytes()
+    (update,) = vectors(1, 500, seed=5)
+    assert weighted_mean([update], np.array([7.0])).tobytes() == update.tobytes()
 
 
 def test_a_client_drawn_twice_counts_twice() -> None:
-    theta, a, b = vectors(3, 50, seed=6)
-    twice = federated_average(theta, [a, a, b], np.ones(3))
-    np.testing.assert_allclose(twice, theta + (2 * a + b) / 3, atol=1e-6)
-
-
-def test_without_updates_the_model_stays_the_same_array() -> None:
-    (theta,) = vectors(1, 10, seed=7)
-    assert federated_average(theta, [], np.empty(0)) is theta
-
-
-@pytest.mark.parametrize("writeable", [True, False])
-def test_arguments_are_left_as_they_were(writeable: bool) -> None:
-    """Updates that came over the wire are read-only."""
-    theta, *updates = vectors(4, 100, seed=8)
-    before = [v.tobytes() for v in (theta, *updates)]
-    for vector in (theta, *updates):
-        vector.flags.writeable = writeable
-    averaged = federated_average(theta, updates, np.array([3.0, 1.0, 2.0]))
-    assert [v.tobytes() for v in (theta, *updates)] == before
-    assert not any(np.shares_memory(averaged, v) for v in (theta, *updates))
+    a, b = vectors(2, 50, seed=6)
+    np.testing.assert_allclose(weighted_mean([a, a, b], np.ones(3)), (2 * a + b) / 3, atol=1e-6)
 
 
 def test_each_update_needs_its_weight() -> None:
-    theta, *updates = vectors(4, 10, seed=9)
     with pytest.raises(ValueError):
-        federated_average(theta, updates, np.ones(2))
+        weighted_mean(vectors(3, 10, seed=9), np.ones(2))
+
+
+# -- robust rules against references without blocks
+
+
+@quickly
+@given(COUNTS, SIZES, st.integers(0, 1000))
+def test_the_median_is_the_middle_value_of_each_coordinate(n: int, size: int, seed: int) -> None:
+    updates = vectors(n, size, seed)
+    ordered = np.sort(np.stack(updates), axis=0)
+    expected = (ordered[(n - 1) // 2] + ordered[n // 2]) / np.float32(2)
+    np.testing.assert_allclose(median(updates), expected, atol=1e-7)
+
+
+@quickly
+@given(COUNTS, SIZES, HARMFUL, st.integers(0, 1000))
+def test_the_trimmed_mean_leaves_out_the_extremes(n: int, size: int, harmful: int, seed: int) -> None:
+    updates = vectors(n, size, seed)
+    f = next(f for f in range(harmful, -1, -1) if n - 2 * f >= 1)
+    columns = np.stack(updates).T[:200]
+    expected = np.array([np.mean(sorted(map(float, column))[f : n - f]) for column in columns])
+    np.testing.assert_allclose(trimmed_mean(updates, harmful)[:200], expected, atol=1e-6)
+
+
+@quickly
+@given(COUNTS, st.sampled_from([1, 50, 20_000]), HARMFUL, st.integers(0, 1000))
+def test_krum_scores_are_sums_of_the_least_distances(n: int, size: int, harmful: int, seed: int) -> None:
+    updates = vectors(n, size, seed)
+    neighbours = max(1, n - harmful - 2)
+    expected = []
+    for i, one in enumerate(updates):
+        distances = sorted(float(((np.float64(one) - o) ** 2).sum()) for j, o in enumerate(updates) if j != i)
+        expected.append(sum(distances[:neighbours]))
+    assert krum_scores(updates, harmful) == pytest.approx(expected, rel=1e-9)
+    assert krum(updates, harmful).tobytes() == updates[int(np.argmin(expected))].tobytes()
+    best = np.argsort(expected, kind="stable")[: max(1, n - harmful)]
+    np.testing.assert_allclose(multi_krum(updates, harmful), np.mean([updates[i] for i in best], axis=0), atol=1e-6)
+
+
+@quickly
+@given(COUNTS, SIZES, st.none() | st.floats(0.01, 100), st.integers(0, 1000))
+def test_no_clipped_update_is_longer_than_the_bound(n: int, size: int, clip_norm: float | None, seed: int) -> None:
+    updates = [np.float32(k + 1) * u for k, u in enumerate(vectors(n, size, seed))]
+    norms = [float(np.linalg.norm(np.float64(u))) for u in updates]
+    bound = clip_norm or float(np.median(norms))
+    for before, after, norm in zip(updates, clipped(updates, clip_norm), norms, strict=True):
+        np.testing.assert_allclose(after, before * min(1.0, bound / norm), rtol=1e-5)
+
+
+@quickly
+@given(SIZES, st.integers(0, 1000))
+def test_squared_distance_is_that_of_float64(size: int, seed: int) -> None:
+    a, b = vectors(2, size, seed)
+    assert squared_distance(a, b) == pytest.approx(float(((np.float64(a) - np.float64(b)) ** 2).sum()), rel=1e-12)
+
+
+# -- what every rule keeps to
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
+def test_arguments_are_left_as_they_were(rule: str, n: int) -> None:
+    """Updates that came over the wire are read-only; the result belongs to the caller."""
+    updates = vectors(n, 100, seed=8)
+    for vector in updates:
+        vector.flags.writeable = False
+    combined = Aggregation(rule).combine(updates, np.arange(1.0, n + 1))  # type: ignore[arg-type]
+    assert combined.dtype == np.float32
+    assert combined.shape == (100,)
+    assert not any(np.shares_memory(combined, v) for v in updates)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_agreement_is_kept(rule: str) -> None:
+    (update,) = vectors(1, 100, seed=8)
+    combined = Aggregation(rule).combine([update] * 5, np.ones(5))  # type: ignore[arg-type]
+    np.testing.assert_allclose(combined, update, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
+def test_coordinate_rules_do_not_even_depend_on_the_order(rule: str) -> None:
+    updates = vectors(4, 30, seed=2)
+    results = {
+        Aggregation(rule).combine(p, np.ones(4)).tobytes()  # type: ignore[arg-type]
+        for p in itertools.permutations(updates)
+    }
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "multi-krum"])
+@pytest.mark.parametrize("harm", [1e6, -1e6])
+def test_f_harmful_updates_of_many_do_not_move_the_result_far(rule: str, harm: float) -> None:
+    honest = [1 + 0.1 * v for v in vectors(7, 200, seed=4)]
+    harmful = [np.full(200, harm, np.float32)] * 2
+    combined = Aggregation(rule, harmful=2).combine([*harmful, *honest], np.ones(9))  # type: ignore[arg-type]
+    assert np.abs(combined - 1).max() < 0.5
+    assert np.abs(Aggregation().combine([*harmful, *honest], np.ones(9)) - 1).max() > 1e5
+
+
+def test_clipping_bounds_what_one_update_can_do() -> None:
+    updates = [*vectors(4, 50, seed=4), np.full(50, 1e6, np.float32)]
+    combined = Aggregation("norm-clip", clip_norm=2.0).combine(updates, np.ones(5))
+    assert np.linalg.norm(combined) <= 2.0 + 1e-5
+
+
+# -- server optimizers
+
+
+def naive_steps(
+    kind: str, theta: npt.NDArray[np.float64], changes: list[Vector], rate: float, b1: float, b2: float, tau: float
+) -> npt.NDArray[np.float64]:
+    """Coordinate by coordinate in float64, as the papers print them."""
+    theta = theta.astype(np.float64).copy()
+    for i in range(theta.size):
+        m, v = 0.0, tau**2
+        for change in changes:
+            d = float(change[i])
+            if kind == "sgd":
+                theta[i] += rate * d
+            elif kind == "fedavgm":
+                m = b1 * m + d
+                theta[i] += rate * m
+            else:
+                m = b1 * m + (1 - b1) * d
+                v = b2 * v + (1 - b2) * d * d if kind == "fedadam" else v - (1 - b2) * d * d * np.sign(v - d * d)
+                theta[i] += rate * m / (np.sqrt(v) + tau)
+    return theta
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@quickly
+@given(seed=st.integers(0, 1000), rate=st.floats(0.01, 2), b1=st.floats(0, 0.95), b2=st.floats(0.5, 0.99))
+def test_optimizers_are_the_papers_formulas(kind: str, seed: int, rate: float, b1: float, b2: float) -> None:
+    theta, *changes = vectors(6, 10, seed)
+    optimizer = ServerOptimizer(kind, rate, b1, b2, tau=0.01)  # type: ignore[arg-type]
+    moved, state = theta, optimizer.start(theta.size)
+    assert state.size == optimizer.state_size(theta.size)
+    for change in changes:
+        moved, state = optimizer.step(moved, change, state)
+    expected = naive_steps(kind, theta.astype(np.float64), changes, rate, b1, b2, 0.01)
+    np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-4)
+    assert moved.dtype == state.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_step_leaves_its_arguments_as_they_were(kind: str) -> None:
+    theta, change = vectors(2, 20, seed=1)
+    optimizer = ServerOptimizer(kind)  # type: ignore[arg-type]
+    state = optimizer.start(20)
+    for vector in (theta, change, state):
+        vector.flags.writeable = False
+    moved, _ = optimizer.step(theta, change, state)
+    assert not any(np.shares_memory(moved, v) for v in (theta, change, state))
+
+
+def test_plain_averaging_adds_the_change() -> None:
+    theta, change = vectors(2, 500, seed=5)
+    moved, _ = ServerOptimizer().step(theta, change, ServerOptimizer().start(500))
+    assert moved.tobytes() == (theta + change).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("record", "values", "message"),
+    [
+        (Aggregation, {"rule": "mode"}, 'rule = "mode": must be one of fedavg, median'),
+        (Aggregation, {"harmful": -1}, "harmful = -1: must be at least 0"),
+        (Aggregation, {"clip_norm": 0.0}, "clip_norm = 0.0: must be"),
+        (ServerOptimizer, {"kind": "lion"}, 'kind = "lion": must be one of sgd, fedavgm'),
+        (ServerOptimizer, {"learning_rate": 0.0}, "learning_rate = 0.0: must be"),
+        (ServerOptimizer, {"beta_2": 1.0}, "beta_2 = 1.0: must be at least 0 and below 1"),
+        (ServerOptimizer, {"tau": float("nan")}, "tau = nan: must be"),
+    ],
+)
+def test_bad_parameters_are_named(record: type, values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        record(**values)

@@ -134,6 +134,17 @@ def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
         assert chosen == [(count,)]
 
 
+def test_what_a_policy_finds_in_the_updates_is_in_the_log(tmp_path: Path) -> None:
+    config = synthetic(tmp_path, m=3)
+    done = run("run", config, "--set", "selection.policy=fed-ts", "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    drifts = [json.loads(str(s))["drift"] for (s,) in query(tmp_path / "run", "SELECT statistics FROM observations")]
+    assert len(drifts) == 30
+    assert min(drifts) > 0
+    weights = {w for (w,) in query(tmp_path / "run", "SELECT weights FROM rounds")}
+    assert [json.loads(str(w)) for w in weights] == [[1 / 3] * 3]
+
+
 def test_the_first_interrupt_saves_everything(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
@@ -217,6 +228,81 @@ def test_an_interrupted_run_is_resumed_to_the_same_selections(
     assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)  # type: ignore[operator]
 
 
+def test_the_server_optimizer_goes_on_where_it_was(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Killed and resumed, the model is bit-equal to that of a run left alone: momentum and rule included."""
+    config = synthetic(tmp_path, rounds=200)
+    arguments = ("--set", "selection.policy=random", "--set", "privacy.enabled=false", "--set", "selection.m=3")
+    arguments += ("--set", "aggregation.rule=median", "--set", "aggregation.optimizer.kind=fedyogi")
+    process = background("run", config, *arguments, "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert rounds_in(tmp_path / "run") < 200
+    for options in (("--resume", tmp_path / "run"), (config, *arguments, "--run-dir", tmp_path / "whole")):
+        done = run("run", *options)
+        assert done.returncode == 0, done.stderr
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert models[0] == models[1]
+
+
+COMING_AND_GOING = """
+[experiment]
+rounds = 12
+[clients]
+connect_timeout_s = 30.0
+[clients.groups.original]
+count = 2
+[clients.groups.late]
+count = 2
+join_round = 4
+leave_round = 9
+[clients.groups.victim]
+count = 1
+join_round = 3
+leave_round = 7
+leave = "kill"
+[clients.groups.fickle]
+count = 2
+availability = { kind = "markov", leave_probability = 0.4, return_probability = 0.5 }
+[selection]
+policy = "all"
+m = 1
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+"""
+
+
+def test_groups_join_and_leave_when_they_should(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Who is chosen by `all` is who is there; killed in the middle and resumed as well."""
+    from pausefl_emulator.experiment import parse_experiment
+
+    (tmp_path / "groups.toml").write_text(COMING_AND_GOING)
+    presence = parse_experiment(COMING_AND_GOING).presence()
+    assert presence is not None
+    expected = [(t, sorted(presence.at(t))) for t in range(1, 13)]
+    process = background("run", tmp_path / "groups.toml", "--run-dir", tmp_path / "run")
+    wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    resumed = run("run", "--resume", tmp_path / "run")
+    assert resumed.returncode == 0, resumed.stderr
+    whole = run("run", tmp_path / "groups.toml", "--run-dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    for name in ("run", "whole"):
+        rounds = query(tmp_path / name, "SELECT round, chosen FROM rounds ORDER BY round")
+        assert [(t, sorted(json.loads(str(chosen)))) for t, chosen in rounds] == expected
+    log = (tmp_path / "whole/server.log").read_text()
+    assert "client late-000 joined" in log
+    assert "client victim-000 left" in log
+    assert "did not come or go" not in log
+
+
 @pytest.mark.realtime
 def test_a_stopped_client_is_measured_not_repeated(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
@@ -252,6 +338,9 @@ def test_a_stopped_client_is_measured_not_repeated(
         (["--set", "selection.policy=pauze"], r'selection\.policy = "pauze": did you mean'),
         (["--set", "selection.pause.alpha=-1.0"], r"selection\.pause\.alpha = -1\.0: must be"),
         (["--set", "selection.pause.gama=1.0"], r"selection\.pause\.gama: unknown key; did you mean gamma\?"),
+        (["--set", "aggregation.rule=mode"], r"aggregation\.rule = 'mode': should be 'fedavg', 'median'"),
+        (["--set", "aggregation.harmful=-1"], r"aggregation\.harmful = -1: must be at least 0"),
+        (["--set", "aggregation.optimizer.tau=0.0"], r"aggregation\.optimizer\.tau = 0\.0: must be"),
         (["--set", "latency.tau_min_s=0.0"], r"latency\.tau_min_s = 0\.0"),
         (["--set", "workload.dataset=mnist9"], r'workload\.dataset = "mnist9": must be one of'),
     ],

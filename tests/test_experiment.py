@@ -27,7 +27,7 @@ MISTAKES = [
     ("clint.count=4", "clint: unknown key", "did you mean clients?"),
     ("a.b=4", "a: unknown key", "clients, evaluation, experiment, host, latency, metrics, privacy, selection, server"),
     ("experiment.roundz=3", "experiment.roundz: unknown key", "did you mean rounds?"),
-    ("clients.zzz=3", "clients.zzz: unknown key", "connect_timeout_s, count, minimum, per_process"),
+    ("clients.zzz=3", "clients.zzz: unknown key", "connect_timeout_s, count, groups, minimum, per_process"),
     ("latency.delay.flor_s=1.0", "latency.delay.flor_s: unknown key", "floor_s, sd_s"),
     ("selection.mm=3", "selection.mm: unknown key", "did you mean m?"),
     ("selection.pause=3", "selection.pause: unknown key", "m, policy"),
@@ -111,7 +111,7 @@ def test_a_mistake_is_one_line_that_names_the_key_and_what_is_allowed(override: 
     ("text", "message"),
     [
         ("experiment = 3", "experiment = 3: should be a table"),
-        ("rounds = 3", "rounds: unknown key; known keys: clients,"),
+        ("rounds = 3", "rounds: unknown key; known keys: aggregation, clients,"),
         ("[[clients]]\ncount = 1", "clients = "),
         ("[experiment]\nrounds = 3\nrounds = 4", "the experiment is not valid TOML"),
         ("[experiment", "the experiment is not valid TOML"),

@@ -79,7 +79,9 @@ def play(metrics: ServerMetrics, *, private: bool = True) -> None:
         state.before_round(t, events)
         state.after_round(record)
         metrics.round_committed(record, state, budgets_end=40)
-    metrics.connected(2)
+    for connected in (1, 2, 3):
+        metrics.arrived(connected)
+    metrics.departed(2)
     metrics.rejected()
     metrics.pinged("b", 0.002)
     metrics.evaluated(Evaluation("test", subset=False, n_examples=100, accuracy=0.75, loss=1.0))

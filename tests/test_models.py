@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pausefl.errors import ConfigError
-from pausefl_client.models import build_model, flatten, manifest_of, unflatten
+from pausefl_client.models import NAMES, build_model, flatten, manifest_of, unflatten
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 
@@ -28,7 +28,14 @@ def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "size"), [("mlp", MNIST, 25_818), ("mlp", (1, 8, 8), 2_778), ("cnn3", CIFAR, 170_474)]
+    ("name", "shape", "size"),
+    [
+        ("mlp", MNIST, 25_818),
+        ("mlp", (1, 8, 8), 2_778),
+        ("cnn3", CIFAR, 170_474),
+        ("fedts_fashion", MNIST, 29_034),
+        ("fedts_cifar", CIFAR, 52_202),
+    ],
 )
 def test_number_of_parameters(name: str, shape: tuple[int, ...], size: int) -> None:
     model = build_model(name, shape, 10, seed=1)
@@ -43,7 +50,15 @@ def test_cnn5_has_the_published_parameters_besides_its_normalisation() -> None:
     assert model(torch.zeros(2, *CIFAR)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn3", "cnn5"])
+@pytest.mark.parametrize(("name", "shape"), [("fedts_fashion", (1, 3, 8)), ("fedts_cifar", (3, 15, 32))])
+def test_an_image_too_small_for_fed_tss_nets_is_named(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=f'workload.model = "{name}": images of {shape[1]}x{shape[2]} are too small'):
+        build_model(name, shape, 10, seed=1)
+    smallest = (shape[0], 4 if shape[1] == 3 else 16, shape[2])
+    assert build_model(name, smallest, 10, seed=1)(torch.zeros(2, *smallest)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_no_model_keeps_statistics_of_the_data(name: str) -> None:
     assert not list(build_model(name, CIFAR, 10, seed=1).buffers())
 
@@ -100,7 +115,7 @@ def test_a_vector_of_another_size_is_refused(size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("resnet", MNIST, r"must be one of mlp, cnn3, cnn5, or"),
+        ("resnet", MNIST, r"must be one of mlp, cnn3, cnn5, fedts_fashion, fedts_cifar, or"),
         ("cnn3", (1, 8, 8), "images of 8x8 are too small"),
         ("cnn5", MNIST, "images of 28x28 are too small"),
         ("cnn3", (64,), "needs images"),

@@ -49,6 +49,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ucb": ("ucb", {}),
     "oort": ("oort", {"pacer_window": 3}),
     "pow-d": ("pow-d", {"d": 6}),
+    "fed-ts": ("fed-ts", {"search_after": 3}),
+    "fed-ts guarded": ("fed-ts", {"guard": "leave-one-out", "drift_weight": 1.0}),
+    "drift-ucb": ("drift-ucb", {}),
+    "chr": ("chr", {}),
 }
 DOCUMENT = Path(__file__).parents[1] / "docs" / "selection.md"
 M = 4
@@ -351,7 +355,7 @@ def test_bad_parameters_are_named(policy: type[Policy], parameters: dict[str, An
     ("name", "message"),
     [
         ("puase", 'selection.policy = "puase": did you mean pause'),
-        ("zzz", 'selection.policy = "zzz": must be one of all, clustered, fastest, genie'),
+        ("zzz", 'selection.policy = "zzz": must be one of all, chr, clustered, drift-ucb, fastest'),
         ("no_such_module:Policy", "No module named 'no_such_module'"),
         ("math:Policy", "has no attribute 'Policy'"),
         ("math:pi", "must be a subclass of pausefl_server.selection.Policy"),

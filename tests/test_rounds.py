@@ -5,7 +5,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +20,17 @@ from pausefl.errors import PauseflError, WireError
 from pausefl.honesty import HostReport
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import PROTOCOL_VERSION, Manifest, Tensor, Vector, digest
+from pausefl_server.aggregation import Aggregation
 from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.clients import ClientTable, IntArray
 from pausefl_server.evaluation import EvaluatorActor
 from pausefl_server.ledger import Release
 from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Lost, Refusal, Register, Shutdown, Update
 from pausefl_server.metrics import ServerMetrics
+from pausefl_server.optimizers import ServerOptimizer
 from pausefl_server.records import Event, RoundRecord, Timing
 from pausefl_server.rounds import Coordinator
-from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.pause import Pause
 from pausefl_server.selection.uniform import Random
@@ -150,6 +153,7 @@ class Rig:
         self.checkpoint = Checkpoint(folder / "checkpoints")
         self.metrics = ServerMetrics(self.settings.privacy, SIZE)
         self.shown: list[dict[str, Any]] = []
+        self._news = asyncio.Event()
         self.asked: asyncio.Queue[FakePeer] = asyncio.Queue()
         self.theta_0 = np.linspace(-1, 1, SIZE, dtype=np.float32)
         store_actor = StoreActor(self.store, self.checkpoint)
@@ -173,6 +177,7 @@ class Rig:
 
     def _show(self, event: Mapping[str, Any]) -> None:
         self.shown.append(dict(event))
+        self._news.set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Rig"]:
@@ -246,6 +251,14 @@ class Rig:
                 assert mine == theirs, field.name
         for name in ("round", "total_latency_s", "wall_clock_s", "policy_state"):
             assert getattr(live, name) == getattr(replayed, name), name
+
+    async def until_shown(self, kind: str, round: int) -> list[dict[str, Any]]:
+        """All events of this kind, once there is one of this round."""
+        async with asyncio.timeout(20):
+            while not any(e["kind"] == kind and e["round"] == round for e in self.shown):
+                self._news.clear()
+                await self._news.wait()
+        return [e for e in self.shown if e["kind"] == kind]
 
     def spent(self, client_id: str) -> tuple[int, float]:
         """Releases and ε of a client in the server's mirror."""
@@ -323,6 +336,44 @@ async def test_the_policys_signal_is_latency_at_the_emulated_scale(rig: MakeRig,
         await peer.answer(1, timing=Timing(1.0, train_s=0.125))
         await r.played()
         assert r.store.rounds()[0].observations[0].latency_s == latency_s
+
+
+@dataclass(frozen=True)
+class Suspicious(All):
+    """Writes down each update's first value and lets nobody but "a" and "c" into the model."""
+
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:
+        admitted = np.array([table.ids[row] in "ac" for row in rows])
+        return Inspection([{"first": float(update[0])} for update in updates], admitted)
+
+
+async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: MakeRig) -> None:
+    async with rig(Suspicious(2), rounds=1, minimum_clients=3).running() as r:
+        for c in "cba":
+            await r.join(c)
+        await r.played()
+        (record,) = r.store.rounds()
+        np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
+        found = {o.client_id: o.statistics for o in record.observations}
+        assert found == {c: {"first": float(update_of(c, 1)[0])} for c in "abc"}
+        assert r.spent("b") == (1, BUDGET.spent(1))  # it was released all the same
+
+
+async def test_rule_and_optimizer_make_the_model_and_the_state_is_committed(rig: MakeRig) -> None:
+    momentum = ServerOptimizer("fedavgm", learning_rate=0.5)
+    changes = {"rounds": 3, "minimum_clients": 3, "aggregation": Aggregation("median"), "optimizer": momentum}
+    async with rig(**changes).running() as r:
+        for c in "bca":
+            await r.join(c)
+        await r.played()
+        theta, m = r.theta_0.astype(np.float64), np.zeros(SIZE)
+        for t in (1, 2, 3):
+            m = 0.9 * m + np.median([update_of(c, t) for c in "abc"], axis=0)
+            theta += 0.5 * m
+        np.testing.assert_allclose(r.coordinator.theta, theta, atol=1e-5)
+        state = r.store.optimizer_state(3)
+        assert state is not None
+        np.testing.assert_allclose(state, m, atol=1e-5)
 
 
 async def test_whoever_answers_first_the_model_is_the_same(tmp_path: Path) -> None:
@@ -478,6 +529,33 @@ async def test_a_newcomer_takes_part_in_the_next_round(rig: MakeRig) -> None:
         await r.played()
         assert [t.chosen for t in r.store.rounds()] == [("a",), ("a", "b")]
         assert r.coordinator.state.table.joined_round.tolist() == [1, 2]
+
+
+async def test_a_round_begins_when_those_expected_have_come_and_gone(rig: MakeRig) -> None:
+    there = {1: "ab", 2: "abc", 3: "bc"}
+    async with rig(rounds=3, expected=lambda t: frozenset(there[t])).running() as r:
+        a, _ = await r.join("a"), await r.join("b")
+        calls = [event["round"] for event in await r.until_shown("roll-call", 2)]
+        assert len(r.store.rounds()) == 1
+        await r.join("c")
+        calls += [event["round"] for event in await r.until_shown("roll-call", 3)]
+        assert len(r.store.rounds()) == 2
+        await r.lose(a)
+        await r.played()
+        assert [t.chosen for t in r.store.rounds()] == [tuple(there[t]) for t in (1, 2, 3)]
+        assert r.coordinator.state.table.joined_round.tolist() == [1, 1, 2]
+        assert max(calls) == 3
+
+
+async def test_who_does_not_come_as_expected_is_waited_for_once(rig: MakeRig) -> None:
+    settings = {"rounds": 3, "connect_timeout_s": 0.2, "expected": lambda t: frozenset("abz" if t > 1 else "ab")}
+    async with rig(**settings).running() as r:
+        await r.join("a")
+        await r.join("b")
+        await r.played()
+        assert [t.chosen for t in r.store.rounds()] == [("a", "b")] * 3
+        (said,) = [e["message"] for e in r.shown if "as expected" in e.get("message", "")]
+        assert said == "round 2 begins although z did not come or go as expected"
 
 
 # -- who is lost, late or wrong

@@ -314,6 +314,28 @@ def test_accuracy_stands_beside_the_latency_it_took() -> None:
     assert rows == [(0, 0.1, 2.3, None), (2, 0.75, 0.5, 1.0)]
 
 
+# -- the server optimizer's state
+
+
+def test_the_optimizers_state_of_the_last_two_rounds_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    for t in range(1, 5):
+        store.commit_round(record(t), optimizer_state=theta(t, 6))
+    for t in (3, 4):
+        state = store.optimizer_state(t)
+        assert state is not None
+        assert state.tobytes() == theta(t, 6).tobytes()
+    assert store.optimizer_state(2) is None
+    store.close()
+
+
+def test_an_optimizer_without_state_keeps_none(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1), optimizer_state=theta(0, 0))
+    assert store.optimizer_state(1) is None
+    store.close()
+
+
 # -- the checkpoint
 
 

@@ -57,6 +57,18 @@ def test_an_update_depends_on_seed_client_and_round_alone() -> None:
     assert not np.array_equal(update, make_trainer(ADAM, client_id="c2").train(THETA, round=3).update)
 
 
+def test_fedprox_adds_the_gradient_of_the_distance_to_the_rounds_model() -> None:
+    """Two steps over all examples by hand: the first is at the anchor, the second is pulled back by μ(w − θ)."""
+    mu, plain = 3.0, TrainingSettings("sgd", 0.1, len(EXAMPLES), 2, None)
+    settings = TrainingSettings("sgd", 0.1, len(EXAMPLES), 2, None, proximal_mu=mu)
+    one = TrainingSettings("sgd", 0.1, len(EXAMPLES), 1, None)
+    first = make_trainer(one).train(THETA, round=1).update
+    expected = make_trainer(plain).train(THETA, round=1).update - np.float32(0.1 * mu) * first
+    trainer = make_trainer(settings)
+    trainer.train(THETA + 1, round=1)  # the anchor is this round's model, not an earlier one's
+    np.testing.assert_allclose(trainer.train(THETA, round=1).update, expected, atol=1e-6)
+
+
 def test_adam_remembers_the_rounds_before_and_sgd_does_not() -> None:
     for settings, remembers in ((ADAM, True), (SGD, False)):
         fresh, used = make_trainer(settings), make_trainer(settings)
@@ -114,6 +126,7 @@ def test_features_train_too() -> None:
         ("optimizer", "lion"),
         ("learning_rate", 0.0),
         ("learning_rate", float("nan")),
+        ("proximal_mu", -1.0),
         ("batch_size", 0),
         ("epochs", 0),
         ("max_steps", 0),

@@ -1,4 +1,4 @@
-"""The models of PAUSE's experiments, and the flat vector a model is for everyone but its trainer."""
+"""The models of the papers' experiments, and the flat vector a model is for everyone but its trainer."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ _GROUPS = 8
 
 
 def build_model(name: str, input_shape: Sequence[int], classes: int, seed: int) -> nn.Module:
-    """A model by name: "mlp", "cnn3", "cnn5", or "package.module:factory", called as factory(input_shape, classes).
+    """A model by name: one of `NAMES`, or "package.module:factory", called as factory(input_shape, classes).
 
     Its initial weights depend on `name` and `seed` alone, and torch's global generator is left as it was.
     ConfigError for an unknown name, or an input too small for the model.
@@ -59,6 +59,34 @@ def cnn5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return _cnn("cnn5", input_shape, classes, layers, (64, 32))
 
 
+def fedts_fashion(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Fed-TS on Fashion-MNIST: 5×5 convolutions 16-32, each normalised, ReLU and 2×2 max-pool; then one linear layer.
+
+    29,034 parameters. Padding is not stated; here images keep their size.
+    """
+    before, height, width = _image_shape("fedts_fashion", input_shape, least=4)
+    layers: list[nn.Module] = []
+    for channels in (16, 32):
+        layers += [nn.Conv2d(before, channels, 5, padding=2), nn.GroupNorm(_GROUPS, channels)]
+        layers += [nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+        before = channels
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * (height // 4) * (width // 4), classes))
+
+
+def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Fed-TS on CIFAR-10: 5×5 convolutions 6-16, each ReLU and 2×2 max-pool; then fully connected 400-120-10.
+
+    52,202 parameters. The hidden layer's width is not stated; 120 and no padding are LeNet-5's.
+    """
+    channels, height, width = _image_shape("fedts_cifar", input_shape, least=16)
+    sides = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16 * math.prod(sides), 120), nn.ReLU(), nn.Linear(120, classes)),
+    )
+
+
 def manifest_of(model: nn.Module) -> Manifest:
     """Names and shapes of the model's parameters and persistent buffers, in the order of its flat vector."""
     return Manifest(tuple(Tensor(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()))
@@ -95,9 +123,7 @@ def _cnn(
     published Adam rate of 0.01 cnn3 stays at chance level when normalised before the ReLU, and learns far more slowly
     when its fully connected layers are not normalised.
     """
-    if len(input_shape) != 3:
-        raise ConfigError(f'{_KEY} = "{name}": needs images, but an input has shape {input_shape}')
-    before, *sides = input_shape
+    before, *sides = _image_shape(name, input_shape, least=1)
     layers: list[nn.Module] = []
     for channels, kernel, pooled in convolutions:
         layers += [nn.Conv2d(before, channels, kernel), nn.ReLU(inplace=True)]
@@ -115,4 +141,22 @@ def _cnn(
     return nn.Sequential(*layers, nn.Linear(hidden[-1], classes))
 
 
-_MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": mlp, "cnn3": cnn3, "cnn5": cnn5}
+def _image_shape(name: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    """(channels, height, width); ConfigError where inputs are no images, or have a side below `least`."""
+    if len(input_shape) != 3:
+        raise ConfigError(f'{_KEY} = "{name}": needs images, but an input has shape {input_shape}')
+    channels, height, width = input_shape
+    if min(height, width) < least:
+        raise ConfigError(f'{_KEY} = "{name}": images of {height}x{width} are too small for it')
+    return channels, height, width
+
+
+_MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "mlp": mlp,
+    "cnn3": cnn3,
+    "cnn5": cnn5,
+    "fedts_fashion": fedts_fashion,
+    "fedts_cifar": fedts_cifar,
+}
+NAMES = tuple(_MODELS)
+"""The models that need no code of one's own."""

@@ -20,12 +20,16 @@ class TrainingSettings:
     epochs: int = 1
     max_steps: int | None = 100
     """Ends a round's training after that many optimizer steps; None: only the epochs count."""
+    proximal_mu: float = 0.0
+    """FedProx (Li et al., MLSys 2020): the loss gets + μ/2 ‖w − θ‖²."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(Optimizer):
             raise ConfigError(f'workload.optimizer = "{self.optimizer}": must be "adam" or "sgd"')
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ConfigError(f"workload.learning_rate = {self.learning_rate}: must be a finite number above 0")
+        if not (math.isfinite(self.proximal_mu) and self.proximal_mu >= 0):
+            raise ConfigError(f"workload.proximal_mu = {self.proximal_mu}: must be a finite number, at least 0")
         for key in ("batch_size", "epochs", "max_steps"):
             value = getattr(self, key)
             if value is not None and value < 1:

@@ -39,6 +39,7 @@ class TorchTrainer:
         self._model = model.to(device)
         self._inputs = torch.from_numpy(examples.inputs).to(device)
         self._labels = torch.from_numpy(examples.labels).to(device)
+        self._anchored: list[tuple[nn.Parameter, torch.Tensor]] = []  # with their values in the round's model
         self._optimizer = _optimizer(settings, list(model.parameters()))
         self._settings = settings
         self._device = device
@@ -54,6 +55,7 @@ class TorchTrainer:
         torch.manual_seed(int(rng.integers(2**63)))
         unflatten(self._model, theta)
         self._model.train()
+        self._set_anchors()
         losses = [self._step(batch) for batch in self._batches(rng)]
         # Reading a value waits for a GPU.
         loss = float(torch.stack(losses).mean())
@@ -74,8 +76,16 @@ class TorchTrainer:
         loss = functional.cross_entropy(self._model(normalise(self._inputs[batch])), self._labels[batch])
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        for parameter, anchor in self._anchored:
+            assert parameter.grad is not None
+            parameter.grad.add_(parameter.detach() - anchor, alpha=self._settings.proximal_mu)
         self._optimizer.step()
         return loss.detach()
+
+    def _set_anchors(self) -> None:
+        """FedProx pulls every parameter towards where it is now; nothing does with μ = 0."""
+        if self._settings.proximal_mu:
+            self._anchored = [(parameter, parameter.detach().clone()) for parameter in self._model.parameters()]
 
 
 def normalise(inputs: torch.Tensor) -> torch.Tensor:

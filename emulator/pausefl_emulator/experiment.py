@@ -13,22 +13,28 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+import numpy as np
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pausefl.budget import Budget
+from pausefl.draws import generator
 from pausefl.errors import ConfigError
 from pausefl_client.privacy import Mechanism, Sampler
 from pausefl_client.release import schedule_key
 from pausefl_client.trainer import TrainingSettings
+from pausefl_emulator.behaviours import BEHAVIOURS, Behaviour, Chain
 from pausefl_emulator.delays import Delay
 from pausefl_emulator.latency import LatencyTable, LinkPlan, plan_links
+from pausefl_emulator.presence import AVAILABILITIES, Availability, Presence
 from pausefl_emulator.tables import Count, NonNegative, Port, Positive, Share
 from pausefl_emulator.tables import Table as _Table
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+    from pausefl_server.aggregation import Aggregation
+    from pausefl_server.optimizers import ServerOptimizer
     from pausefl_server.selection.base import Policy
     from pausefl_server.suspicion import Limits
 
@@ -45,10 +51,33 @@ class ExperimentTable(_Table):
     seed: Annotated[int, Field(ge=0)] = 1
 
 
+class GroupTable(_Table):
+    """Clients that have something in common; they are called <group>-000 and so on."""
+
+    count: Count
+    behaviours: tuple[dict[str, Any], ...] = ()
+    """What its clients do differently, by `kind`, one after the other (pausefl_emulator.behaviours)."""
+    join_round: Count = 1
+    """Its clients connect before this round begins; its processes are started then."""
+    leave_round: Annotated[int, Field(ge=2)] | None = None
+    """The first round without them; none: they stay."""
+    leave: Literal["stop", "kill"] = "stop"
+    """How they go: they close their streams, or their processes are killed."""
+    availability: dict[str, Any] = Field(default={})
+    """When they can be reached while they take part, by `kind` (pausefl_emulator.presence); always, unless said."""
+
+    def client_ids(self, name: str) -> list[str]:
+        """The ids of the group of this name, in order."""
+        width = max(3, len(str(self.count - 1)))
+        return [f"{name}-{k:0{width}}" for k in range(self.count)]
+
+
 class ClientsTable(_Table):
     """Who takes part."""
 
     count: Count = 30
+    """All of them; with groups, what these add up to."""
+    groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], GroupTable] = Field(default={})
     per_process: Count | None = None
     """Clients that share one process, one torch and one device. Unless said otherwise: 1 for up to 32 clients; more
     share a process per core, and at least four."""
@@ -112,11 +141,34 @@ class WorkloadTable(_Table):
     batch_size: int = 20
     epochs: int = 1
     max_steps: int | None = 100
+    proximal_mu: NonNegative = 0.0
+    """FedProx: μ, the weight of the distance to the round's model in a client's loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model_bytes: Annotated[int, Field(ge=4, multiple_of=4)] = 4096
     """Size of the synthetic model."""
     train_s: NonNegative = 0.0
     """Processor time a round costs with the synthetic model."""
+
+
+class OptimizerTable(_Table):
+    """How the server turns a round's update into the next model (pausefl_server.optimizers)."""
+
+    kind: Literal["sgd", "fedavgm", "fedadam", "fedyogi"] = "sgd"
+    learning_rate: float = 1.0
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
+
+
+class AggregationTable(_Table):
+    """How the server combines a round's updates (pausefl_server.aggregation)."""
+
+    rule: Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"] = "fedavg"
+    harmful: int = 1
+    """How many updates of a round trimmed-mean, krum and multi-krum are to withstand."""
+    clip_norm: float | None = None
+    """norm-clip: the greatest L2 norm of an update; none: the median of the round's norms."""
+    optimizer: OptimizerTable = OptimizerTable()
 
 
 class EvaluationTable(_Table):
@@ -166,6 +218,7 @@ class Experiment(_Table):
     privacy: PrivacyTable = PrivacyTable()
     latency: LatencyTable = LatencyTable()
     workload: WorkloadTable = WorkloadTable()
+    aggregation: AggregationTable = AggregationTable()
     evaluation: EvaluationTable = EvaluationTable()
     server: ServerTable = ServerTable()
     metrics: MetricsTable = MetricsTable()
@@ -174,8 +227,12 @@ class Experiment(_Table):
     @property
     def client_ids(self) -> list[str]:
         """The ids of the emulated clients, in order."""
-        width = max(3, len(str(self.clients.count - 1)))
-        return [f"client-{k:0{width}}" for k in range(self.clients.count)]
+        return [client_id for name, group in self.groups.items() for client_id in group.client_ids(name)]
+
+    @property
+    def groups(self) -> dict[str, GroupTable]:
+        """The groups of clients by name; one called "client" unless said otherwise."""
+        return self.clients.groups or {"client": GroupTable(count=self.clients.count)}
 
     @property
     def disclosed(self) -> frozenset[str]:
@@ -239,7 +296,8 @@ class Experiment(_Table):
         if self.workload.model == "synthetic":
             return "synthetic"
         w = self.workload.model_dump(include={"dataset", "examples", "partition", "concentration", "dominant_share"})
-        return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed})
+        groups = self.clients.model_dump(include={"groups"}, exclude_defaults=True)
+        return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed, **groups})
 
     def limits(self) -> "Limits":
         """What a host may do to a measurement before it is suspect. A client never needs it."""
@@ -247,14 +305,72 @@ class Experiment(_Table):
 
         return Limits(**self.host.model_dump())
 
+    def aggregation_rule(self) -> "Aggregation":
+        """How updates are combined. A client never needs it."""
+        from pausefl_server.aggregation import Aggregation
+
+        values = self.aggregation.model_dump(exclude={"optimizer"})
+        rule: Aggregation = build(Aggregation, "aggregation", values)
+        return rule
+
+    def server_optimizer(self) -> "ServerOptimizer":
+        """How the combined update moves the model. A client never needs it."""
+        from pausefl_server.optimizers import ServerOptimizer
+
+        optimizer: ServerOptimizer = build(
+            ServerOptimizer, "aggregation.optimizer", self.aggregation.optimizer.model_dump()
+        )
+        return optimizer
+
     def training(self) -> TrainingSettings:
         """What a client does with the model."""
         w = self.workload
-        return TrainingSettings(w.optimizer, w.learning_rate, w.batch_size, w.epochs, w.max_steps)
+        return TrainingSettings(w.optimizer, w.learning_rate, w.batch_size, w.epochs, w.max_steps, w.proximal_mu)
 
     def links(self) -> dict[str, LinkPlan]:
         """Each client's link, by id."""
         return plan_links(self.latency, self.client_ids, self.experiment.seed)
+
+    def chain(self, client_id: str) -> Chain:
+        """How a client behaves."""
+        group, _, _ = client_id.rpartition("-")
+        return Chain(self._behaviours(group), seed=self.experiment.seed, client_id=client_id)
+
+    def presence(self) -> Presence | None:
+        """Who is there in which round; None when all clients are, in all rounds."""
+        groups, rounds, seed = self.groups, self.experiment.rounds, self.experiment.seed
+        if all(g.join_round == 1 and g.leave_round is None and not g.availability for g in groups.values()):
+            return None
+        columns = []
+        for name, group in groups.items():
+            availability = self._availability(name)
+            for client_id in group.client_ids(name):
+                on = availability.on(client_id, rounds, generator(seed, "availability", client_id))
+                on[: group.join_round - 1] = False
+                on[(group.leave_round or rounds + 1) - 1 :] = False
+                columns.append(on)
+        return Presence(tuple(self.client_ids), np.stack(columns, axis=1))
+
+    def _availability(self, group: str) -> Availability:
+        """A group's availability, with its parameters checked."""
+        key, table = f"clients.groups.{group}.availability", self.groups[group].availability
+        kind = table.get("kind", "always")
+        if kind not in AVAILABILITIES:
+            raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(AVAILABILITIES)}")
+        parameters = {name: value for name, value in table.items() if name != "kind"}
+        availability: Availability = build(AVAILABILITIES[kind], key, parameters)
+        return availability
+
+    def _behaviours(self, group: str) -> list[Behaviour]:
+        """A group's behaviours, with their parameters checked."""
+        behaviours = []
+        for place, table in enumerate(self.groups[group].behaviours):
+            key = f"clients.groups.{group}.behaviours.{place}"
+            kind, parameters = table.get("kind", ""), {name: value for name, value in table.items() if name != "kind"}
+            if kind not in BEHAVIOURS:
+                raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(BEHAVIOURS)}")
+            behaviours.append(build(BEHAVIOURS[kind], key, parameters))
+        return behaviours
 
     def delays(self) -> dict[str, Delay]:
         """The law of each client's delay per exchange, by id."""
@@ -272,6 +388,16 @@ class Experiment(_Table):
             raise ConfigError(
                 f"clients.minimum = {self.clients.minimum}: must be at most clients.count = {self.clients.count}"
             )
+        if len(self.client_ids) != self.clients.count:
+            raise ConfigError(f"clients.count = {self.clients.count}: its groups add up to {len(self.client_ids)}")
+        for name, group in self.groups.items():
+            self._behaviours(name)
+            if group.leave_round is not None and group.leave_round <= group.join_round:
+                raise ConfigError(
+                    f"clients.groups.{name}.leave_round = {group.leave_round}: must be after its join_round ="
+                    f" {group.join_round}"
+                )
+        self.presence()
         self.budget()
         self.mechanism()
         if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":
@@ -285,7 +411,9 @@ class Experiment(_Table):
                 raise ConfigError(_unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))
 
     def check_policies(self) -> None:
-        """That every policy named exists and takes its parameters; raises ConfigError."""
+        """That every policy named and the aggregation exist and take their parameters; raises ConfigError."""
+        self.aggregation_rule()
+        self.server_optimizer()
         for name in self.selection.__pydantic_extra__ or {}:
             try:
                 self.policy(name)
@@ -313,6 +441,7 @@ def parse_experiment(text: str, overrides: Sequence[str] = (), origin: str = "th
         raise ConfigError(f"{origin} is not valid TOML: {error}") from error
     for override in overrides:
         _override(document, override)
+    _count_groups(document)
     try:
         experiment = Experiment.model_validate_json(_as_json(document))
     except ValidationError as error:
@@ -358,6 +487,16 @@ def _override(document: dict[str, Any], override: str) -> None:
         if not isinstance(document, dict):
             raise ConfigError(f"--set {override}: {table} is not a table")
     document[name] = _toml_value(text.strip())
+
+
+def _count_groups(document: dict[str, Any]) -> None:
+    """Groups say how many clients there are; whatever is malformed is left to be validated."""
+    clients = document.get("clients")
+    groups = clients.get("groups") if isinstance(clients, dict) else None
+    if isinstance(groups, dict) and groups:
+        counts = [group.get("count") if isinstance(group, dict) else None for group in groups.values()]
+        if all(isinstance(count, int) for count in counts):
+            document["clients"] = {"count": sum(counts), **document["clients"]}
 
 
 def _toml_value(text: str) -> Any:
@@ -410,7 +549,7 @@ def _allowed(message: str) -> str:
 
 def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path:
-        if part.isdigit():  # a table in a list of them
+        if part not in model.model_fields:  # a table in a list of them, or one that users name
             continue
         annotation = model.model_fields[part].annotation
         inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]

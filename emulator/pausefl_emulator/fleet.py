@@ -2,15 +2,16 @@
 
 import multiprocessing
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from typing import Any, Protocol
 
 from pausefl.errors import ConfigError, PauseflError
-from pausefl_emulator.experiment import Experiment
+from pausefl_emulator.experiment import Experiment, GroupTable
 from pausefl_emulator.host import run_host
 from pausefl_emulator.latency import processes
 from pausefl_emulator.namespaces import kernel_network
@@ -26,6 +27,17 @@ class View(Protocol):
         """Something happened."""
 
 
+@dataclass
+class _Host:
+    """A client process to be: its clients belong to one group."""
+
+    client_ids: list[str]
+    group: GroupTable
+    process: ForkServerProcess | None = None
+    roll_calls: "Connection[Any, Any] | None" = None
+    """Tells it of rounds with which somebody comes or goes; closing it asks it to leave."""
+
+
 class Fleet:
     """One server process and its client processes. `run` lasts until the server is done."""
 
@@ -33,6 +45,9 @@ class Fleet:
         self._experiment = experiment
         self._run_dir = run_dir
         self._server: SpawnProcess | None = None
+        self._presence = experiment.presence()
+        self._address = ""
+        self._hosts = list(_hosts(experiment))
         self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
         self._interrupts = 0
 
@@ -68,7 +83,11 @@ class Fleet:
                     raise PauseflError(f"the server ended unexpectedly, see {self._run_dir / 'server.log'}") from None
                 match event["kind"]:
                     case "ready":
-                        self._start_clients(f"{self._experiment.server.host}:{event['port']}")
+                        self._address = f"{self._experiment.server.host}:{event['port']}"
+                        if self._presence is None:
+                            self._start_hosts(self._hosts)
+                    case "roll-call":
+                        self._call_the_roll(event["round"])
                     case "error":
                         raise (ConfigError if event["bad_input"] else PauseflError)(event["message"])
                     case "done":
@@ -77,15 +96,36 @@ class Fleet:
                         playing = playing or event["kind"] == "round"
                         view.show(event)
 
-    def _start_clients(self, address: str) -> None:
+    def _start_hosts(self, hosts: Iterable[_Host]) -> None:
         context = multiprocessing.get_context("forkserver")
         synthetic = self._experiment.workload.model == "synthetic"
         context.set_forkserver_preload([f"pausefl_emulator.{'host' if synthetic else 'torch_host'}"])
-        for group in processes(self._experiment.links(), self._experiment.clients_per_process):
-            arguments = (self._experiment, group, address, self._run_dir)
-            process = context.Process(target=run_host, args=arguments, name=f"pausefl-{group[0]}")
-            process.start()
-            self._clients[process.sentinel] = process
+        for host in hosts:
+            theirs, host.roll_calls = context.Pipe(duplex=False) if self._presence else (None, None)
+            arguments = (self._experiment, host.client_ids, self._address, self._run_dir, theirs)
+            name = f"pausefl-{host.client_ids[0]}"
+            host.process = context.Process(target=run_host, args=arguments, name=name)
+            host.process.start()
+            self._clients[host.process.sentinel] = host.process
+            if theirs is not None:
+                theirs.close()
+
+    def _call_the_roll(self, round: int) -> None:
+        """Start, tell and end processes, so that in this round those are there who should be."""
+        assert self._presence is not None
+        present = self._presence.at(round)
+        self._start_hosts(h for h in self._hosts if h.process is None and not present.isdisjoint(h.client_ids))
+        for host in self._hosts:
+            if host.process is None or host.roll_calls is None:
+                continue
+            if host.group.leave_round is None or round < host.group.leave_round:
+                with suppress(OSError):  # it has died, which `_bury` tells of
+                    host.roll_calls.send(round)
+                continue
+            if host.group.leave == "kill":
+                host.process.kill()
+            host.roll_calls.close()
+            host.roll_calls = None
 
     def _bury(self, process: ForkServerProcess, view: View, playing: bool) -> None:
         """A client process has ended: expected at the end of a run, fatal before its first round."""
@@ -99,6 +139,9 @@ class Fleet:
 
     def _end_all(self) -> None:
         """Give everybody time to leave by themselves, then make them."""
+        for host in self._hosts:
+            if host.roll_calls is not None:
+                host.roll_calls.close()
         processes = [p for p in (self._server, *self._clients.values()) if p is not None]
         graceful = self._interrupts < 2
         for process in processes:
@@ -130,6 +173,13 @@ class Fleet:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _hosts(experiment: Experiment) -> Iterator[_Host]:
+    links, each = experiment.links(), experiment.clients_per_process
+    for name, group in experiment.groups.items():
+        of_group = {client_id: links[client_id] for client_id in group.client_ids(name)}
+        yield from (_Host(client_ids, group) for client_ids in processes(of_group, each))
 
 
 def last_line(path: Path) -> str:

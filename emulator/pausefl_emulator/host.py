@@ -5,10 +5,11 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,8 +42,14 @@ Result = TypeVar("Result")
 log = logging.getLogger("pausefl.client")
 
 
-def run_host(experiment: Experiment, client_ids: Sequence[str], address: str, run_dir: Path) -> None:
-    """The main function of a client process that `fleet` started."""
+def run_host(
+    experiment: Experiment,
+    client_ids: Sequence[str],
+    address: str,
+    run_dir: Path,
+    roll_calls: "Connection[Any, Any] | None" = None,
+) -> None:
+    """The main function of a client process that `fleet` started, which calls the rounds where clients come and go."""
     die_with_parent()
     ignore_interrupts()
     allow_many_files()
@@ -54,19 +61,28 @@ def run_host(experiment: Experiment, client_ids: Sequence[str], address: str, ru
 
             enter_namespace(experiment, run_dir, client_ids[0])
         with first_error():
-            asyncio.run(take_part(experiment, client_ids, address, run_dir / "ledgers"))
+            asyncio.run(take_part(experiment, client_ids, address, run_dir / "ledgers", roll_calls))
     except PauseflError as error:
         log.error("%s", error)
         sys.exit(1)
 
 
-async def take_part(experiment: Experiment, client_ids: Sequence[str], address: str, ledgers: Path) -> None:
-    """Be these clients until the server dismisses them; PauseflError when one of them cannot go on."""
+async def take_part(
+    experiment: Experiment,
+    client_ids: Sequence[str],
+    address: str,
+    ledgers: Path,
+    roll_calls: "Connection[Any, Any] | None" = None,
+) -> None:
+    """Be these clients until the server dismisses them; PauseflError when one of them cannot go on.
+
+    With `roll_calls`, each of them only in the rounds it is there, until nobody calls any more.
+    """
     known = experiment.client_ids
     for client_id in client_ids:
         if client_id not in known:
             raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
-    trainers = make_trainers(experiment, client_ids)
+    trainers, sessions = make_trainers(experiment, client_ids), dict[str, ClientSession]()
     links = make_links(experiment.latency, experiment.links(), client_ids, experiment.experiment.seed)
     # Ledgers are closed last, when no trainer can write to them any more.
     with ExitStack() as closing, _trainer_pool(experiment) as executor:
@@ -80,7 +96,12 @@ async def take_part(experiment: Experiment, client_ids: Sequence[str], address: 
                 session = _make_session(
                     experiment, client_id, trainers[client_id], privacy, links[client_id], address, executor, monitor
                 )
-                group.create_task(_take_part(client_id, session))
+                sessions[client_id] = session
+            if roll_calls is None:
+                for client_id, session in sessions.items():
+                    group.create_task(_take_part(client_id, session))
+            else:
+                await _attend(experiment, sessions, roll_calls)
 
 
 def make_trainers(experiment: Experiment, client_ids: Sequence[str]) -> dict[str, Trainer]:
@@ -88,7 +109,10 @@ def make_trainers(experiment: Experiment, client_ids: Sequence[str]) -> dict[str
     w, seed = experiment.workload, experiment.experiment.seed
     if w.model == "synthetic":
         size = w.model_bytes // 4
-        return {c: SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s) for c in client_ids}
+        return {
+            c: experiment.chain(c).trainer(SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s))
+            for c in client_ids
+        }
     # Clients with a synthetic model never import torch.
     from pausefl_emulator.torch_host import make_torch_trainers
 
@@ -136,6 +160,41 @@ def noise_for(experiment: Experiment, client_id: str, key: ReleaseKey) -> Laplac
 
 async def _take_part(client_id: str, session: ClientSession) -> None:
     log.info("%s: %s", client_id, await session.run())
+
+
+async def _attend(
+    experiment: Experiment, sessions: Mapping[str, ClientSession], roll_calls: "Connection[Any, Any]"
+) -> None:
+    """Run the sessions of those who are there in the round last called; end all of them with the calls."""
+    presence, running = experiment.presence(), dict[str, asyncio.Task[None]]()
+    assert presence is not None
+    async with asyncio.TaskGroup() as group:
+        async for called in _rounds(roll_calls):
+            present = presence.at(called)
+            for client_id, session in sessions.items():
+                if client_id not in present and client_id in running:
+                    running.pop(client_id).cancel()
+                elif client_id in present and client_id not in running:
+                    running[client_id] = group.create_task(_take_part(client_id, session))
+        for task in running.values():
+            task.cancel()
+
+
+async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
+    """The rounds called, until the fleet closes its end."""
+    calls: asyncio.Queue[int | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        try:
+            calls.put_nowait(roll_calls.recv())
+        except EOFError:
+            loop.remove_reader(roll_calls.fileno())
+            calls.put_nowait(None)
+
+    loop.add_reader(roll_calls.fileno(), read)
+    while (called := await calls.get()) is not None:
+        yield called
 
 
 class _AtOnce(Executor):

@@ -75,7 +75,7 @@ def serve_experiment(experiment: Experiment, run_dir: Path, progress: Progress) 
 def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> ServerSettings:
     """The server's part of an experiment."""
     budget, mechanism = experiment.budget(), experiment.mechanism()
-    privacy = None
+    privacy, presence = None, experiment.presence()
     if budget is not None and mechanism is not None:
         privacy = Privacy(budget, mechanism.unit, experiment.schedule, experiment.privacy.reproducible_noise)
     return ServerSettings(
@@ -95,6 +95,9 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         disclosed=experiment.disclosed,
         pings_per_s=experiment.server.pings_per_s,
         limits=experiment.limits(),
+        aggregation=experiment.aggregation_rule(),
+        optimizer=experiment.server_optimizer(),
+        expected=presence.at if presence else None,
     )
 
 

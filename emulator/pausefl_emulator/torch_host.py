@@ -38,15 +38,18 @@ def make_torch_trainers(experiment: Experiment, client_ids: Sequence[str]) -> di
     )
     rows = dict(zip(experiment.client_ids, parts, strict=True))
     device = resolve_device(w.device)
-    return {
-        c: TorchTrainer(
+
+    def trainer_of(client_id: str) -> Trainer:
+        chain = experiment.chain(client_id)
+        trainer = TorchTrainer(
             build_model(w.model, data.input_shape, data.classes, seed),
-            data.train.take(rows[c]),
-            experiment.training(),
+            chain.examples(data.train.take(rows[client_id]), data.classes),
+            chain.settings(experiment.training()),
             device=device,
             seed=seed,
-            client_id=c,
+            client_id=client_id,
             classes=data.classes,
         )
-        for c in client_ids
-    }
+        return chain.trainer(trainer)
+
+    return {client_id: trainer_of(client_id) for client_id in client_ids}

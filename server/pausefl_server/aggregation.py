@@ -1,26 +1,131 @@
-"""How a round's updates become the next model: pure functions of vectors in selection order."""
+"""How a round's updates become one: pure functions of vectors in selection order, so bit-equal whoever answers first.
 
-from collections.abc import Sequence
+Updates are n ≥ 1 vectors, (d,) float32, and so is the result. `harmful` is f, how many of them may be anything at all.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from pausefl.wire import Vector
 from pausefl_server.clients import FloatArray
 
+# Values of a vector worked on at once. The temporaries of a block fit a processor's cache; above 10,000 values BLAS
+# would begin to share a dot product among threads, whose wake-up costs more than it saves.
+_BLOCK = 1 << 13
 
-def federated_average(theta: Vector, updates: Sequence[Vector], weights: FloatArray) -> Vector:
-    """θ + Σ α_k h_k with α_k = weights_k / Σ weights (PAUSE v2, eq. (2)).
+RuleName = Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"]
 
-    theta and updates are (d,) float32, given in selection order, so the result does not depend on who answered first.
-    Without updates θ is returned as it is.
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How updates are combined; the fields are keys of `[aggregation]`.
+
+    Only fedavg and norm-clip weigh updates, by data size or as the policy says; the others trust no such number.
     """
-    if not updates:
-        return theta
+
+    rule: RuleName = "fedavg"
+    harmful: int = 1
+    """f: how many updates of a round trimmed-mean, krum and multi-krum are to withstand; fewer where too few came."""
+    clip_norm: float | None = None
+    """norm-clip: the greatest L2 norm of an update; the median of the round's norms unless said otherwise."""
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(RuleName):
+            raise ValueError(f'rule = "{self.rule}": must be one of {", ".join(get_args(RuleName))}')
+        if self.harmful < 0:
+            raise ValueError(f"harmful = {self.harmful}: must be at least 0")
+        if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise ValueError(f"clip_norm = {self.clip_norm}: must be a finite number above 0")
+
+    def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
+        """The round's one update, a new vector; weights are (n,) and positive."""
+        rules: dict[RuleName, Callable[[], Vector]] = {
+            "fedavg": lambda: weighted_mean(updates, weights),
+            "median": lambda: median(updates),
+            "trimmed-mean": lambda: trimmed_mean(updates, self.harmful),
+            "krum": lambda: krum(updates, self.harmful),
+            "multi-krum": lambda: multi_krum(updates, self.harmful),
+            "norm-clip": lambda: weighted_mean(clipped(updates, self.clip_norm), weights),
+        }
+        return rules[self.rule]()
+
+
+def weighted_mean(updates: Sequence[Vector], weights: FloatArray) -> Vector:
+    """Σ α_k h_k with α_k = weights_k / Σ weights (PAUSE v2, eq. (2))."""
     alphas = (weights / weights.sum()).astype(np.float32)
     mean: Vector = updates[0] * alphas[0]
     term = np.empty_like(mean)
     for update, alpha in zip(updates[1:], alphas[1:], strict=True):
         np.multiply(update, alpha, out=term)
         mean += term
-    mean += theta
     return mean
+
+
+def median(updates: Sequence[Vector]) -> Vector:
+    """The median of each coordinate (Yin, Chen, Ramchandran and Bartlett, ICML 2018, Definition 1)."""
+    return _by_coordinate(updates, lambda block: np.median(block, axis=0))
+
+
+def trimmed_mean(updates: Sequence[Vector], harmful: int) -> Vector:
+    """The mean of each coordinate without its f least and f greatest values (Yin et al., 2018, Definition 2)."""
+    n = len(updates)
+    f = min(harmful, (n - 1) // 2)
+    return _by_coordinate(updates, lambda block: np.sort(block, axis=0)[f : n - f].mean(axis=0, dtype=np.float64))
+
+
+def krum(updates: Sequence[Vector], harmful: int) -> Vector:
+    """The update of least score (Blanchard, El Mhamdi, Guerraoui and Stainer, NIPS 2017); the first of equals."""
+    return updates[int(np.argmin(krum_scores(updates, harmful)))].copy()
+
+
+def multi_krum(updates: Sequence[Vector], harmful: int) -> Vector:
+    """The mean of the n − f updates of least score (Blanchard et al., 2017, Section 4)."""
+    kept = max(1, len(updates) - harmful)
+    closest = np.sort(np.argsort(krum_scores(updates, harmful), kind="stable")[:kept])
+    return weighted_mean([updates[i] for i in closest], np.ones(kept))
+
+
+def krum_scores(updates: Sequence[Vector], harmful: int) -> FloatArray:
+    """(n,) Σ of the squared distances to the n − f − 2 nearest others, to at least one where there is one."""
+    n = len(updates)
+    squared = np.full((n, n), np.inf)
+    for i in range(n):
+        for j in range(i):
+            squared[i, j] = squared[j, i] = squared_distance(updates[i], updates[j])
+    nearest = min(max(1, n - harmful - 2), n - 1)
+    scores: FloatArray = np.sort(squared, axis=1)[:, :nearest].sum(axis=1)
+    return scores
+
+
+def clipped(updates: Sequence[Vector], clip_norm: float | None) -> list[Vector]:
+    """The updates, none longer than `clip_norm` (Sun, Kairouz, Suresh and McMahan, 2019), or than the median norm."""
+    norms = [math.sqrt(squared_distance(update, np.zeros_like(update))) for update in updates]
+    bound = float(np.median(norms)) if clip_norm is None else clip_norm
+    pairs = zip(updates, norms, strict=True)
+    return [update if norm <= bound else update * np.float32(bound / norm) for update, norm in pairs]
+
+
+def squared_distance(a: Vector, b: Vector) -> float:
+    """‖a − b‖² in float64."""
+    total = 0.0
+    for part in _blocks(a.size):
+        difference = np.subtract(a[part], b[part], dtype=np.float64)
+        total += float(difference @ difference)
+    return total
+
+
+def _by_coordinate(updates: Sequence[Vector], function: Callable[[npt.NDArray[np.float32]], FloatArray]) -> Vector:
+    """`function` maps (n, b) values to (b,), block by block."""
+    combined = np.empty_like(updates[0])
+    for part in _blocks(combined.size):
+        combined[part] = function(np.stack([update[part] for update in updates]))
+    return combined
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))

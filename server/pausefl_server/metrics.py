@@ -50,6 +50,8 @@ class ServerMetrics:
         self._round = gauge("round", "Rounds committed so far")
         self._accuracy = gauge("accuracy_ratio", "Accuracy at the last evaluation", "split")
         self._connected = gauge("connected_clients", "Clients whose stream is open")
+        self._arrivals = counter("client_arrivals", "Times a client's stream opened")
+        self._departures = counter("client_departures", "Times a client's stream ended")
         self._rejected = counter("rejected_updates", "Messages and updates that were not accepted")
         self._round_latency = histogram("round_latency_seconds", "Greatest latency of a round's clients")
         self._total_latency = gauge("total_latency_seconds", "Sum of the rounds' latencies")
@@ -85,9 +87,15 @@ class ServerMetrics:
         if privacy is not None:
             self._set(self._epsilon_budget, privacy.budget.epsilon_budget)
 
-    def connected(self, clients: int) -> None:
-        """So many streams are open now."""
-        self._connected.set(clients)
+    def arrived(self, connected: int) -> None:
+        """A client's stream opened; so many are open now."""
+        self._connected.set(connected)
+        self._arrivals.inc()
+
+    def departed(self, connected: int) -> None:
+        """A client's stream ended; so many are open now."""
+        self._connected.set(connected)
+        self._departures.inc()
 
     def rejected(self) -> None:
         """Something a client sent was not accepted."""

@@ -16,7 +16,6 @@ from pausefl.errors import PauseflError, TryLaterError, WireError
 from pausefl.honesty import UNWATCHED, Watch
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Vector, digest, pack_job
-from pausefl_server.aggregation import federated_average
 from pausefl_server.clients import FloatArray
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.ledger import Release, check_ledger, check_release, rounds_left
@@ -72,6 +71,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         *,
         late_events: list[Event],
         first_attempt: int = 1,
+        optimizer_state: Vector | None = None,
         oracle: Oracle | None = None,
         monitor: Watch = UNWATCHED,
         clock: Callable[[], float] = time.monotonic,
@@ -82,6 +82,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self.rejected_updates = 0
         self.stopped_because = ""
         self._settings = settings
+        self._optimizer_state = settings.optimizer.start(theta.size) if optimizer_state is None else optimizer_state
         self._store = store
         self._evaluator = evaluator
         self._metrics = metrics
@@ -105,6 +106,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._rota = PingRota(settings.pings_per_s)
         self._pings: list[Ping] = []  # answered, but not in the log yet
         self._doubts: set[str] = set()  # said once each
+        self._expected: frozenset[str] = frozenset()  # who was to be there in the last round
         self._selection_s = float("inf")  # how long the last selection took
 
     async def run(self) -> None:
@@ -143,7 +145,9 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         while not self.stopped_because:
             if self.state.round >= self._settings.rounds:
                 self.stopped_because = "all rounds done"
-            elif await self._somebody_is_there():
+                continue
+            await self._call_the_roll(self.state.round + 1)
+            if await self._somebody_is_there():
                 await self._play(self.state.round + 1)
 
     async def _play(self, round: int) -> None:
@@ -173,7 +177,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             self._events = [*events, *self._events, *(_reconciled(u) for u in self._updates.values())]
             return
         quick = self.theta.nbytes * len(chosen) <= MAX_FRAME_BYTES
-        theta, model_digest = await _off_loop(quick, self._aggregate, selection, chosen)
+        theta, optimizer_state, model_digest = await _off_loop(quick, self._aggregate, selection, chosen)
         observations = tuple(self._observations[c] for c in sorted(self._observations))
         host = self._monitor.report(began_s, time.process_time() - began_cpu_s)
         record = RoundRecord(
@@ -193,8 +197,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             suspect=self._settings.limits.doubts(host, (o.host for o in observations), self._settings.signal),
         )
         pings, self._pings = tuple(self._pings), []
-        await self._store.ask(CommitRound(record, theta, pings))
-        self.theta, self._digest = theta, model_digest
+        await self._store.ask(CommitRound(record, theta, pings, optimizer_state))
+        self.theta, self._optimizer_state, self._digest = theta, optimizer_state, model_digest
         self.state.after_round(record)
         self._unreported = record
 
@@ -310,16 +314,33 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             del self._due[client_id]
             self._events.append(Event("missed", client_id, "gave no answer in time"))
 
-    def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[Vector, str]:
-        """θ of the next round from the updates that came, in selection order."""
-        arrived = [i for i, client_id in enumerate(chosen) if client_id in self._updates]
+    def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[Vector, Vector, str]:
+        """θ, its optimizer's state and its digest, from the updates that came and are admitted, in selection order."""
+        arrived = self._inspect(selection, chosen)
+        if not arrived:
+            return self.theta, self._optimizer_state, self._digest
         weights: FloatArray
         if selection.weights is None:
             weights = self.state.table.n_examples[selection.rows[arrived]].astype(np.float64)
         else:
             weights = selection.weights[arrived]
-        theta = federated_average(self.theta, [self._updates[chosen[i]].vector for i in arrived], weights)
-        return theta, self._digest if theta is self.theta else digest(theta)
+        updates = [self._updates[chosen[i]].vector for i in arrived]
+        change = self._settings.aggregation.combine(updates, weights)
+        theta, state = self._settings.optimizer.step(self.theta, change, self._optimizer_state)
+        return theta, state, digest(theta)
+
+    def _inspect(self, selection: Selection, chosen: tuple[str, ...]) -> list[int]:
+        """Show the policy the updates while they are at hand; the positions of those that may enter the model."""
+        arrived = [i for i, client_id in enumerate(chosen) if client_id in self._updates]
+        vectors = [self._updates[chosen[i]].vector for i in arrived]
+        inspection = self.state.policy.inspect(self.state.table, selection.rows[arrived], vectors)
+        if inspection is None:
+            return arrived
+        for i, found in zip(arrived, inspection.statistics, strict=True):
+            observation = self._observations[chosen[i]]
+            statistics = {**observation.statistics, **found}
+            self._observations[chosen[i]] = replace(observation, statistics=statistics)
+        return [i for i, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted]
 
     def _observe(self, update: Update) -> Observation:
         settings, row = self._settings, self.state.table.row_of[update.client_id]
@@ -382,11 +403,33 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 
     async def _gather_clients(self) -> None:
         minimum, timeout_s = self._settings.minimum_clients, self._settings.connect_timeout_s
+        if self._settings.expected is not None:
+            minimum = min(minimum, len(self._settings.expected(self.state.round + 1)))
+            self._progress({"kind": "roll-call", "round": self.state.round + 1})
         self._progress({"kind": "waiting", "connected": 0, "minimum": minimum})
         if not await self._wait_until(lambda: len(self._peers) >= minimum, timeout_s):
             raise PauseflError(
                 f"only {len(self._peers)} of clients.minimum = {minimum} clients connected within {timeout_s:g} s"
             )
+
+    async def _call_the_roll(self, round: int) -> None:
+        """Wait for those who come or go with this round; who does neither in time is not waited for again."""
+        if self._settings.expected is None:
+            return
+        before, self._expected = self._expected, self._settings.expected(round)
+        coming, going = self._expected - before, before - self._expected
+        if not coming and not going:
+            return
+        await self._tell_of_last_round()
+        self._progress({"kind": "roll-call", "round": round})
+
+        def late() -> frozenset[str]:
+            return (coming - self._peers.keys()) | (going & self._peers.keys())
+
+        await self._wait_until(lambda: not late(), self._settings.connect_timeout_s)
+        if late() and not self.stopped_because:
+            message = f"round {round} begins although {', '.join(sorted(late()))} did not come or go as expected"
+            self._progress({"kind": "event", "message": message})
 
     async def _somebody_is_there(self) -> bool:
         """True when a client can be chosen; False, with the reason noted, when none came within the timeout."""
@@ -430,8 +473,10 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
                 released=hello.ledger.released,
             )
         )
-        self._metrics.connected(len(self._peers))
-        if not self.state.round:
+        self._metrics.arrived(len(self._peers))
+        if self.state.round:
+            self._progress({"kind": "event", "message": f"client {client_id} joined"})
+        else:
             minimum = self._settings.minimum_clients
             self._progress({"kind": "waiting", "connected": len(self._peers), "minimum": minimum})
         if self._job is not None and client_id in self._due:
@@ -470,7 +515,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         del self._peers[client_id]
         self._rota.leave(client_id)
         self._events.append(Event("left", client_id, message.reason))
-        self._metrics.connected(len(self._peers))
+        self._metrics.departed(len(self._peers))
         if client_id in self._due:
             self._due[client_id] = min(self._due[client_id], self._clock() + self._settings.rejoin_timeout_s)
         if self.state.round:

@@ -83,6 +83,13 @@ CREATE TABLE evaluations (
     PRIMARY KEY (round, split, subset)
 ) STRICT, WITHOUT ROWID;
 
+-- The server optimizer's state after each of the last two rounds: which is needed, the checkpoint of the model tells.
+CREATE TABLE optimizer_states (
+    slot INTEGER PRIMARY KEY,          -- round mod 2
+    round INTEGER NOT NULL,
+    state BLOB NOT NULL                -- float32, little-endian
+) STRICT;
+
 CREATE VIEW round_latency AS
 SELECT round, round_latency_s,
        sum(round_latency_s) OVER (ORDER BY round) AS total_latency_s,

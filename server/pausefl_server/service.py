@@ -90,6 +90,7 @@ async def serve(
             progress,
             late_events=late_events,
             first_attempt=store.attempt(state.round + 1),
+            optimizer_state=store.optimizer_state(state.round),
             oracle=oracle,
             monitor=monitor,
         )

@@ -1,10 +1,13 @@
 """What the server needs to know about a run: a validated record, made from the experiment by the emulator."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pausefl.budget import Budget
 from pausefl.wire import Manifest
+from pausefl_server.aggregation import Aggregation
+from pausefl_server.optimizers import ServerOptimizer
 from pausefl_server.records import Signal
 from pausefl_server.suspicion import Limits
 
@@ -51,3 +54,7 @@ class ServerSettings:
     """How many idle clients to ping a second, over all of them; 0: none."""
     limits: Limits = field(default_factory=Limits)
     """Beyond these a round's measurements are suspect."""
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    expected: Callable[[int], frozenset[str]] | None = None
+    """round -> the clients that will be there, where that is known; a round waits for those who come or go with it."""

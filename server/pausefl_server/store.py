@@ -12,6 +12,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pausefl.actor import Actor
 from pausefl.errors import ConfigError, PauseflError
 from pausefl.honesty import HostReport
@@ -72,14 +74,25 @@ class Store:
         """Write down a fact about the run as a whole."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def commit_round(self, record: RoundRecord, pings: Iterable[Ping] = ()) -> None:
-        """Write one round, its events, its observations and the pings answered meanwhile in one transaction."""
+    def commit_round(
+        self, record: RoundRecord, pings: Iterable[Ping] = (), optimizer_state: Vector | None = None
+    ) -> None:
+        """Write a round, its events, observations, pings and server optimizer's state in one transaction."""
         with self._transaction():
             self._db.execute(_INSERT_ROUND, _round_row(record))
             self._replace_events(record.round, record.events)
             rows = [_observation_row(record.round, o) for o in record.observations]
             self._db.executemany(_INSERT_OBSERVATION, rows)
             self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
+            if optimizer_state is not None and optimizer_state.size:
+                slot = (record.round % 2, record.round, optimizer_state.astype("<f4").tobytes())
+                self._db.execute("INSERT OR REPLACE INTO optimizer_states VALUES (?, ?, ?)", slot)
+
+    def optimizer_state(self, round: int) -> Vector | None:
+        """The server optimizer's state after one of the last two rounds; None if it has none."""
+        query = "SELECT state FROM optimizer_states WHERE round = ?"
+        row = self._db.execute(query, (round,)).fetchone()
+        return None if row is None else np.frombuffer(row[0], "<f4")
 
     def save_late_events(self, round: int, events: Iterable[Event]) -> None:
         """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
@@ -215,6 +228,7 @@ class CommitRound:
     record: RoundRecord
     theta: Vector
     pings: tuple[Ping, ...] = ()
+    optimizer_state: Vector | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +269,9 @@ class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
 
     def _write(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
         match message:
-            case CommitRound(record, theta, pings):
+            case CommitRound(record, theta, pings, optimizer_state):
                 self._checkpoint.save(record.round, theta)
-                self._store.commit_round(record, pings)
+                self._store.commit_round(record, pings, optimizer_state)
             case SaveEvaluations(round_, evaluations):
                 self._store.save_evaluations(round_, evaluations)
             case SaveLateEvents(round_, events):

@@ -4,11 +4,13 @@ import difflib
 import importlib
 
 from pausefl.errors import ConfigError
-from pausefl_server.selection.base import Context, Oracle, Policy, Selection
+from pausefl_server.selection.base import Context, Inspection, Oracle, Policy, Selection
 from pausefl_server.selection.brute import PauseBrute
+from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.clustered import Clustered
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.fastest import Fastest
+from pausefl_server.selection.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.oort import Oort
 from pausefl_server.selection.pause import Pause
@@ -17,7 +19,7 @@ from pausefl_server.selection.sa_pause import SaPause
 from pausefl_server.selection.ucb import Ucb
 from pausefl_server.selection.uniform import Random
 
-__all__ = ["POLICIES", "Context", "Oracle", "Policy", "Selection", "policy_class"]
+__all__ = ["POLICIES", "Context", "Inspection", "Oracle", "Policy", "Selection", "policy_class"]
 
 POLICIES: dict[str, type[Policy]] = {
     "pause": Pause,
@@ -31,6 +33,9 @@ POLICIES: dict[str, type[Policy]] = {
     "ucb": Ucb,
     "oort": Oort,
     "pow-d": PowD,
+    "fed-ts": FedTs,
+    "drift-ucb": DriftUcb,
+    "chr": Chr,
 }
 
 

@@ -1,12 +1,13 @@
-"""What a selection policy is: a small validated record of parameters plus three pure functions."""
+"""What a selection policy is: a small validated record of parameters plus four pure functions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl.wire import Vector
+from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
 from pausefl_server.records import RoundRecord
 
 
@@ -60,6 +61,16 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Inspection:
+    """What a policy found in a round's n updates while the vectors were at hand."""
+
+    statistics: Sequence[Mapping[str, float]]
+    """Finite numbers by name for each update: they stand in its observation, all that `observe` gets to see."""
+    admitted: BoolArray
+    """(n,) which updates may enter the model."""
+
+
+@dataclass(frozen=True)
 class Policy:
     """Base of all policies. `m` is how many clients a round takes; with fewer eligible, all of them are taken.
 
@@ -89,6 +100,13 @@ class Policy:
 
     def start(self) -> Any:
         """The policy's own state before round 1."""
+        return None
+
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:  # noqa: ARG002
+        """What this policy wants to know of the updates, (d,) float32 each, that came from `rows` of the table.
+
+        Called in selection order before they are aggregated; the vectors are gone afterwards. None: nothing.
+        """
         return None
 
     def observe(self, state: Any, record: RoundRecord, table: ClientTable) -> Any:  # noqa: ARG002 - part of the interface

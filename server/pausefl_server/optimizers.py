@@ -1,0 +1,70 @@
+"""How a round's one update moves the model: the server's optimizer, a pure function with explicit state."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from pausefl.wire import Vector
+
+OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
+
+_MOMENTS: dict[OptimizerName, int] = {"sgd": 0, "fedavgm": 1, "fedadam": 2, "fedyogi": 2}
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """From Δ, the round's update, to the next θ; the fields are keys of `[aggregation.optimizer]`.
+
+    sgd: θ + λ Δ, plain averaging with λ = 1. fedavgm: m ← β₁ m + Δ, θ + λ m (Hsu, Qi and Brown, 2019).
+    fedadam, fedyogi: m ← β₁ m + (1 − β₁) Δ, θ + λ m/(√v + τ) (Reddi et al., ICLR 2021, Algorithm 2), where v starts at
+    τ² and becomes β₂ v + (1 − β₂) Δ² (fedadam) or v − (1 − β₂) Δ² sign(v − Δ²) (fedyogi).
+    """
+
+    kind: OptimizerName = "sgd"
+    learning_rate: float = 1.0
+    """λ."""
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
+    """How far from adaptive fedadam and fedyogi are."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(OptimizerName):
+            raise ValueError(f'kind = "{self.kind}": must be one of {", ".join(get_args(OptimizerName))}')
+        for name in ("learning_rate", "tau"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} = {getattr(self, name)}: must be a finite number above 0")
+        for name in ("beta_1", "beta_2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0 and below 1")
+
+    def state_size(self, model_size: int) -> int:
+        """How many values of state a model of d values needs: none, m, or m and v."""
+        return _MOMENTS[self.kind] * model_size
+
+    def start(self, model_size: int) -> Vector:
+        """The state before round 1: m = 0, then v = τ²."""
+        state: Vector = np.zeros(self.state_size(model_size), np.float32)
+        state[model_size:] = self.tau**2
+        return state
+
+    def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
+        """The next model and state, both new, from θ and Δ, (d,) float32."""
+        rate, d = np.float32(self.learning_rate), theta.size
+        if self.kind == "sgd":
+            return theta + rate * change, state
+        beta_1, beta_2 = np.float32(self.beta_1), np.float32(self.beta_2)
+        m, v = state[:d], state[d:]
+        if self.kind == "fedavgm":
+            m = beta_1 * m + change
+            return theta + rate * m, m
+        m = beta_1 * m + (1 - beta_1) * change
+        squared = change * change
+        if self.kind == "fedadam":
+            v = beta_2 * v + (1 - beta_2) * squared
+        else:
+            v = v - (1 - beta_2) * squared * np.sign(v - squared)
+        scale: Vector = np.sqrt(v, dtype=np.float32) + np.float32(self.tau)
+        return theta + rate * m / scale, np.concatenate((m, v))

@@ -1,0 +1,64 @@
+"""What policies share that judge clients who join while training runs."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
+from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.terms import rows_in_tie_order
+
+
+def is_original(table: ClientTable, rows: IntArray) -> BoolArray:
+    """Which of these clients were there in round 1 (Fed-TS's group I_o); all others are newcomers (I_e)."""
+    original: BoolArray = table.joined_round[rows] == 1
+    return original
+
+
+@dataclass(frozen=True)
+class NewcomerPolicy(Policy):
+    """Takes m of the original clients at random, and of every insertion the newcomers of greatest promise.
+
+    So m is |S_o|, P_o times the number of originals. Clients that joined before the same round are one insertion: it
+    has its own number of newcomers and its own participation size p, which is never below 1. The model averages
+    everyone chosen uniformly (Fed-TS, eq. (4)).
+    """
+
+    newcomer_share: float = 0.5
+    """P: an insertion's p is this share of its newcomers who are there now."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.newcomer_share) and 0 < self.newcomer_share <= 1):
+            raise ValueError(
+                f"newcomer_share = {self.newcomer_share}: must be above 0 and at most 1, which is all the newcomers"
+            )
+
+    def select(self, state: Any, context: Context) -> Selection:
+        """Without newcomers, the originals alone; and the other way round."""
+        rows = rows_in_tie_order(context)
+        original = is_original(context.table, rows)
+        originals = rows[original]
+        chosen = [context.rng.choice(originals, min(self.m, len(originals)), replace=False)] if len(originals) else []
+        joined_round = context.table.joined_round[rows]
+        for insertion in np.unique(joined_round[~original]):
+            newcomers = rows[joined_round == insertion]
+            promise = self._promise(state, context, newcomers)
+            size = max(1, self._size(state, context.table, newcomers))
+            chosen.append(newcomers[np.argsort(-promise, kind="stable")[:size]])
+        everyone = np.sort(np.concatenate(chosen))
+        details = {
+            "originals": float(is_original(context.table, everyone).sum()),
+            "newcomers": float((~is_original(context.table, everyone)).sum()),
+        }
+        return Selection(everyone, weights=np.full(len(everyone), 1 / len(everyone)), details=details)
+
+    def _promise(self, state: Any, context: Context, newcomers: IntArray) -> FloatArray:
+        """(n,) the greater the better, of these rows, which are one insertion's."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which newcomers are promising")
+
+    def _size(self, state: Any, table: ClientTable, newcomers: IntArray) -> int:  # noqa: ARG002
+        """p of this insertion."""
+        return round(self.newcomer_share * len(newcomers))

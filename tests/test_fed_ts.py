@@ -1,0 +1,375 @@
+"""Fed-TS and its kin: drifts, thresholds, posteriors and sizes, on vectors whose harm is known."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pausefl.draws import generator
+from pausefl.wire import Vector
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.selection import Context, Policy, Selection
+from pausefl_server.selection.chr import Chr
+from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
+from pausefl_server.selection.fed_ts import DriftUcb, FedTs
+
+quickly = settings(max_examples=60, deadline=None, derandomize=True)
+SIZE = 40
+ORIGINALS = [f"original-{k}" for k in range(8)]
+RELEVANT = [f"relevant-{k}" for k in range(4)]
+POISONED = [f"poisoned-{k}" for k in range(4)]
+WEIGHTS = st.none() | st.floats(0.1, 50)
+
+
+def vectors(n: int, seed: int) -> list[Vector]:
+    return list(np.random.default_rng(seed).standard_normal((n, SIZE), np.float32))
+
+
+def update_of(client_id: str, t: int, seed: int = 1) -> Vector:
+    """Honest clients agree on a direction up to noise; poisoned ones send noise of the same norm."""
+    noise = generator(seed, "test", client_id, t).standard_normal(SIZE).astype(np.float32)
+    honest = 1 + 0.5 * noise
+    if not client_id.startswith("poisoned"):
+        return honest
+    return noise * np.float32(np.linalg.norm(honest) / np.linalg.norm(noise))
+
+
+class Play:
+    """Rounds of one policy with vectors; `joins` says who comes before which round."""
+
+    def __init__(
+        self, policy: Policy, joins: dict[int, Iterable[str]], seed: int = 1, silent: Iterable[str] = ()
+    ) -> None:
+        self.policy, self.joins, self.seed, self.silent = policy, joins, seed, frozenset(silent)
+        self.table, self.state = ClientTable(seed=seed), policy.start()
+        self.records: list[RoundRecord] = []
+        self.admitted: list[set[str]] = []
+
+    def rounds(self, count: int) -> "Play":
+        for _ in range(count):
+            self.one_round()
+        return self
+
+    def select(self) -> Selection:
+        t = len(self.records) + 1
+        joined = [Event("joined", i, n_examples=100 + 50 * k) for k, i in enumerate(self.joins.get(t, ()))]
+        self.table.apply_events(joined, t)
+        rng = generator(self.seed, "selection", t, 0)
+        return self.policy.select(self.state, Context(t, self.table, self.table.eligible(), rng))
+
+    def one_round(self, update: Callable[[str, int], Vector] = update_of) -> RoundRecord:
+        t, selection = len(self.records) + 1, self.select()
+        rows = np.array([row for row in selection.rows if self.table.ids[row] not in self.silent], np.int64)
+        answered = [self.table.ids[row] for row in rows]
+        inspection = self.policy.inspect(self.table, rows, [update(i, t) for i in answered])
+        statistics = inspection.statistics if inspection else [{}] * len(rows)
+        admitted = inspection.admitted if inspection else np.ones(len(rows), np.bool_)
+        self.admitted.append({i for i, is_in in zip(answered, admitted, strict=True) if is_in})
+        observations = tuple(
+            Observation(i, Timing(1.0), 1.0, 100, 0, 0.0, 0.0, statistics=json.loads(json.dumps(s)))
+            for i, s in zip(answered, statistics, strict=True)
+        )
+        chosen = tuple(self.table.ids[row] for row in selection.rows)
+        assert selection.weights is not None
+        weights = tuple(selection.weights.tolist())
+        record = RoundRecord(t, 0, chosen, weights, observations, (), 1.0, 0.0, 0.0, "", selection.details)
+        self.table.apply_round(record)
+        self.state = self.policy.observe(self.state, record, self.table)
+        self.records.append(record)
+        return record
+
+    def judged(self, **drifts: float) -> Any:
+        """The state after one more round in which these newcomers, and no original, had these drifts."""
+        observations = tuple(
+            Observation(i.replace("_", "-"), Timing(1.0), 1.0, 100, 0, 0.0, 0.0, statistics={"drift": d})
+            for i, d in drifts.items()
+        )
+        record = RoundRecord(9, 0, (), None, observations, (), 1.0, 0.0, 0.0, "")
+        self.state = self.policy.observe(self.state, record, self.table)
+        return self.state
+
+    def times_chosen(self) -> Counter[str]:
+        """By kind of client."""
+        return Counter(i.split("-")[0] for record in self.records for i in record.chosen)
+
+    def posterior(self, client_id: str) -> tuple[int, int]:
+        s, f = self.state.counts(np.array([self.table.row_of[client_id]]), len(self.table))
+        return int(s[0]), int(f[0])
+
+
+def with_newcomers(policy: Policy, newcomers: Iterable[str] = (*RELEVANT, *POISONED), **options: Any) -> Play:
+    return Play(policy, {1: ORIGINALS, 4: newcomers}, **options)
+
+
+# --- the mathematics
+
+
+@quickly
+@given(st.integers(1, 6), st.integers(0, 5), WEIGHTS, st.integers(0, 1000))
+def test_the_drift_is_equation_8_taken_literally(n: int, others: int, weight: float | None, seed: int) -> None:
+    originals, newcomers = vectors(n, seed), vectors(others, seed + 1)
+    epsilon = n if weight is None else weight
+    w_o = np.mean(np.float64(originals), axis=0)
+    expected = []
+    for newcomer in newcomers:
+        w_oi = (np.sum(np.float64(originals), axis=0) + epsilon * np.float64(newcomer)) / (n + epsilon)
+        expected.append(float(((w_oi - w_o) ** 2).sum()))
+    assert path_drifts(originals, newcomers, weight) == pytest.approx(expected, rel=1e-5)
+
+
+@quickly
+@given(st.integers(2, 7), WEIGHTS, st.integers(0, 1000))
+def test_leaving_one_out_is_the_drift_of_a_newcomer_among_the_others(n: int, weight: float | None, seed: int) -> None:
+    originals = vectors(n, seed)
+    expected = [path_drifts(originals[:j] + originals[j + 1 :], [originals[j]], weight)[0] for j in range(n)]
+    assert leave_one_out_drifts(originals, weight) == pytest.approx(expected, rel=1e-4)
+
+
+@quickly
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=30), st.tuples(st.floats(0, 100), st.floats(0, 100)))
+def test_two_means_ends_where_both_centroids_are_means_of_what_is_nearest(
+    values: list[float], start: tuple[float, float]
+) -> None:
+    low, high = two_means(values, start)
+    assert low <= high
+    points = np.array(values)
+    near_high = np.abs(points - high) < np.abs(points - low)
+    for centroid, cluster in ((low, points[~near_high]), (high, points[near_high])):
+        if cluster.size:
+            assert centroid == pytest.approx(cluster.mean())
+
+
+def test_two_means_starts_where_it_is_told() -> None:
+    """Three clumps: which two are told apart depends on the start."""
+    values = [0.0, 0.0, 10.0, 10.0, 20.0, 20.0]
+    assert two_means(values, (0.0, 20.0)) == (5.0, 20.0)  # 10 lies between: a tie goes to the low one
+    assert two_means(values, (0.0, 11.0)) == (0.0, 15.0)
+
+
+# --- who is chosen
+
+
+def test_without_newcomers_the_originals_are_sampled() -> None:
+    play = Play(FedTs(3), {1: ORIGINALS}).rounds(40)
+    assert all(len(set(r.chosen)) == 3 for r in play.records)
+    assert set(play.times_chosen()) == {"original"}
+    assert (play.table.chosen > 5).all()
+
+
+def test_without_originals_the_newcomers_are_chosen() -> None:
+    play = with_newcomers(FedTs(3, newcomer_share=0.5)).rounds(5)
+    play.table.connected[: len(ORIGINALS)] = False
+    record = play.one_round()
+    assert len(record.chosen) == 4
+    assert not any(o.statistics for o in record.observations)
+    play.rounds(2)
+
+
+def test_everyone_weighs_the_same_whatever_their_data() -> None:
+    play = with_newcomers(FedTs(4, newcomer_share=0.5)).rounds(6)
+    assert play.records[-1].weights == (1 / 8,) * 8
+    assert play.records[-1].details == {"originals": 4.0, "newcomers": 4.0}
+
+
+def test_every_insertion_has_a_size_of_its_own() -> None:
+    joins = {1: ORIGINALS, 3: [f"early-{k}" for k in range(6)], 5: [f"late-{k}" for k in range(2)], 6: ["single-0"]}
+    play = Play(FedTs(3, newcomer_share=0.5), joins).rounds(8)
+    counts = [Counter(i.split("-")[0] for i in record.chosen) for record in play.records]
+    assert counts[1] == {"original": 3}
+    assert counts[3] == {"original": 3, "early": 3}
+    assert counts[7] == {"original": 3, "early": 3, "late": 1, "single": 1}
+
+
+def test_a_newcomer_that_comes_back_is_still_of_its_insertion() -> None:
+    play = with_newcomers(FedTs(2, newcomer_share=1.0)).rounds(5)
+    play.table.apply_events([Event("left", RELEVANT[0])], 6)
+    assert RELEVANT[0] not in play.one_round().chosen
+    play.table.apply_events([Event("joined", RELEVANT[0], n_examples=5)], 7)
+    assert RELEVANT[0] in play.one_round().chosen
+    assert set(play.table.joined_round.tolist()) == {1, 4}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("policy", [FedTs(4), FedTs(4, drift_weight=1.0), DriftUcb(4), Chr(4)])
+def test_relevant_newcomers_are_chosen_far_more_often_than_poisoned_ones(policy: Policy, seed: int) -> None:
+    chosen = with_newcomers(policy, seed=seed).rounds(100).times_chosen()
+    assert chosen["relevant"] >= 4 * chosen["poisoned"]
+
+
+def test_posteriors_tell_relevant_from_poisoned_newcomers() -> None:
+    play = with_newcomers(FedTs(4)).rounds(100)
+    for client_id in RELEVANT:
+        s, f = play.posterior(client_id)
+        assert s > f  # two-means finds a worse half among relevant newcomers too
+    for client_id in POISONED:
+        s, f = play.posterior(client_id)
+        assert f > s
+
+
+def test_rounds_without_an_answer_teach_nothing() -> None:
+    play = with_newcomers(FedTs(4), silent=ORIGINALS).rounds(10)
+    assert {play.posterior(i) for i in (*RELEVANT, *POISONED)} == {(1, 1)}
+    play = with_newcomers(FedTs(4), silent=POISONED).rounds(10)
+    assert {play.posterior(i) for i in POISONED} == {(1, 1)}
+
+
+@pytest.mark.parametrize("policy", [FedTs(4, search_after=3), FedTs(4, guard="leave-one-out"), DriftUcb(4), Chr(4)])
+def test_what_is_learnt_is_a_fold_over_the_log(policy: Policy) -> None:
+    """Folding the records of a run gives the state and the selections of the run."""
+    play, again = with_newcomers(policy).rounds(30), with_newcomers(policy)
+    for record in play.records:
+        assert tuple(again.table.ids[row] for row in again.select().rows) == record.chosen
+        again.table.apply_round(record)
+        again.state = policy.observe(again.state, record, again.table)
+        again.records.append(record)
+    assert again.select().rows.tolist() == play.select().rows.tolist()
+
+
+# --- the threshold (eqs. (7) to (10)) and its decisions
+
+
+def test_drifts_are_small_up_to_the_mean_of_the_centroids() -> None:
+    play = with_newcomers(FedTs(2)).rounds(3)
+    play.select()
+    state = play.judged(relevant_0=1.0, relevant_1=3.0, poisoned_0=9.0, poisoned_1=11.0)
+    assert state.centroids == (2.0, 10.0)
+    assert [play.posterior(i) for i in (*RELEVANT[:2], *POISONED[:2])] == [(2, 1), (2, 1), (1, 2), (1, 2)]
+    # Started from (2, 10): 7 is nearer to 10.
+    play.judged(relevant_0=1.0, poisoned_0=7.0, poisoned_1=13.0)
+    assert play.state.centroids == (1.0, 10.0)
+    assert [play.posterior(i) for i in (*RELEVANT[:2], *POISONED[:2])] == [(3, 1), (2, 1), (1, 3), (1, 3)]
+
+
+@pytest.mark.parametrize("drifts", [{"relevant_0": 5.0}, {"relevant_0": 5.0, "poisoned_0": 5.0}])
+def test_a_single_drift_or_a_single_cluster_is_a_success(drifts: dict[str, float]) -> None:
+    play = with_newcomers(FedTs(2)).rounds(3)
+    play.select()
+    play.judged(**drifts)
+    assert {play.posterior(i.replace("_", "-")) for i in drifts} == {(2, 1)}
+
+
+def test_after_an_empty_cluster_the_centroids_start_afresh() -> None:
+    """Else a centroid that training has left behind would let everybody in for ever."""
+    play = with_newcomers(FedTs(2)).rounds(3)
+    play.select()
+    assert play.judged(relevant_0=1.0, poisoned_0=100.0).centroids == (1.0, 100.0)
+    assert play.judged(relevant_0=0.1, poisoned_0=10.0).centroids is None
+    assert play.posterior(POISONED[0]) == (2, 2)
+    assert play.judged(relevant_0=0.1, poisoned_0=10.0).centroids == (0.1, 10.0)
+    assert play.posterior(POISONED[0]) == (2, 3)
+
+
+# --- the size search (Alg. 3)
+
+
+def test_the_size_is_searched_once_everyone_was_chosen_more_than_l_times() -> None:
+    play = with_newcomers(FedTs(2, newcomer_share=1.0, search_after=2)).rounds(3)
+    rows = play.table.rows if play.select() else None
+    assert rows is not None
+    newcomers = rows((*RELEVANT, *POISONED))
+    size = play.table.chosen.size
+    successes, failures = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    failures[newcomers[:3]] = 1  # s = 1 < f = 2: irrelevant by the printed sign; s = f counts as relevant
+    play.state = dataclasses.replace(play.state, successes=successes, failures=failures)
+    play.table.chosen[newcomers] = 3
+    play.table.chosen[newcomers[5]] = 2
+    assert len(play.select().rows) == 2 + 8
+    play.table.chosen[newcomers[5]] = 3
+    assert len(play.select().rows) == 2 + 5
+    failures[newcomers] = 9
+    assert len(play.select().rows) == 2 + 1  # p never falls below 1
+
+
+def test_the_search_finds_the_number_of_relevant_newcomers() -> None:
+    play = with_newcomers(FedTs(4, newcomer_share=1.0, search_after=5)).rounds(60)
+    assert [r.details["newcomers"] for r in play.records[4:8]] == [8.0] * 4
+    assert [r.details["newcomers"] for r in play.records[-20:]] == [4.0] * 20
+
+
+# --- all newcomers harmful
+
+
+def test_two_means_lets_about_half_of_only_harmful_newcomers_in() -> None:
+    """The known weakness of the printed rule: there always is a better half."""
+    play = with_newcomers(FedTs(4, newcomer_share=1.0), POISONED).rounds(60)
+    judged = np.array([play.posterior(i) for i in POISONED]) - 1
+    assert 0.25 < judged[:, 0].sum() / judged.sum() < 0.75
+    assert all("poisoned" in " ".join(admitted) for admitted in play.admitted[4:])
+
+
+def test_the_guard_keeps_harmful_newcomers_out_and_lets_relevant_ones_in() -> None:
+    guarded = FedTs(4, newcomer_share=1.0, guard="leave-one-out")
+    play = with_newcomers(guarded, POISONED).rounds(60)
+    judged = np.array([play.posterior(i) for i in POISONED]) - 1
+    assert judged[:, 0].sum() == 0
+    assert all(not i.startswith("poisoned") for admitted in play.admitted for i in admitted)
+    assert all(len(admitted) == 4 for admitted in play.admitted)
+    play = with_newcomers(guarded, RELEVANT).rounds(60)
+    let_in = sum(i.startswith("relevant") for admitted in play.admitted[4:] for i in admitted)
+    # A newcomer like the originals exceeds all four of them once in five rounds.
+    assert 0.65 < let_in / (4 * 56) < 0.95
+
+
+def test_an_original_alone_guards_nothing() -> None:
+    play = with_newcomers(FedTs(1, guard="leave-one-out")).rounds(8)
+    assert len(play.admitted[-1]) == 1 + 4
+
+
+# --- UCB and CHR
+
+
+@pytest.mark.parametrize("policy", [DriftUcb(2), Chr(2)])
+def test_unseen_newcomers_go_first(policy: Policy) -> None:
+    play = with_newcomers(policy).rounds(5)
+    newcomers = play.table.rows((*RELEVANT, *POISONED))
+    assert play.table.chosen[newcomers].tolist() == [1] * 8
+
+
+def test_drift_ucb_is_ucb1_by_hand() -> None:
+    play = with_newcomers(DriftUcb(2, newcomer_share=0.125)).rounds(3)
+    play.select()
+    rows = play.table.rows((*RELEVANT, *POISONED))
+    play.table.chosen[rows] = [10, 10, 4, 4, 10, 10, 10, 10]
+    successes = np.zeros(len(play.table), np.int64)
+    successes[rows] = [9, 8, 3, 2, 0, 0, 0, 0]
+    play.state = dataclasses.replace(play.state, successes=successes, failures=successes)
+    index = np.array([9, 8, 3, 2]) / np.array([10, 10, 4, 4]) + np.sqrt(2 * np.log(4) / np.array([10, 10, 4, 4]))
+    assert rows[int(index.argmax())] in play.select().rows
+    assert int(index.argmax()) == 2
+
+
+def test_chr_measures_the_cosine() -> None:
+    play = with_newcomers(Chr(2, newcomer_share=1.0)).rounds(3)
+
+    def update(client_id: str, t: int) -> Vector:
+        if client_id.startswith("original"):
+            return np.ones(SIZE, np.float32)
+        return np.float32({RELEVANT[0]: 7.0, POISONED[0]: -0.1}.get(client_id, 0.0)) * np.ones(SIZE, np.float32)
+
+    found = {o.client_id: o.statistics.get("cosine") for o in play.one_round(update).observations}
+    assert found[RELEVANT[0]] == pytest.approx(1.0)
+    assert found[POISONED[0]] == pytest.approx(-1.0)
+    assert found[RELEVANT[1]] == 0.0
+    assert all(found[i] is None for i in found if i.startswith("original"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"newcomer_share": 0.0}, "newcomer_share = 0.0: must be above 0 and at most 1"),
+        ({"newcomer_share": 1.5}, "newcomer_share = 1.5: must be .* at most 1, which is all the newcomers"),
+        ({"drift_weight": 0.0}, "drift_weight = 0.0: must be"),
+        ({"search_after": -1}, "search_after = -1: must be at least 0"),
+        ({"guard": "some"}, "guard = 'some': must be one of none, leave-one-out"),
+    ],
+)
+def test_bad_parameters_are_named(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedTs(m=5, **parameters)

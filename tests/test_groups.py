@@ -1,0 +1,206 @@
+"""Groups of clients: what an experiment says about them, the trainers that come of it, and who is there when."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from pausefl.draws import generator
+from pausefl.errors import ConfigError
+from pausefl_emulator.behaviours import BEHAVIOURS
+from pausefl_emulator.experiment import Experiment, parse_experiment
+from pausefl_emulator.host import make_trainers
+from pausefl_emulator.presence import AVAILABILITIES, Always, Cycle, Markov, Presence, Trace
+from pausefl_server.aggregation import RuleName
+from pausefl_server.optimizers import OptimizerName
+
+THREE = """
+[selection]
+m = 2
+[clients.groups.plain]
+count = 2
+[clients.groups.flipped]
+count = 2
+behaviours = [{ kind = "label-flip" }]
+[clients.groups.noisy]
+count = 1
+behaviours = [{ kind = "local-epochs", choices = [3] }, { kind = "gaussian-update", scale = 2.0 }]
+"""
+
+
+def three(more: str = "", *overrides: str) -> Experiment:
+    return parse_experiment(THREE + more, overrides)
+
+
+def test_without_groups_clients_are_called_as_ever() -> None:
+    experiment = parse_experiment("clients.count = 12")
+    assert experiment.client_ids == [f"client-{k:03}" for k in range(12)]
+    assert parse_experiment("clients.count = 1001").client_ids[0] == "client-0000"
+
+
+def test_groups_name_and_count_their_clients() -> None:
+    experiment = three()
+    assert experiment.client_ids == ["plain-000", "plain-001", "flipped-000", "flipped-001", "noisy-000"]
+    assert experiment.clients.count == experiment.minimum_clients == 5
+    assert set(experiment.delays()) == set(experiment.client_ids)
+    assert parse_experiment(experiment.to_toml()) == experiment
+
+
+def test_the_data_a_client_holds_depend_on_its_group() -> None:
+    assert three().data_key != three("", "clients.groups.flipped.count=1").data_key
+    assert "groups" not in parse_experiment("clients.count = 5").data_key
+
+
+def test_trainers_behave_as_their_group_does() -> None:
+    same = 'workload.examples = 500\nworkload.optimizer = "sgd"'
+    experiment = parse_experiment(same + THREE)
+    honest = parse_experiment(same + "\nclients.count = 5\nselection.m = 2")
+    trainers = make_trainers(experiment, experiment.client_ids)
+    plain = make_trainers(honest, honest.client_ids)
+    assert trainers["plain-001"].label_counts == plain["client-001"].label_counts
+    counts, flipped = (t.label_counts for t in (plain["client-002"], trainers["flipped-000"]))
+    assert [flipped[f"label_{(c + 1) % 10}"] for c in range(10)] == [counts[f"label_{c}"] for c in range(10)]
+    theta = np.zeros(plain["client-004"].manifest.size, np.float32)
+    noise, update = (t.train(theta, round=1).update for t in (trainers["noisy-000"], plain["client-004"]))
+    assert np.linalg.norm(noise) > 2 * np.linalg.norm(update)  # three epochs take it further than one
+    assert abs(np.corrcoef(noise, update)[0, 1]) < 0.1
+
+
+def test_a_synthetic_model_has_behaviours_too() -> None:
+    experiment = three('[workload]\nmodel = "synthetic"\nmodel_bytes = 4000')
+    trainers = make_trainers(experiment, ["plain-000", "noisy-000"])
+    theta = np.zeros(1000, np.float32)
+    norms = [float(np.linalg.norm(t.train(theta, round=1).update)) for t in trainers.values()]
+    assert norms[1] == pytest.approx(2 * norms[0], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("clients.count=30", r"clients\.count = 30: its groups add up to 5"),
+        ("selection.m=6", r"selection\.m = 6: must be at most clients\.count = 5"),
+        ("clients.groups.plain.count=0", r"clients\.groups\.plain\.count = 0"),
+        ("clients.groups.plain.cuont=1", r"clients\.groups\.plain\.cuont: unknown key; did you mean count"),
+        ('clients.groups={"a/b" = { count = 5 }}', r"should match pattern"),
+        (
+            'clients.groups.plain.behaviours=[{kind="lazy"}]',
+            r"plain\.behaviours\.0\.kind = 'lazy': must be one of",
+        ),
+        ("clients.groups.plain.behaviours=[{}]", r"plain\.behaviours\.0\.kind = '': must be one of"),
+        (
+            'clients.groups.plain.behaviours=[{kind="dropout", p=0.1}]',
+            r"clients\.groups\.plain\.behaviours\.0\.p: unknown key; known keys: probability",
+        ),
+        (
+            'clients.groups.plain.behaviours=[{kind="honest"}, {kind="dropout", probability=1.5}]',
+            r"clients\.groups\.plain\.behaviours\.1\.probability = 1\.5: must be from 0 to 1",
+        ),
+        ("clients.groups.plain.join_round=0", r"clients\.groups\.plain\.join_round = 0"),
+        ("clients.groups.plain.leave_round=1", r"clients\.groups\.plain\.leave_round = 1"),
+        ("clients.groups.plain.leave=quietly", r"plain\.leave = 'quietly': should be 'stop' or 'kill'"),
+        (
+            "clients.groups.plain={count=2, join_round=7, leave_round=7}",
+            r"plain\.leave_round = 7: must be after its join_round = 7",
+        ),
+        ('clients.groups.plain.availability={kind="often"}', r"availability\.kind = 'often': must be one of always"),
+        (
+            'clients.groups.plain.availability={kind="cycle", on_rounds=1, off_rounds=0}',
+            r"clients\.groups\.plain\.availability\.off_rounds = 0: must be at least 1",
+        ),
+        (
+            'clients.groups.plain.availability={kind="trace", path="no/such.csv"}',
+            r'availability\.path = "no/such.csv": cannot be read \(No such file or directory\)',
+        ),
+    ],
+)
+def test_bad_groups_are_one_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        three("", override)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_group_that_is_all_there_is_never_there_first() -> None:
+    with pytest.raises(ConfigError, match=r"clients\.groups: nobody is there in round 1"):
+        parse_experiment("[clients.groups.late]\ncount = 3\njoin_round = 2\n[selection]\nm = 2")
+
+
+# -- presence
+
+
+def on(availability: object, rounds: int = 12, client_id: str = "a") -> list[int]:
+    drawn: list[int] = availability.on(client_id, rounds, generator(1, "availability", client_id)).tolist()  # type: ignore[attr-defined]
+    return [int(is_on) for is_on in drawn]
+
+
+def test_laws_of_availability(tmp_path: Path) -> None:
+    assert on(Always(), 3) == [1, 1, 1]
+    assert on(Cycle(3, 2), 8) == [1, 1, 1, 0, 0, 1, 1, 1]
+    assert on(Markov(0.0, 1.0)) == [1] * 12
+    assert on(Markov(1.0, 1.0), 5) == [1, 0, 1, 0, 1]
+    (tmp_path / "trace.csv").write_text("client_id,round,on\na,5,1\na,3,0\nb,1,0\n")
+    trace = Trace(str(tmp_path / "trace.csv"))
+    assert on(trace, 6) == [1, 1, 0, 0, 1, 1]
+    assert on(trace, 3, "b") == [0, 0, 0]
+    assert on(trace, 3, "c") == [1, 1, 1]
+
+
+def test_a_markov_chain_is_on_as_long_as_its_probabilities_say() -> None:
+    """Share p/(p + q) with p = 0.2 the way back and q = 0.1 the way out; clients differ, a client repeats."""
+    chain = Markov(0.1, 0.2)
+    assert np.mean(on(chain, 20_000)) == pytest.approx(2 / 3, abs=0.03)
+    assert on(chain, 50) == on(chain, 50)
+    assert on(chain, 50) != on(chain, 50, "b")
+
+
+@pytest.mark.parametrize("line", ["a,x,1", "a,0,1", "a,3,2", "a"])
+def test_a_trace_with_a_bad_line_names_it(tmp_path: Path, line: str) -> None:
+    (tmp_path / "trace.csv").write_text(f"client_id,round,on\na,1,1\n{line}\n")
+    with pytest.raises(ValueError, match=r"trace\.csv.*: line 3 is not client_id, round \(from 1\), on"):
+        Trace(str(tmp_path / "trace.csv"))
+
+
+def test_who_is_there_is_a_function_of_the_round() -> None:
+    experiment = three(
+        "[experiment]\nrounds = 9",
+        "clients.groups.flipped.join_round=4",
+        "clients.groups.noisy.leave_round=6",
+        'clients.groups.plain.availability={kind="cycle", on_rounds=2, off_rounds=1}',
+    )
+    presence = experiment.presence()
+    assert presence is not None
+    names = [sorted({i.split("-")[0] for i in presence.at(t)}) for t in (1, 3, 4, 6, 9)]
+    assert names == [["noisy", "plain"], ["noisy"], ["flipped", "noisy", "plain"], ["flipped"], ["flipped"]]
+    assert presence.at(10) == presence.at(9)
+    assert parse_experiment(experiment.to_toml()) == experiment
+    assert three().presence() is None
+    with pytest.raises(ConfigError, match="nobody is there in round 1"):
+        Presence(("a",), np.zeros((3, 1), np.bool_))
+
+
+# -- docs/behaviours.md and docs/aggregation.md
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.mark.parametrize("document", ["behaviours.md", "aggregation.md"])
+def test_documented_experiments_are_valid(document: str) -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (DOCS / document).read_text("utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        company = "[clients.groups.company]\ncount = 5\n" if "clients.groups" in block else ""
+        parse_experiment(company + block).check_policies()
+
+
+def test_every_kind_is_documented() -> None:
+    text = (DOCS / "behaviours.md").read_text("utf-8")
+    kinds = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)) - {"kind"}
+    assert kinds == set(BEHAVIOURS) | set(AVAILABILITIES)
+    for kind, record in {**BEHAVIOURS, **AVAILABILITIES}.items():
+        (row,) = re.findall(rf"^\| `{kind}` \|.*\| (.*)\|$", text, re.MULTILINE)
+        assert set(re.findall(r"\w+", row)) == {field.name for field in fields(record)}, kind  # type: ignore[arg-type]
+    text = (DOCS / "aggregation.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
+    assert named - {"rule"} == set(get_args(RuleName)) | set(get_args(OptimizerName))
