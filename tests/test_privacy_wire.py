@@ -51,6 +51,7 @@ ALLOWED = {
     *("result.update.size_bytes", "result.update.frames", "result.update.digest"),
     *(f"result.timing.{part}_s" for part in ("download", "injected_down", "queue", "train", "privatise")),
     *("result.timing.injected_up_s", "frame.index", "pong.nonce"),
+    *(f"result.host.{what}" for what in ("loop_lag_s", "timer_overshoot_s", "steal_share", "compute_share")),
 }
 
 
@@ -126,7 +127,7 @@ def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Any
     assert sent <= ALLOWED
     assert {"result.update.digest", "result.release.epsilon", "hello.n_examples"} <= sent
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["disclosed"] == ["n_examples", "device_times"]
+    assert summary["disclosed"] == ["n_examples", "device_times", "host_load"]
     assert summary["private"] is True
 
 

@@ -31,6 +31,7 @@ from pausefl_emulator.processes import (
     die_with_parent,
     first_error,
     ignore_interrupts,
+    keep_freed_memory,
     write_output_to,
 )
 
@@ -53,6 +54,7 @@ def run_host(
     die_with_parent()
     ignore_interrupts()
     allow_many_files()
+    keep_freed_memory()
     write_output_to(run_dir / "clients.log")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, force=True)
     try:

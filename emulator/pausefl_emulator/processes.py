@@ -1,5 +1,6 @@
 """What every process of a run does: it dies with its parent, and it writes where it is told to."""
 
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -11,6 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pausefl.errors import PauseflError
+
+# Of glibc's <malloc.h>.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+# The greatest value glibc takes for M_MMAP_THRESHOLD on 64-bit machines.
+_KEPT_BYTES = 32 << 20
 
 
 def die_with_parent() -> None:
@@ -29,6 +36,18 @@ def allow_many_files() -> None:
     """Lift the soft limit on open files to the hard one: a stream and a ledger for each of a thousand clients."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed buffers of a model's size instead of handing each back to the kernel.
+
+    Otherwise every round pages them in again, which costs more than all else a client does with a model of 1 MB.
+    Elsewhere than on glibc this does nothing.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            mallopt(parameter, _KEPT_BYTES)
 
 
 def write_output_to(path: Path) -> None:

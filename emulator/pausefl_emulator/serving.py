@@ -16,7 +16,13 @@ from pausefl.errors import ConfigError, PauseflError
 from pausefl.wire import Manifest, Tensor, Vector
 from pausefl_emulator.delays import known_means
 from pausefl_emulator.experiment import Experiment
-from pausefl_emulator.processes import allow_many_files, die_with_parent, first_error, write_output_to
+from pausefl_emulator.processes import (
+    allow_many_files,
+    die_with_parent,
+    first_error,
+    keep_freed_memory,
+    write_output_to,
+)
 from pausefl_emulator.summary import summarise
 from pausefl_server.evaluation import EvaluateModel
 from pausefl_server.selection.base import Oracle, Policy
@@ -33,6 +39,7 @@ def run_server_process(experiment: Experiment, run_dir: Path, events: "Connectio
     """The main function of the server process that `fleet` started; tells its parent everything through `events`."""
     die_with_parent()
     allow_many_files()
+    keep_freed_memory()
     write_output_to(run_dir / "server.log")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:

@@ -32,7 +32,9 @@ class ServerMetrics:
     Where the unit is the coordinate, each ε stands a second time for the whole upload vector, d times as large.
     """
 
-    def __init__(self, privacy: Privacy | None, model_size: int) -> None:
+    def __init__(self, privacy: Privacy | None, model_size: int, *, is_served: bool = True) -> None:
+        """Unless `is_served`, nobody can read them, and rounds are spared the work."""
+        self._is_served = is_served
         self.registry = registry = CollectorRegistry()
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -111,6 +113,8 @@ class ServerMetrics:
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         """A round is on disk; `budgets_end` is the round after which fewer than m clients have budget left."""
+        if not self._is_served:
+            return
         self._round.set(record.round)
         self._round_latency.observe(record.round_latency_s)
         self._total_latency.set(state.total_latency_s)

@@ -73,7 +73,7 @@ async def serve(
     try:
         settings = replace(settings, run_id=_run_id(store, settings.run_id))
         state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint)
-        metrics = ServerMetrics(settings.privacy, theta.size)
+        metrics = ServerMetrics(settings.privacy, theta.size, is_served=endpoints.metrics_host is not None)
         if endpoints.metrics_host is not None:
             metrics_server = MetricsServer(metrics.registry, endpoints.metrics_host, endpoints.metrics_port)
             progress({"kind": "metrics", "url": metrics_server.url})

@@ -33,6 +33,7 @@ BUDGET_SENTENCES = {
 DISCLOSURES = {
     "n_examples": "|D_k|, how many examples the client has: the average by data size needs it",
     "device_times": "device times: how long the client queued, trained and privatised",
+    "host_load": "host load: event-loop lag, timer overshoot, stolen processor time and share of compute",
     "loss": "the training loss of each chosen round",
 }
 SIGNAL_SENTENCES = {
