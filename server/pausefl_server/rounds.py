@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -12,13 +12,15 @@ import numpy as np
 
 from pausefl.actor import Actor
 from pausefl.draws import generator
-from pausefl.errors import PauseflError, TryLaterError, WireError
+from pausefl.errors import PauseflError, WireError
 from pausefl.honesty import UNWATCHED, Watch
 from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Vector, digest, pack_job
+from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector, digest, pack_job
+from pausefl_server.admission import check_hello
+from pausefl_server.announcer import Announcer, Progress
 from pausefl_server.clients import FloatArray
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
-from pausefl_server.ledger import Release, check_ledger, check_release, rounds_left
+from pausefl_server.ledger import Release, check_release
 from pausefl_server.messages import (
     Acknowledge,
     Dismiss,
@@ -35,23 +37,16 @@ from pausefl_server.metrics import ServerMetrics
 from pausefl_server.peer import ClientActor
 from pausefl_server.pings import Ping, PingRota
 from pausefl_server.records import Event, EventKind, Observation, RoundRecord
+from pausefl_server.retirement import budgets_end, too_few_left, used_up
 from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 from pausefl_server.store import CommitRound, SaveLateEvents, StoreActor
-from pausefl_server.suspicion import advice
 
 Result = TypeVar("Result")
-Progress = Callable[[Mapping[str, Any]], None]
 
 # Work shorter than this is done on the event loop: a thread and back costs 0.1 ms.
 _QUICK_S = 0.001
-# Sums of so many over any number of clients stay exact in int64 and float64.
-_MOST_EXAMPLES = 10**9
-# How long before the budgets end it is said again.
-_NOTICE_ROUNDS = 10
-# Nobody follows more rounds than this, and every one shown takes time from the next.
-_SHOW_EVERY_S = 0.05
 # A latency is a divisor in μ̄; a clock can tick twice at the same instant.
 _LEAST_LATENCY_S = 1e-6
 
@@ -87,6 +82,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._evaluator = evaluator
         self._metrics = metrics
         self._progress = progress
+        self._announcer = Announcer(settings, progress)
         self._oracle = oracle
         self._monitor = monitor
         self._clock = clock
@@ -96,16 +92,13 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._job: Dispatch | None = None  # the round in flight
         self._budget = settings.privacy.budget if settings.privacy else None
         self._attempt = first_attempt  # at the next round; above 1 where that was taken back
-        self._notices = 0  # how often it was said when the budgets will end
         self._due: dict[str, float] = {}  # who still owes it an answer, and until when
         self._updates: dict[str, Update] = {}
         self._observations: dict[str, Observation] = {}
         self._began_s: float | None = None
         self._unreported: RoundRecord | None = None  # committed, but nobody was told yet
-        self._shown_s = float("-inf")  # when a round was last shown
         self._rota = PingRota(settings.pings_per_s)
         self._pings: list[Ping] = []  # answered, but not in the log yet
-        self._doubts: set[str] = set()  # said once each
         self._expected: frozenset[str] = frozenset()  # who was to be there in the last round
         self._selection_s = float("inf")  # how long the last selection took
 
@@ -157,10 +150,10 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         began_s, began_cpu_s = self._clock(), time.process_time()
         events, self._events = tuple(self._events), []
         self.state.before_round(round, events)
-        retired = self._used_up()
+        retired = used_up(self.state.table, self._budget)
         self.state.before_round(round, retired)
         events = (*events, *retired)
-        self.stopped_because = self.stopped_because or self._too_few_left()
+        self.stopped_because = self.stopped_because or too_few_left(self.state.table, self.state.policy.m)
         if self.stopped_because or not self.state.table.eligible().size:
             self._attempt, self._events = attempt, [*events, *self._events]
             return
@@ -201,52 +194,6 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self.theta, self._optimizer_state, self._digest = theta, optimizer_state, model_digest
         self.state.after_round(record)
         self._unreported = record
-
-    def _used_up(self) -> tuple[Event, ...]:
-        """Who must not be asked again: the floor, which looks at i alone, does not allow its next release."""
-        limit = self._budget.participations if self._budget else None
-        if limit is None:
-            return ()
-        table = self.state.table
-        rows = np.flatnonzero(~table.retired & (table.released >= limit))
-        return tuple(Event("retired", table.ids[row], "its next epsilon would lie below the floor") for row in rows)
-
-    def _too_few_left(self) -> str:
-        """Why the run must end before noise drowns what it learnt; empty while m clients may still release."""
-        table, m = self.state.table, self.state.policy.m
-        left = int((~table.retired).sum())
-        if left >= m or left == len(table):
-            return ""
-        return f"privacy budgets: {left} of {len(table)} clients may still release, a round takes m = {m}"
-
-    def _budgets_end(self) -> int | None:
-        """The round after which fewer than m clients will have budget left, as things go; None without a floor."""
-        limit = self._budget.participations if self._budget else None
-        if limit is None:
-            return None
-        table = self.state.table
-        active = ~table.retired
-        return self.state.round + rounds_left(limit - table.released[active], table.chosen[active], self.state.policy.m)
-
-    def _announce_end(self, ends: int | None, round: int) -> None:
-        """Say when the budgets will end the run: once as soon as it is known, and once more shortly before."""
-        if ends is None or ends >= self._settings.rounds:
-            return
-        due = 1 if ends - round > _NOTICE_ROUNDS else 2
-        if self._notices < due:
-            self._notices = due
-            m, rounds = self.state.policy.m, self._settings.rounds
-            message = (
-                f"privacy budgets will be used up: after round {ends} of {rounds}, fewer than m = {m} clients left"
-            )
-            self._progress({"kind": "event", "message": message})
-
-    def _announce_doubts(self, record: RoundRecord) -> None:
-        """Say why measurements are suspect and what to do: once for each reason."""
-        for doubt in record.suspect:
-            if doubt not in self._doubts:
-                self._doubts.add(doubt)
-                self._progress({"kind": "event", "message": f"round {record.round} is suspect: {advice(doubt)}"})
 
     def _prepare(self, round: int, attempt: int) -> tuple[Selection, Dispatch]:
         """Select and frame."""
@@ -364,34 +311,15 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         )
 
     def _report(self, record: RoundRecord) -> None:
-        ends = self._budgets_end()
-        self._announce_end(ends, record.round)
+        ends = budgets_end(self.state.table, self._budget, self.state.round, self.state.policy.m)
         self._metrics.round_committed(record, self.state, ends)
-        self._announce_doubts(record)
-        now_s = self._clock()
-        if now_s - self._shown_s < _SHOW_EVERY_S and record.round < self._settings.rounds:
-            return
-        self._shown_s = now_s
-        privacy = self._settings.privacy
-        self._progress(
-            {
-                "kind": "round",
-                "round": record.round,
-                "rounds": self._settings.rounds,
-                "chosen": list(record.chosen),
-                "round_latency_s": record.round_latency_s,
-                "total_latency_s": self.state.total_latency_s,
-                "max_epsilon_spent": float(self.state.table.epsilon_spent.max(initial=0.0)),
-                "epsilon_budget": privacy.budget.epsilon_budget if privacy else None,
-                "privacy_unit": privacy.unit if privacy else None,
-                "budgets_end_after_round": ends,
-                "connected": len(self._peers),
-                "rejected": self.rejected_updates,
-                "wall_clock_s": record.wall_clock_s,
-                "selection_s": record.selection_s,
-                "suspect": list(record.suspect),
-                "suspect_rounds": self.state.suspect_rounds,
-            }
+        self._announcer.round_committed(
+            record,
+            self.state,
+            self._clock(),
+            ends=ends,
+            connected=len(self._peers),
+            rejected=self.rejected_updates,
         )
 
     async def _evaluate(self, round: int) -> None:
@@ -429,7 +357,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         await self._wait_until(lambda: not late(), self._settings.connect_timeout_s)
         if late() and not self.stopped_because:
             message = f"round {round} begins although {', '.join(sorted(late()))} did not come or go as expected"
-            self._progress({"kind": "event", "message": message})
+            self._announcer.say(message)
 
     async def _somebody_is_there(self) -> bool:
         """True when a client can be chosen; False, with the reason noted, when none came within the timeout."""
@@ -458,7 +386,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
     async def _register(self, message: Register) -> pb.Welcome:
         hello, client_id = message.hello, message.hello.client_id
         try:
-            self._check_hello(hello)
+            check_hello(hello, self._settings, self.state.table, self._peers)
         except WireError as error:
             self._count_rejected(f"client {client_id!r} was refused: {error}")
             raise
@@ -475,7 +403,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         )
         self._metrics.arrived(len(self._peers))
         if self.state.round:
-            self._progress({"kind": "event", "message": f"client {client_id} joined"})
+            self._announcer.say(f"client {client_id} joined")
         else:
             minimum = self._settings.minimum_clients
             self._progress({"kind": "waiting", "connected": len(self._peers), "minimum": minimum})
@@ -484,29 +412,6 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             self._due[client_id] = self._clock() + self._settings.round_timeout_s
             self._offer(client_id, replace(self._job, ready_s=self._clock()))
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
-
-    def _check_hello(self, hello: pb.Hello) -> None:
-        """Raise WireError, with what the client should change, unless it can take part."""
-        settings, privacy = self._settings, self._settings.privacy
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise WireError(f"protocol version {hello.protocol_version}, this server speaks {PROTOCOL_VERSION}")
-        if not hello.client_id:
-            raise WireError("the client id is empty")
-        if hello.client_id in self._peers:
-            # It may be the same client, back before its old stream was found dead.
-            raise TryLaterError(f"client id {hello.client_id!r} is connected already")
-        if not 1 <= hello.n_examples <= _MOST_EXAMPLES:
-            raise WireError(f"has {hello.n_examples} examples, must be 1 to {_MOST_EXAMPLES}")
-        if Manifest.from_message(hello.manifest) != settings.manifest:
-            raise WireError("the client's model is not this run's: its tensors differ in name, shape or order")
-        schedule = privacy.schedule if privacy else ""
-        if hello.ledger.schedule != schedule:
-            raise WireError(
-                f"privacy differs: the client agreed to {hello.ledger.schedule!r}, the run has {schedule!r}"
-            )
-        row = self.state.table.row_of.get(hello.client_id)
-        mirrored = int(self.state.table.released[row]) if row is not None else 0
-        check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, self._budget, mirrored)
 
     def _lose(self, message: Lost) -> None:
         client_id = message.actor.client_id
@@ -519,7 +424,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         if client_id in self._due:
             self._due[client_id] = min(self._due[client_id], self._clock() + self._settings.rejoin_timeout_s)
         if self.state.round:
-            self._progress({"kind": "event", "message": f"client {client_id} left: {message.reason}"})
+            self._announcer.say(f"client {client_id} left: {message.reason}")
 
     def _take_update(self, update: Update) -> None:
         table, row = self.state.table, self.state.table.row_of.get(update.client_id)
@@ -550,7 +455,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
     def _count_rejected(self, message: str) -> None:
         self.rejected_updates += 1
         self._metrics.rejected()
-        self._progress({"kind": "event", "message": message})
+        self._announcer.say(message)
 
     def _plausible(self, release: Release) -> bool:
         """A rejected update was released all the same: its ε is spent, if what the client says makes sense."""

@@ -10,12 +10,13 @@ from pathlib import Path
 from pausefl.errors import ConfigError
 from pausefl.honesty import HostMonitor
 from pausefl.wire import Vector, digest
+from pausefl_server.announcer import Progress
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
 from pausefl_server.messages import Shutdown
 from pausefl_server.metrics import MetricsServer, ServerMetrics
 from pausefl_server.records import Evaluation, Event
-from pausefl_server.rounds import Coordinator, Progress
+from pausefl_server.rounds import Coordinator
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, replay
