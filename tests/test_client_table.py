@@ -27,6 +27,17 @@ def table_of(*ids: str, seed: int = 1) -> ClientTable:
     return table
 
 
+def test_a_table_made_of_some_columns_has_the_others_at_their_defaults() -> None:
+    built = ClientTable(ids=["a", "b"], row_of={"a": 0, "b": 1}, n_examples=np.array([3, 4]))
+    joined = ClientTable()
+    joined.apply_events([Event("joined", "a", n_examples=3), Event("joined", "b", n_examples=4)], round=1)
+    for field in dataclasses.fields(ClientTable):
+        if field.name not in {"connected", "tie_key"}:
+            np.testing.assert_array_equal(getattr(built, field.name), getattr(joined, field.name))
+    built.apply_round(record(1, ("b",), observation("b")))
+    assert built.chosen.tolist() == [0, 1]
+
+
 def test_rows_are_sorted_by_id_and_newcomers_appended() -> None:
     table = table_of("c", "a", "b")
     table.apply_events([Event("joined", "z"), Event("joined", "0")], round=7)

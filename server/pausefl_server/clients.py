@@ -63,6 +63,12 @@ class ClientTable:
     label_counts: dict[int, FloatArray] = field(default_factory=dict)
     """Examples per label by row, only of clients that disclose them (statistics "label_0", "label_1", ...)."""
 
+    def __post_init__(self) -> None:
+        """A table made of some columns has the others at their defaults."""
+        for name, (dtype, default) in _COLUMNS.items():
+            if len(getattr(self, name)) != len(self.ids):
+                setattr(self, name, np.full(len(self.ids), default, dtype))
+
     def __len__(self) -> int:
         return len(self.ids)
 

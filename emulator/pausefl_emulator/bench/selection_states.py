@@ -22,15 +22,7 @@ def table_of(clients: int) -> ClientTable:
         ids=ids,
         row_of={client_id: row for row, client_id in enumerate(ids)},
         n_examples=np.full(clients, 100),
-        joined_round=np.ones(clients, np.int64),
-        chosen=np.zeros(clients, np.int64),
-        measured=np.zeros(clients, np.int64),
-        released=np.zeros(clients, np.int64),
-        inverse_latency_sum=np.zeros(clients),
-        epsilon_spent=np.zeros(clients),
-        last_loss=np.full(clients, np.nan),
         connected=np.ones(clients, np.bool_),
-        retired=np.zeros(clients, np.bool_),
         tie_key=rng.integers(2**62, size=clients),
     )
 
