@@ -95,6 +95,16 @@ def test_data_says_what_a_set_holds(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("digits: 1200 training, 297 validation, 300 test examples, 10 classes")
 
 
+def test_a_simulation_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["simulate", "demo", "--rounds", "200", "--run-dir", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert "total latency" in said
+    assert "genie regret" in said
+    assert (tmp_path / "out/simulation.png").stat().st_size > 0
+    main(["simulate", "demo", "--rounds", "20", "--set", "selection.policy=all", "--run-dir", str(tmp_path / "all")])
+    assert "regret undefined" in capsys.readouterr().out
+
+
 @pytest.mark.end_to_end
 def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) -> None:
     command = ["compare", tiny, "--policies", "pause,random", "--seeds", "2", "--run-dir", tmp_path / "out"]

@@ -197,7 +197,16 @@ def _simulate(options: argparse.Namespace) -> None:
     if options.rounds < 1:
         raise ConfigError(f"--rounds {options.rounds}: must be at least 1")
     folder = new_run_dir(f"simulate-{_name(options)}", options.run_dir)
-    run_simulation(_load(options), options.rounds, folder)
+    console, experiment = Console(), _load(options)
+    with console.status(f"simulating {options.rounds:,} rounds of {experiment.selection.policy}"):
+        summary = run_simulation(experiment, options.rounds, folder)
+    console.print(f"total latency {summary['total_latency_s']:.1f} s, greatest ε {summary['max_epsilon_spent']:.3g}")
+    for name, text in (("regret", "regret"), ("genie_regret", "genie regret")):
+        fits = summary["growth_fits"][name].items()
+        grows = ", ".join(f"{f}: R² {fit['r_squared']:.4f}" for f, fit in fits)
+        # A policy whose rounds are not of m clients has no regret against a genie that chooses m.
+        console.print(f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f} ({grows})")
+    console.print(f"figure: {folder / 'simulation.png'}", soft_wrap=True)
 
 
 def _report(options: argparse.Namespace) -> None:
