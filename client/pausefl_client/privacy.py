@@ -8,9 +8,9 @@ Two units, never mixed (what the paper proves, and what its published runs do):
   coordinate ε-LDP and, by composition over the d coordinates, the upload d·ε-LDP.
 
 The noise is drawn and added in float64 and the sum is rounded to float32 last. Rounding is post-processing, so it costs
-no privacy, and it hides the low-order bits by which floating-point Laplace samples give themselves away (Mironov, "On
-significance of the least significant bits for differential privacy", CCS 2012). It does not make the sampler exact;
-`ExactLaplace` does.
+no privacy, and it drops most of the low-order bits by which floating-point Laplace samples give themselves away
+(Mironov, "On significance of the least significant bits for differential privacy", CCS 2012). That proves nothing: the
+sampler stays inexact, and ε holds up to floating point. `ExactLaplace` is exact.
 """
 
 import math
