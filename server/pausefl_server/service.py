@@ -13,6 +13,7 @@ from pausefl.wire import Vector, digest
 from pausefl_server.announcer import Progress
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
+from pausefl_server.leftovers import count_held, left_over
 from pausefl_server.messages import Shutdown
 from pausefl_server.metrics import MetricsServer, ServerMetrics
 from pausefl_server.records import Evaluation, Event
@@ -96,9 +97,9 @@ async def serve(
             monitor=monitor,
         )
         federation = FederationServer(coordinator, theta.size)
-        before = _held()
+        before = count_held()
         final, best = await _run_actors(coordinator, store_actor, evaluator, federation, endpoints, on_ready)
-        left = {what: max(0, count - before[what]) for what, count in _held().items()}
+        left = await left_over(before)
         progress({"kind": "finished", "reason": coordinator.stopped_because, "left": left})
         return RunResult(
             state=state,
@@ -149,15 +150,6 @@ async def _run_actors(
         evaluator.stop()
         store.stop()
     return final, best
-
-
-def _held() -> dict[str, int]:
-    """What a run must give back: its tasks, and its descriptors where the system lists them."""
-    listed = Path("/proc/self/fd")
-    return {
-        "tasks": len(asyncio.all_tasks()),
-        "descriptors": sum(1 for _ in listed.iterdir()) if listed.exists() else 0,
-    }
 
 
 def _interrupt(coordinator: Coordinator, group: asyncio.TaskGroup, number: signal.Signals) -> None:

@@ -1,0 +1,29 @@
+"""What a run must give back when it ends: its tasks and its descriptors."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+# gRPC closes cut connections on a thread of its own, which a busy machine may keep waiting.
+_PATIENCE_S = 5.0
+_LOOK_EVERY_S = 0.02
+
+
+def count_held() -> dict[str, int]:
+    """This event loop's tasks, and the process's open descriptors where the system lists them."""
+    listed = Path("/proc/self/fd")
+    return {
+        "tasks": len(asyncio.all_tasks()),
+        "descriptors": sum(1 for _ in listed.iterdir()) if listed.exists() else 0,
+    }
+
+
+async def left_over(before: Mapping[str, int], patience_s: float = _PATIENCE_S) -> dict[str, int]:
+    """How much more is held than `before`, once what closes by itself within `patience_s` has closed."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        left = {what: max(0, count - before[what]) for what, count in count_held().items()}
+        if not any(left.values()) or time.monotonic() > deadline_s:
+            return left
+        await asyncio.sleep(_LOOK_EVERY_S)
