@@ -124,6 +124,15 @@ def test_bad_privacy_is_one_line(change: str, message: str) -> None:
     assert re.search(message, line), line
 
 
+def test_ledgers_that_cannot_be_written_are_bad_input(tmp_path: Path) -> None:
+    folder = tmp_path / "no-folder"
+    folder.write_text("a file")
+    done = pausefl("run", "demo", "--run-dir", tmp_path / "run", "--set", f"privacy.ledger_dir={folder}")
+    assert done.returncode == 2
+    assert re.fullmatch(rf'pausefl: privacy\.ledger_dir = "{folder}": cannot be written \(.*\)\n', done.stderr)
+    assert not (tmp_path / "run").exists()
+
+
 def observation(client_id: str, i: int) -> Observation:
     return Observation(client_id, Timing(0.1), 0.1, 40, i, BUDGET.epsilon(i), BUDGET.spent(i))
 

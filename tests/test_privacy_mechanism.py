@@ -4,18 +4,24 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from pausefl.errors import BudgetError, ConfigError
+from pausefl_client.device_noise import DeviceLaplace
+from pausefl_client.ledger import ReleaseKey
 from pausefl_client.privacy import ExactLaplace, Mechanism, Unit, entropy_rng
+from pausefl_emulator.experiment import parse_experiment
+from pausefl_emulator.host import noise_for
 
 UNITS: tuple[Unit, ...] = ("coordinate", "vector")
 N = 100_000
 """More than one chunk of noise."""
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 updates = hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=True, allow_infinity=True))
 clips = st.floats(1e-6, 1e6)
 
@@ -88,6 +94,31 @@ def test_the_exact_sampler_is_laplace_at_the_same_scale() -> None:
     noise = mechanism.privatise(update, 2.0, ExactLaplace()).astype(np.float64) - mechanism.clip_update(update)
     assert stats.kstest(noise, stats.laplace(scale=mechanism.scale(2.0)).cdf).pvalue > 1e-6
     assert stats.kstest(noise, stats.laplace(scale=mechanism.scale(2.0) / 2).cdf).pvalue < 1e-9
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_noise_of_a_device_is_laplace_at_the_same_scale(device: str) -> None:
+    # Its entropy is the operating system's: a false alarm once in a million runs.
+    mechanism, update = Mechanism("coordinate", 0.3), np.full(N, 7.0, np.float32)
+    sources = [DeviceLaplace(torch.device(device)) for _ in range(2)]
+    noise = [mechanism.privatise(update, 2.0, s).astype(np.float64) - mechanism.clip_update(update) for s in sources]
+    for drawn in noise:
+        assert stats.kstest(drawn, stats.laplace(scale=mechanism.scale(2.0)).cdf).pvalue > 1e-6
+        assert stats.kstest(drawn, stats.laplace(scale=mechanism.scale(2.0) / 2).cdf).pvalue < 1e-9
+    assert abs(np.corrcoef(*noise)[0, 1]) < 0.02
+    assert abs(np.corrcoef(noise[0][: N // 2], noise[0][N // 2 :])[0, 1]) < 0.02
+
+
+def test_noise_is_drawn_where_training_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = ReleaseKey("run", 1, 1, "")
+    experiment = parse_experiment("", ["clients.count=2", "selection.m=1"])
+    monkeypatch.setattr("pausefl_client.training.resolve_device", lambda _: torch.device("cpu"))
+    assert isinstance(noise_for(experiment, "c1", key), np.random.Generator)
+    monkeypatch.setattr("pausefl_client.training.resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("pausefl_client.device_noise.DeviceLaplace", lambda device: f"drawn on {device}")
+    assert noise_for(experiment, "c1", key) == "drawn on cuda"
+    exact = parse_experiment("", ["clients.count=2", "selection.m=1", "privacy.sampler=opendp"])
+    assert isinstance(noise_for(exact, "c1", key), ExactLaplace)
 
 
 def test_noise_is_fresh_for_every_coordinate_and_release() -> None:

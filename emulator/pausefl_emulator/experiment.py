@@ -121,7 +121,7 @@ class PrivacyTable(_Table):
     ledger_dir: str | None = None
     """Where the data holders' ledgers lie, outliving runs: these then share one budget. None: a budget per run."""
     sampler: Sampler = "laplace"
-    """numpy seeded with the operating system's entropy, or OpenDP's exact sampler, a thousand times slower."""
+    """numpy (torch on a GPU) seeded with the operating system's entropy; or OpenDP's exact one, 1000 times slower."""
     reproducible_noise: bool = False
     """NOT PRIVATE: noise from the seed, which whoever knows it can subtract. For repeating experiments alone."""
 

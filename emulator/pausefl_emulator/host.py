@@ -154,10 +154,29 @@ def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path) -> Priv
 
 
 def noise_for(experiment: Experiment, client_id: str, key: ReleaseKey) -> LaplaceSource:
-    """A fresh source for every release; only a run that is marked "not private" takes it from the seed."""
+    """A fresh source for every release, on the device that trains.
+
+    Only a run that is marked "not private" takes it from the seed.
+    """
     if experiment.privacy.reproducible_noise:
         return generator(experiment.experiment.seed, "noise", client_id, key.round, key.attempt)
-    return ExactLaplace() if experiment.privacy.sampler == "opendp" else entropy_rng()
+    if experiment.privacy.sampler == "opendp":
+        return ExactLaplace()
+    return _device_noise(experiment) or entropy_rng()
+
+
+def _device_noise(experiment: Experiment) -> LaplaceSource | None:
+    """The source on the device that trains; None where that is the processor, which numpy serves faster."""
+    if experiment.workload.model == "synthetic":
+        return None
+    from pausefl_client.training import resolve_device
+
+    device = resolve_device(experiment.workload.device)
+    if device.type == "cpu":
+        return None
+    from pausefl_client.device_noise import DeviceLaplace
+
+    return DeviceLaplace(device)
 
 
 async def _take_part(client_id: str, session: ClientSession) -> None:

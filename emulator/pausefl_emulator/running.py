@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def run_experiment(experiment: Experiment, run_dir: Path, view: View) -> dict[st
         prepare_dataset(experiment.workload.dataset)
     if experiment.privacy.enabled and experiment.privacy.sampler == "opendp":
         ExactLaplace()  # here, where its absence is bad input, not in thirty client processes
+    if experiment.privacy.enabled and experiment.privacy.ledger_dir:
+        _check_ledger_dir(Path(experiment.privacy.ledger_dir))
     is_new = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -46,6 +49,16 @@ def run_experiment(experiment: Experiment, run_dir: Path, view: View) -> dict[st
     write_report(run_dir)
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
     return summary
+
+
+def _check_ledger_dir(folder: Path) -> None:
+    """ConfigError, before thirty clients say it each, where no ledger can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f'privacy.ledger_dir = "{folder}": cannot be written ({error.strerror})') from error
 
 
 def stored_experiment(run_dir: Path) -> Experiment:

@@ -3,13 +3,16 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pausefl.budget import Budget
 from pausefl.wire import Vector, digest
+from pausefl_client.device_noise import DeviceLaplace
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, Mechanism, entropy_rng
 
@@ -21,10 +24,13 @@ _MECHANISM = Mechanism("vector", 1.0)
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """One case per model size with the default sampler, and one with OpenDP's exact one."""
+    """One case per model size with the default sampler, one on a GPU where there is one, and one with OpenDP's."""
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         for size in _SIZES:
             yield _case(Path(folder) / f"{size}.db", size, entropy_rng, "numpy", 40 if size < 1_000_000 else 8)
+        if torch.cuda.is_available():
+            device = partial(DeviceLaplace, torch.device("cuda"))
+            yield _case(Path(folder) / "cuda.db", _SIZES[-1], device, "cuda", 8)
         yield _case(Path(folder) / "exact.db", _EXACT_SIZE, ExactLaplace, "opendp", 4)
 
 
