@@ -1,16 +1,20 @@
-"""What several test files share: a tap on the wire between clients and their server."""
+"""What several test files share: a tap on the wire between clients and their server, and certificates."""
 
+import shutil
+import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from pausefl.tls import Tls
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE, unpack
 
@@ -113,3 +117,48 @@ def wiretap() -> Iterator[Wiretap]:
     tap = Wiretap()
     yield tap
     tap.close()
+
+
+class Authority:
+    """A certificate authority of its own, by the openssl command."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+        self.ca = str(folder / "ca.pem")
+        self._openssl("req", "-x509", *self._new_key("ca"), "-out", self.ca, "-subj", f"/CN={folder.name}")
+
+    def certify(self, name: str, names: str = "DNS:localhost,IP:127.0.0.1") -> Tls:
+        """A certificate for these host names, its key, and this authority as the one to trust."""
+        request, certificate, extensions = (self._folder / f"{name}.{end}" for end in ("csr", "pem", "ext"))
+        extensions.write_text(f"subjectAltName={names}")
+        self._openssl("req", *self._new_key(name), "-out", request, "-subj", f"/CN={name}")
+        signed_by = ("-CA", self.ca, "-CAkey", self._folder / "ca.key", "-CAcreateserial", "-days", "1")
+        self._openssl("x509", "-req", "-in", request, *signed_by, "-out", certificate, "-extfile", extensions)
+        return Tls(str(certificate), str(self._folder / f"{name}.key"), self.ca)
+
+    def _new_key(self, name: str) -> tuple[object, ...]:
+        kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+        return (*kind, "-nodes", "-keyout", self._folder / f"{name}.key")
+
+    @staticmethod
+    def _openssl(*arguments: object) -> None:
+        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Whom both sides trust."""
+    return _authority(tmp_path_factory, "ours")
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Whom nobody trusts."""
+    return _authority(tmp_path_factory, "strange")
+
+
+def _authority(tmp_path_factory: pytest.TempPathFactory, name: str) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command here to make certificates with")
+    return Authority(tmp_path_factory.mktemp("certificates") / name)

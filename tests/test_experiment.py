@@ -47,6 +47,9 @@ MISTAKES = [
     ("latency.delay=none", "latency.delay = 'none'", "a table"),
     ("privacy.disclose=loss", "privacy.disclose = 'loss'", "a list"),
     ("selection.pause.alpha=x", "selection.pause.alpha = 'x'", "valid number"),
+    ("tls.ca=3", "tls.ca = 3", "valid string"),
+    # what goes together
+    ("tls.key=a.key", 'tls.key = "a.key"', "needs tls.certificate as well"),
     # ranges
     ("experiment.rounds=0", "experiment.rounds = 0", "greater than or equal to 1"),
     ("experiment.seed=-1", "experiment.seed = -1", "greater than or equal to 0"),

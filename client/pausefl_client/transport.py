@@ -7,47 +7,47 @@ from typing import Any
 
 import grpc
 
-from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-)
+from pausefl.endpoint import failure, open_channel
+from pausefl.tls import Tls
+from pausefl.wire import SERVICE
 
 
 class GrpcStream:
     """`session.Stream` over one gRPC call."""
 
-    def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+    def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", address: str, tls: Tls | None) -> None:
         self._call = call
+        self._address = address
+        self._tls = tls
 
     async def read(self) -> bytes | None:
-        """The next message, None at the end; OSError when the connection breaks."""
+        """The next message, None at the end.
+
+        OSError when the connection breaks, ConfigError when it can never be made: one side does not trust the other.
+        """
         try:
             data: Any = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise OSError(error.details() or str(error.code())) from error
+            raise failure(error, self._address, self._tls) from error
         return None if data is grpc.aio.EOF else data
 
     async def write(self, message: bytes) -> None:
-        """Send one message; OSError when the connection breaks."""
+        """Send one message; errors as in `read`."""
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
-            raise OSError(error.details() or str(error.code())) from error
+            raise failure(error, self._address, self._tls) from error
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             # The call had ended before: gRPC has a third way to say so.
             raise OSError(str(error)) from error
 
 
 @asynccontextmanager
-async def connect(address: str) -> AsyncIterator[GrpcStream]:
-    """Open a stream to the server at HOST:PORT; closed with the block."""
-    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+async def connect(address: str, tls: Tls | None = None) -> AsyncIterator[GrpcStream]:
+    """Open a stream to the server at HOST:PORT; closed with the block. ConfigError when a file for TLS is wrong."""
+    async with open_channel(address, tls) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")()
         try:
-            yield GrpcStream(call)
+            yield GrpcStream(call, address, tls)
         finally:
             call.cancel()

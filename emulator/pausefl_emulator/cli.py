@@ -2,6 +2,7 @@
 without evaluation no torch."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -182,6 +183,8 @@ def _server(options: argparse.Namespace) -> None:
 def _client(options: argparse.Namespace) -> None:
     import asyncio
 
+    # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pausefl_emulator.host import take_part
     from pausefl_emulator.processes import first_error
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pausefl.budget import Budget
 from pausefl.draws import generator
 from pausefl.errors import ConfigError
+from pausefl.tls import Tls
 from pausefl_client.privacy import Mechanism, Sampler
 from pausefl_client.release import schedule_key
 from pausefl_client.trainer import TrainingSettings
@@ -190,6 +191,16 @@ class ServerTable(_Table):
     """Idle round-trip probes over all clients together, for a baseline of who is not chosen; no policy sees them."""
 
 
+class TlsTable(_Table):
+    """PEM files for TLS; a process with none of them speaks in the clear."""
+
+    certificate: str = ""
+    """What this process shows of itself."""
+    key: str = ""
+    ca: str = ""
+    """The other side's certificate must be signed by one in here: if server and client have it, both show theirs."""
+
+
 class HostTable(_Table):
     """Beyond these a round's measurements are marked as suspect, on the server's host or a client's."""
 
@@ -222,6 +233,7 @@ class Experiment(_Table):
     evaluation: EvaluationTable = EvaluationTable()
     server: ServerTable = ServerTable()
     metrics: MetricsTable = MetricsTable()
+    tls: TlsTable = TlsTable()
     host: HostTable = HostTable()
 
     @property
@@ -298,6 +310,11 @@ class Experiment(_Table):
         w = self.workload.model_dump(include={"dataset", "examples", "partition", "concentration", "dominant_share"})
         groups = self.clients.model_dump(include={"groups"}, exclude_defaults=True)
         return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed, **groups})
+
+    def tls_files(self) -> Tls | None:
+        """What to speak TLS with, None to speak in the clear."""
+        files = Tls(**self.tls.model_dump())
+        return None if files == Tls() else files
 
     def limits(self) -> "Limits":
         """What a host may do to a measurement before it is suspect. A client never needs it."""
@@ -403,6 +420,7 @@ class Experiment(_Table):
         if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":
             raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
         self.training()
+        self.tls_files()
         self.links()
         if self.latency.injection == "netem" and self.clients_per_process != 1:
             raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')

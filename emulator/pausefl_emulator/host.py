@@ -138,9 +138,8 @@ def _make_session(
         statistics=trainer.label_counts if "labels" in experiment.disclosed else {},
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
-    return ClientSession(
-        settings, trainer, Releaser(privacy), link, partial(connect, address), executor, monitor=monitor
-    )
+    connecting = partial(connect, address, experiment.tls_files())
+    return ClientSession(settings, trainer, Releaser(privacy), link, connecting, executor, monitor=monitor)
 
 
 def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path) -> Privacy | None:

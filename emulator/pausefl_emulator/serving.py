@@ -123,7 +123,8 @@ def _evaluator(experiment: Experiment) -> Iterator[tuple[Manifest, Vector, Evalu
 
 def _endpoints(experiment: Experiment) -> Endpoints:
     server, metrics = experiment.server, experiment.metrics
-    return Endpoints(server.host, server.port, metrics.host if metrics.enabled else None, metrics.port)
+    metrics_host = metrics.host if metrics.enabled else None
+    return Endpoints(server.host, server.port, metrics_host, metrics.port, experiment.tls_files())
 
 
 def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:

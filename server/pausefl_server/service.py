@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pausefl.errors import ConfigError
 from pausefl.honesty import HostMonitor
+from pausefl.tls import Tls
 from pausefl.wire import Vector, digest
 from pausefl_server.announcer import Progress
 from pausefl_server.checkpoint import Checkpoint
@@ -36,6 +37,8 @@ class Endpoints:
     metrics_host: str | None
     """None: no metrics are served."""
     metrics_port: int
+    tls: Tls | None = None
+    """None: clients are spoken to in the clear."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ async def serve(
             oracle=oracle,
             monitor=monitor,
         )
-        federation = FederationServer(coordinator, theta.size)
+        federation = FederationServer(coordinator, theta.size, endpoints.tls)
         before = count_held()
         final, best = await _run_actors(coordinator, store_actor, evaluator, federation, endpoints, on_ready)
         left = await left_over(before)

@@ -9,21 +9,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pausefl.actor import ActorStopped
-from pausefl.errors import ConfigError, TryLaterError, WireError
+from pausefl.endpoint import listen, make_server
+from pausefl.errors import TryLaterError, WireError
+from pausefl.tls import Tls
 from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE
+from pausefl.wire import SERVICE
 from pausefl_server.messages import Lost, Register
 from pausefl_server.peer import ClientActor
 from pausefl_server.rounds import Coordinator
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
-    # A dead link is found out within half a minute even when nobody writes.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-)
 
 
 class _GrpcStream:
@@ -43,19 +36,20 @@ class _GrpcStream:
 class FederationServer:
     """Listens for clients and gives each stream to an actor of its own."""
 
-    def __init__(self, coordinator: Coordinator, model_size: int) -> None:
+    def __init__(self, coordinator: Coordinator, model_size: int, tls: Tls | None = None) -> None:
         self._coordinator = coordinator
         self._model_size = model_size
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._tls = tls
+        self._server = make_server()
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Join": join}),))
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port (port 0: any free one); ConfigError when it is taken."""
-        try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError:
-            raise ConfigError(f"server.port = {port}: cannot listen on {host}:{port}, is it taken?") from None
+        """Listen, and return the port (port 0: any free one).
+
+        ConfigError when it is taken, or a file for TLS is wrong.
+        """
+        bound = listen(self._server, "server", host, port, self._tls)
         await self._server.start()
         return bound
 

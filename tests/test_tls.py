@@ -1,0 +1,182 @@
+"""TLS over real gRPC: who is trusted, who is not, what is said of it, and certificates that are renewed."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pausefl.actor import Actor
+from pausefl.errors import ConfigError
+from pausefl.tls import Tls
+from pausefl.v1 import federation_pb2 as pb
+from pausefl_client.transport import connect
+from pausefl_server.messages import Register
+from pausefl_server.transport import FederationServer
+
+PAUSEFL = [sys.executable, "-m", "pausefl_emulator"]
+HELLO = pb.ClientMessage(hello=pb.Hello(client_id="a")).SerializeToString()
+
+
+class Greeter(Actor[Any]):
+    """A coordinator that welcomes everybody."""
+
+    async def receive(self, message: Any) -> pb.Welcome | None:
+        return pb.Welcome(run_id="r") if isinstance(message, Register) else None
+
+
+@asynccontextmanager
+async def listening(tls: Tls | None) -> AsyncIterator[int]:
+    """A server's port."""
+    greeter = Greeter("greeter")
+    running = asyncio.ensure_future(greeter.run())
+    server = FederationServer(greeter, 1, tls)  # type: ignore[arg-type]
+    try:
+        yield await server.start("127.0.0.1", 0)
+    finally:
+        await server.stop(0)
+        greeter.stop()
+        await running
+
+
+async def greet(address: str, tls: Tls | None) -> str:
+    """Say hello; the kind of the answer."""
+    async with connect(address, tls) as stream:
+        await stream.write(HELLO)
+        return str(pb.ServerMessage.FromString(await stream.read() or b"").WhichOneof("kind"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_those_who_trust_each_other_talk(authority: Any, host: str, mutual: bool) -> None:
+    mine = authority.certify("server")
+    async with listening(mine if mutual else Tls(mine.certificate, mine.key)) as port:
+        theirs = authority.certify("client", "DNS:somebody") if mutual else Tls(ca=authority.ca)
+        assert await greet(f"{host}:{port}", theirs) == "welcome"
+
+
+async def test_a_client_leaves_a_server_it_does_not_trust(authority: Any, stranger: Any) -> None:
+    async with listening(authority.certify("server")) as port:
+        with pytest.raises(
+            ConfigError, match=r'tls\.ca = ".*strange.*": does not vouch for .* 127\.0\.0\.1:\d+ \(.+\)'
+        ):
+            await greet(f"127.0.0.1:{port}", Tls(ca=stranger.ca))
+
+
+async def test_a_certificate_holds_for_its_hosts_alone(authority: Any) -> None:
+    async with listening(authority.certify("elsewhere", "DNS:elsewhere")) as port:
+        with pytest.raises(ConfigError, match=r"tls\.certificate of 127\.0\.0\.1:\d+: does not name this host"):
+            await greet(f"127.0.0.1:{port}", Tls(ca=authority.ca))
+
+
+@pytest.mark.parametrize("who", ["nobody", "a stranger"])
+async def test_a_server_that_demands_certificates_hears_nobody_without(authority: Any, stranger: Any, who: str) -> None:
+    shown = stranger.certify("client") if who == "a stranger" else Tls()
+    async with listening(authority.certify("server")) as port:
+        with pytest.raises(OSError, match=r"hangs up at once, does it demand TLS with tls\.certificate\?"):
+            await greet(f"127.0.0.1:{port}", Tls(shown.certificate, shown.key, authority.ca))
+
+
+async def test_one_side_alone_with_tls(authority: Any) -> None:
+    async with listening(authority.certify("server")) as port:
+        with pytest.raises(OSError, match=r"hangs up at once, does it demand TLS with tls\.ca\?"):
+            await greet(f"127.0.0.1:{port}", None)
+    async with listening(None) as port:
+        with pytest.raises(ConfigError, match=r"does not speak TLS"):
+            await greet(f"127.0.0.1:{port}", Tls(ca=authority.ca))
+
+
+async def test_renewed_certificates_are_taken_up(authority: Any, stranger: Any, tmp_path: Path) -> None:
+    """Files replaced one after the other: until they go together, those before hold."""
+    mine = Tls(*(str(tmp_path / name) for name in ("tls.crt", "tls.key")))
+    before, after = authority.certify("server"), stranger.certify("server")
+    shutil.copy(before.certificate, mine.certificate)
+    shutil.copy(before.key, mine.key)
+    async with listening(mine) as port:
+        address = f"localhost:{port}"
+        assert await greet(address, Tls(ca=authority.ca)) == "welcome"
+        shutil.copy(after.certificate, mine.certificate)
+        assert await greet(address, Tls(ca=authority.ca)) == "welcome"
+        shutil.copy(after.key, mine.key)
+        assert await greet(address, Tls(ca=stranger.ca)) == "welcome"
+        with pytest.raises(ConfigError, match="does not vouch"):
+            await greet(address, Tls(ca=authority.ca))
+
+
+async def test_wrong_files_are_named(authority: Any, tmp_path: Path) -> None:
+    one, two = authority.certify("one"), authority.certify("two")
+    torn = tmp_path / "torn.pem"
+    torn.write_text("-----BEGIN CERTIFICATE-----\n")
+    for tls, message in (
+        (Tls("no.pem", one.key), r'tls\.certificate = "no\.pem": cannot be read \(No such file'),
+        (Tls(one.certificate, "no.key"), r'tls\.key = "no\.key": cannot be read'),
+        (Tls(one.certificate, one.key, "no.pem"), r'tls\.ca = "no\.pem": cannot be read'),
+        (Tls(one.certificate, two.key), r"tls\.certificate = .*tls\.key = .* and its key"),
+        (Tls(str(torn), one.key), r"tls\.certificate = .*torn\.pem"),
+        (Tls(one.certificate, one.key, str(torn)), r'tls\.ca = ".*torn\.pem": is no certificate'),
+        (Tls(ca=one.ca), r"whoever listens needs tls\.certificate and tls\.key"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            async with listening(tls):
+                pass
+    with pytest.raises(ConfigError, match=r"whoever connects needs tls\.ca"):
+        await greet("127.0.0.1:1", Tls(one.certificate, one.key))
+    with pytest.raises(ConfigError, match=r'tls\.certificate = "a\.pem": needs tls\.key as well'):
+        Tls(certificate="a.pem")
+    with pytest.raises(ConfigError, match=r'tls\.key = "a\.key": needs tls\.certificate as well'):
+        Tls(key="a.key")
+
+
+TINY = """
+[experiment]
+rounds = 2
+[clients]
+count = 2
+[selection]
+m = 2
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+"""
+
+
+def pausefl(command: str, folder: Path, tls: Tls, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    (folder / "tiny.toml").write_text(TINY)
+    options = [f"--set=tls.{name}={getattr(tls, name)}" for name in ("certificate", "key", "ca")]
+    line = [*PAUSEFL, command, "tiny.toml", *options, *map(str, arguments)]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.end_to_end
+def test_a_whole_run_with_mutual_tls(authority: Any, tmp_path: Path) -> None:
+    done = pausefl("run", tmp_path, authority.certify("server"), "--run-dir", "run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 2
+
+
+@pytest.mark.end_to_end
+async def test_a_client_says_in_one_line_whom_it_does_not_trust(authority: Any, stranger: Any, tmp_path: Path) -> None:
+    async with listening(authority.certify("server")) as port:
+        arguments = ("client", tmp_path, Tls(ca=stranger.ca), f"--server=127.0.0.1:{port}", "--client-id=client-000")
+        done = await asyncio.to_thread(pausefl, *arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith('pausefl: tls.ca = "')
+    assert "does not vouch for" in line
+
+
+def test_a_file_that_is_missing_is_bad_input(authority: Any, tmp_path: Path) -> None:
+    done = pausefl("run", tmp_path, Tls("no.pem", "no.key", authority.ca), "--run-dir", "run")
+    assert done.returncode == 2
+    assert (
+        done.stderr.splitlines()[-1]
+        == 'pausefl: tls.certificate = "no.pem": cannot be read (No such file or directory)'
+    )
+    assert not (tmp_path / "run").exists()
