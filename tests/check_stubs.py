@@ -1,4 +1,4 @@
-"""Fails when proto/pausefl/v1 is not what its .proto file generates (part of `make lint`)."""
+"""Fails when proto/pausefl/v1 is not what its .proto files generate (part of `make lint`)."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STUBS = ("federation_pb2.py", "federation_pb2.pyi")
+NAMES = ("federation", "evaluation")
 
 
 def main() -> None:
@@ -21,12 +21,13 @@ def main() -> None:
             f"--mypy_out={folder}",
         ]
         plugin = Path(sys.executable).parent / "protoc-gen-mypy"
-        command += [f"--plugin=protoc-gen-mypy={plugin}", "pausefl/v1/federation.proto"]
+        protos = [f"pausefl/v1/{name}.proto" for name in NAMES]
+        command += [f"--plugin=protoc-gen-mypy={plugin}", *protos]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        for name in STUBS:
+        for name in (f"{name}_pb2.{end}" for name in NAMES for end in ("py", "pyi")):
             fresh = Path(folder, "pausefl/v1", name).read_text("utf-8")
             if fresh != (ROOT / "proto/pausefl/v1" / name).read_text("utf-8"):
-                sys.exit(f"proto/pausefl/v1/{name} does not match federation.proto: run `make proto`")
+                sys.exit(f"proto/pausefl/v1/{name} is not what its .proto file generates: run `make proto`")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ MISTAKES = [
     ("selection.pause.alpha=x", "selection.pause.alpha = 'x'", "valid number"),
     ("tls.ca=3", "tls.ca = 3", "valid string"),
     # what goes together
+    ("evaluation.address=judge", 'evaluation.address = "judge"', "HOST:PORT"),
+    ("evaluation.address=:50052", 'evaluation.address = ":50052"', "HOST:PORT"),
     ("tls.key=a.key", 'tls.key = "a.key"', "needs tls.certificate as well"),
     # ranges
     ("experiment.rounds=0", "experiment.rounds = 0", "greater than or equal to 1"),

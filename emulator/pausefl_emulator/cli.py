@@ -76,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--client-id", required=True, metavar="ID", help="who this is (client-000, client-001, ...)")
     sub.add_argument("--ledger-dir", default="ledgers", metavar="DIR", help="where its ledger lies (default: ledgers)")
 
+    sub = command("evaluator", _evaluator, "the evaluator alone, for servers whose evaluation.address names it")
+    _add_config(sub)
+
     sub = command("simulate", _simulate, "policy and latencies only: regret and leakage, no network, no training")
     _add_config(sub)
     sub.add_argument("--rounds", type=int, required=True, metavar="N")
@@ -178,6 +181,15 @@ def _server(options: argparse.Namespace) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.toml").write_text(experiment.to_toml(), "utf-8")
     serve_experiment(experiment, run_dir, lambda event: print(json.dumps(event), flush=True))
+
+
+def _evaluator(options: argparse.Namespace) -> None:
+    import json
+
+    from pausefl_emulator.evaluator_process import serve_evaluator
+
+    experiment = load_experiment(options.config, options.overrides)
+    serve_evaluator(experiment, lambda event: print(json.dumps(event), flush=True))
 
 
 def _client(options: argparse.Namespace) -> None:

@@ -178,6 +178,13 @@ class EvaluationTable(_Table):
     every: Annotated[int, Field(ge=0)] = 10
     """Judge on fixed subsets after every so many rounds; 0: only at the end, on everything."""
     subset: Count = 1000
+    address: str = ""
+    """HOST:PORT of a `pausefl evaluator`; none: the server starts a process of its own."""
+    host: str = "127.0.0.1"
+    """Where a `pausefl evaluator` listens."""
+    port: Port = 0
+    connect_timeout_s: Positive = 60.0
+    """How long to wait for the evaluator before round 1, and for the judgement of the last model."""
 
 
 class ServerTable(_Table):
@@ -311,6 +318,12 @@ class Experiment(_Table):
         groups = self.clients.model_dump(include={"groups"}, exclude_defaults=True)
         return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed, **groups})
 
+    @property
+    def judged_workload(self) -> str:
+        """What a run and its evaluator must agree on, as JSON."""
+        w = self.workload.model_dump(include={"dataset", "model"})
+        return json.dumps({**w, "seed": self.experiment.seed, "subset": self.evaluation.subset})
+
     def tls_files(self) -> Tls | None:
         """What to speak TLS with, None to speak in the clear."""
         files = Tls(**self.tls.model_dump())
@@ -421,6 +434,9 @@ class Experiment(_Table):
             raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
         self.training()
         self.tls_files()
+        host, _, port = (address := self.evaluation.address).rpartition(":")
+        if address and not (host and port.isdecimal()):
+            raise ConfigError(f'evaluation.address = "{address}": must be HOST:PORT')
         self.links()
         if self.latency.injection == "netem" and self.clients_per_process != 1:
             raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')

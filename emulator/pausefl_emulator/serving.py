@@ -3,8 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -57,26 +57,33 @@ def serve_experiment(experiment: Experiment, run_dir: Path, progress: Progress) 
     ConfigError for bad input, PauseflError for a run that failed.
     """
     policy = experiment.policy()
-    with _evaluator(experiment) as (manifest, theta_0, evaluate):
-        settings = server_settings(experiment, manifest, run_dir.name)
-        run = serve(
-            settings,
-            policy,
-            theta_0,
-            evaluate,
-            _endpoints(experiment),
-            run_dir,
-            _logged(progress),
-            oracle=_oracle(experiment, policy),
-            on_ready=lambda port: progress({"kind": "ready", "port": port}),
-        )
-        with first_error():
-            result = asyncio.run(run)
+    with first_error():
+        manifest, result = asyncio.run(_serve(experiment, policy, run_dir, progress))
     _save_models(run_dir, manifest, result)
     store = Store(run_dir / "run.db")
     summary = summarise(experiment, policy, store.rounds(), result)
     store.close()
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+
+
+async def _serve(
+    experiment: Experiment, policy: Policy, run_dir: Path, progress: Progress
+) -> tuple[Manifest, RunResult]:
+    """The run, and what the values of its model mean."""
+    tell = _logged(progress)
+    async with _evaluator(experiment, tell) as (manifest, theta_0, evaluate):
+        result = await serve(
+            server_settings(experiment, manifest, run_dir.name),
+            policy,
+            theta_0,
+            evaluate,
+            _endpoints(experiment),
+            run_dir,
+            tell,
+            oracle=_oracle(experiment, policy),
+            on_ready=lambda port: progress({"kind": "ready", "port": port}),
+        )
+    return manifest, result
 
 
 def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> ServerSettings:
@@ -108,17 +115,20 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
     )
 
 
-@contextmanager
-def _evaluator(experiment: Experiment) -> Iterator[tuple[Manifest, Vector, EvaluateModel | None]]:
+@asynccontextmanager
+async def _evaluator(
+    experiment: Experiment, progress: Progress
+) -> AsyncIterator[tuple[Manifest, Vector, EvaluateModel | None]]:
     """The model's manifest, θ_0 and whoever judges models: nobody for the synthetic one."""
     if experiment.workload.model == "synthetic":
         size = experiment.workload.model_bytes // 4
         yield Manifest((Tensor("synthetic", (size,)),)), np.zeros(size, np.float32), None
         return
-    from pausefl_emulator.evaluator_process import evaluator_process
+    from pausefl_emulator.evaluator_process import find_evaluator
 
-    with evaluator_process(experiment) as evaluator:
-        yield evaluator.manifest, evaluator.theta_0, evaluator.evaluate
+    async with find_evaluator(experiment, lambda text: progress({"kind": "event", "message": text})) as evaluator:
+        manifest, theta_0 = await evaluator.initial()
+        yield manifest, theta_0, evaluator.evaluate
 
 
 def _endpoints(experiment: Experiment) -> Endpoints:

@@ -1,5 +1,7 @@
 """What all ends of this project's gRPC connections have in common: limits, keepalive, TLS, and what a failure says."""
 
+from collections.abc import Sequence
+
 import grpc
 
 from pausefl.errors import ConfigError
@@ -36,9 +38,9 @@ def listen(server: "grpc.aio.Server", table: str, host: str, port: int, tls: Tls
         raise ConfigError(f"{table}.port = {port}: cannot listen on {address}, is it taken?") from None
 
 
-def open_channel(address: str, tls: Tls | None) -> "grpc.aio.Channel":
+def open_channel(address: str, tls: Tls | None, options: Sequence[tuple[str, int]] = ()) -> "grpc.aio.Channel":
     """A channel to HOST:PORT, which connects when it is used; ConfigError when a file for TLS is wrong."""
-    options = (*_OPTIONS, *_CHANNEL_OPTIONS)
+    options = (*_OPTIONS, *_CHANNEL_OPTIONS, *options)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     pem = tls.to_connect()

@@ -20,6 +20,10 @@ class TryLaterError(WireError):
     """The same message may be taken later: the reason lies in the moment, not in the message."""
 
 
+class EvaluatorLost(PauseflError):
+    """Whoever judges models cannot be reached; rounds do without."""
+
+
 class BudgetError(PauseflError):
     """A release would pass the client's privacy budget, or the two sides do not agree on it."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from google.protobuf.message import Message
 
 from pausefl.errors import WireError
 from pausefl.v1 import federation_pb2 as pb
@@ -25,7 +26,7 @@ MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + (64 << 10)
 _DTYPE = np.dtype("<f4")
 # A mean of such values is still finite.
 _GREATEST = np.float32(1e30)
-# Field 15, length-delimited: `payload` of both messages.
+# Field 15, length-delimited: `payload` of every message that has one.
 _PAYLOAD_TAG = b"\x7a"
 
 
@@ -136,7 +137,7 @@ class Assembler:
         return vector
 
 
-def pack(message: pb.ClientMessage | pb.ServerMessage, payload: memoryview) -> bytes:
+def pack(message: Message, payload: memoryview) -> bytes:
     """The message's encoding with its `payload`, which protobuf never sees: fields may stand in any order.
 
     The payload comes first, where four bytes of tag and length leave a frame's floats aligned.

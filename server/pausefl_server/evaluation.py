@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from pausefl.actor import Actor
+from pausefl.errors import EvaluatorLost
 from pausefl.wire import Vector
 from pausefl_server.metrics import ServerMetrics
 from pausefl_server.records import Evaluation
 from pausefl_server.store import SaveEvaluations, StoreActor
 
 EvaluateModel = Callable[[Vector, bool], Awaitable[Sequence[Evaluation]]]
-"""θ and whether a fixed subset is enough -> its evaluations on held-out training data and on the test set."""
+"""θ and whether a fixed subset is enough -> its evaluations on held-out training data and on the test set.
+
+EvaluatorLost where nobody is there to judge it: the run goes on, and asks again with the next model.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,18 @@ class EvaluatorActor(Actor[Evaluate]):
         self._store = store
         self._metrics = metrics
         self._progress = progress
+        self._is_lost = False
 
     async def receive(self, message: Evaluate) -> Sequence[Evaluation]:
-        """Evaluate, write down, and keep the best."""
+        """Evaluate, write down, and keep the best; nothing where the evaluator is lost."""
         if self._evaluate is None:
             return ()
-        evaluations = tuple(await self._evaluate(message.theta, message.subset))
+        try:
+            evaluations = tuple(await self._evaluate(message.theta, message.subset))
+        except EvaluatorLost as error:
+            self._lose(error)
+            return ()
+        self._find(message.round)
         await self._store.ask(SaveEvaluations(message.round, evaluations))
         for e in evaluations:
             self._metrics.evaluated(e)
@@ -74,3 +84,17 @@ class EvaluatorActor(Actor[Evaluate]):
                 }
             )
         return evaluations
+
+    def _lose(self, error: EvaluatorLost) -> None:
+        """Say so, once."""
+        if not self._is_lost:
+            self._say(f"accuracy is missing until the evaluator is back: {error}")
+        self._is_lost = True
+
+    def _find(self, round: int) -> None:
+        if self._is_lost:
+            self._say(f"the evaluator is back: accuracy goes on with round {round}")
+        self._is_lost = False
+
+    def _say(self, message: str) -> None:
+        self._progress({"kind": "event", "message": message})

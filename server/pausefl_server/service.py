@@ -146,8 +146,9 @@ async def _run_actors(
                 loop.remove_signal_handler(number)
             await federation.stop(_GOODBYE_GRACE_S)
         last = coordinator.state.round, coordinator.theta
-        await evaluator.ask(Evaluate(*last, subset=True))
+        # Everything first: for that an evaluator that is lost is waited for.
         final = best = await evaluator.ask(Evaluate(*last, subset=False))
+        await evaluator.ask(Evaluate(*last, subset=True))
         if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
             best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
         evaluator.stop()

@@ -1,0 +1,361 @@
+"""The evaluator as a service: θ_0 and judgements over real gRPC, and what happens when it is not there."""
+
+import asyncio
+import json
+import math
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from pausefl.errors import ConfigError, EvaluatorLost
+from pausefl.tls import Tls
+from pausefl.v1 import evaluation_pb2 as pb
+from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Tensor, Vector
+from pausefl_emulator.evaluator_process import find_evaluator, serve_evaluator
+from pausefl_emulator.evaluator_transport import EvaluatorServer, RemoteEvaluator, Split
+from pausefl_emulator.experiment import parse_experiment
+from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.metrics import ServerMetrics
+from pausefl_server.records import Evaluation
+from pausefl_server.store import Store, StoreActor
+
+# `pausefl`, which says at its end whether it came to need torch.
+SCRIPT = """
+import json, sys
+from pausefl_emulator.cli import main
+main()
+print(json.dumps({"kind": "ended", "torch": "torch" in sys.modules}))
+"""
+PAUSEFL = [sys.executable, "-c", SCRIPT]
+WORKLOAD = '{"seed": 1}'
+BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half
+
+
+class Summing:
+    """A judge whose verdict is the model's first value and its sum."""
+
+    def __init__(self, size: int = 3) -> None:
+        self.manifest = Manifest((Tensor("a", (1,)), Tensor("b", (size - 1,))))
+        self.theta_0 = np.arange(size, dtype=np.float32)
+
+    def evaluate(self, theta: Vector, split: Split, *, subset: bool) -> Evaluation:
+        return Evaluation(split, subset, theta.size, float(theta[0]), float(theta.sum()))
+
+
+@asynccontextmanager
+async def serving(port: int = 0, size: int = 3, tls: Tls | None = None) -> AsyncIterator[str]:
+    """An evaluator's address."""
+    server = EvaluatorServer(Summing(size), WORKLOAD, tls)
+    try:
+        yield f"127.0.0.1:{await server.start('127.0.0.1', port)}"
+    finally:
+        await server.stop()
+
+
+class Said(list[str]):
+    """What a person was told."""
+
+    def __init__(self) -> None:
+        self.anything = asyncio.Event()
+
+    def __call__(self, message: str) -> None:
+        self.append(message)
+        self.anything.set()
+
+
+@asynccontextmanager
+async def asking(
+    address: str, workload: str = WORKLOAD, tls: Tls | None = None, patience_s: float = 20.0, said: Said | None = None
+) -> AsyncIterator[RemoteEvaluator]:
+    remote = RemoteEvaluator(address, workload, tls, patience_s, Said() if said is None else said)
+    try:
+        async with asyncio.timeout(30):
+            yield remote
+    finally:
+        await remote.close()
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# -- the line
+
+
+@pytest.mark.parametrize("size", [3, BIG])
+async def test_the_first_model_and_judgements_of_later_ones(size: int) -> None:
+    async with serving(size=size) as address, asking(address) as remote:
+        manifest, theta_0 = await remote.initial()
+        assert (manifest, theta_0.size) == (Summing(size).manifest, size)
+        assert np.array_equal(theta_0, Summing(size).theta_0)
+        theta = np.full(size, 0.5, np.float32)
+        for subset in (True, False):
+            expected = [Evaluation(split, subset, size, 0.5, size / 2) for split in ("validation", "test")]
+            assert list(await remote.evaluate(theta, subset)) == expected
+
+
+async def test_a_diverged_model_is_judged_as_well() -> None:
+    async with serving() as address, asking(address) as remote:
+        judgement = await remote.evaluate(np.array([0.5, np.nan, np.inf], np.float32), True)
+    assert [e.accuracy for e in judgement] == [0.5, 0.5]
+    assert all(math.isnan(e.loss) for e in judgement)
+
+
+async def test_both_sides_must_mean_the_same_workload() -> None:
+    async with serving() as address, asking(address, '{"seed": 2}') as remote:
+        told = rf'evaluation\.address = "{address}": the evaluator there judges \{{"seed": 1\}}, .* \{{"seed": 2\}}'
+        with pytest.raises(ConfigError, match=told):
+            await remote.initial()
+        with pytest.raises(EvaluatorLost, match=r'judges ."seed": 1'):
+            await remote.evaluate(np.zeros(3, np.float32), True)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"\xff\xff\xff",
+        b"",
+        pb.ModelPart(judge=pb.Judge(subject=pb.Subject(protocol_version=PROTOCOL_VERSION + 1))).SerializeToString(),
+        pb.ModelPart(
+            judge=pb.Judge(subject=pb.Subject(protocol_version=PROTOCOL_VERSION, workload=WORKLOAD))
+        ).SerializeToString(),
+    ],
+    ids=["bytes", "nothing", "another version", "no model"],
+)
+async def test_what_is_no_model_is_refused_and_the_next_is_judged(part: bytes) -> None:
+    async with serving() as address, asking(address) as remote:
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.stream_unary("/pausefl.v1.Evaluator/Judge")(iter([part]))
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        with pytest.raises(EvaluatorLost, match="announces 8 bytes, the model has 12"):
+            await remote.evaluate(np.zeros(2, np.float32), True)
+        assert len(await remote.evaluate(np.zeros(3, np.float32), True)) == 2
+
+
+async def test_the_line_speaks_tls(authority: Any, stranger: Any) -> None:
+    async with serving(tls=authority.certify("evaluator")) as address:
+        async with asking(address, tls=authority.certify("server")) as remote:
+            assert (await remote.initial())[0].size == 3
+        async with asking(address, tls=Tls(ca=stranger.ca)) as remote:
+            with pytest.raises(ConfigError, match=r"tls\.ca = .* does not vouch"):
+                await remote.initial()
+
+
+# -- when nobody is there
+
+
+async def test_an_evaluator_that_comes_up_late_is_waited_for() -> None:
+    port, said = free_port(), Said()
+    async with asking(f"127.0.0.1:{port}", said=said) as remote:
+        asked = asyncio.ensure_future(remote.initial())
+        await said.anything.wait()
+        assert said[0].startswith(f"waiting up to 20 s for the evaluator at 127.0.0.1:{port}: ")
+        assert not asked.done()
+        async with serving(port):
+            assert (await asked)[0].size == 3
+
+
+async def test_an_evaluator_that_never_comes_up_ends_the_wait() -> None:
+    async with asking("127.0.0.1:1", patience_s=0.1) as remote:
+        with pytest.raises(
+            EvaluatorLost, match=r'evaluation\.address = "127\.0\.0\.1:1": no evaluator answers \(.*refused'
+        ):
+            await remote.initial()
+
+
+async def test_only_the_end_of_a_run_waits_for_an_evaluator_that_is_lost() -> None:
+    theta, said = np.zeros(3, np.float32), Said()
+    async with serving() as address:
+        pass
+    async with asking(address, said=said) as remote:
+        with pytest.raises(EvaluatorLost, match=f"the evaluator at {address} does not answer"):
+            await remote.evaluate(theta, True)
+        assert not said
+        asked = asyncio.ensure_future(remote.evaluate(theta, False))
+        await said.anything.wait()
+        async with serving(int(address.rpartition(":")[2])):
+            assert len(await asked) == 2
+            assert len(await remote.evaluate(theta, True)) == 2
+
+
+async def test_a_round_without_its_judgement_is_said_once(tmp_path: Path) -> None:
+    is_there, told = True, list[str]()
+
+    async def evaluate(theta: Vector, subset: bool) -> tuple[Evaluation, ...]:
+        if not is_there:
+            raise EvaluatorLost("nobody answers")
+        return (Evaluation("validation", subset, 1, float(theta[0]), 0.0),)
+
+    def progress(event: Any) -> None:
+        if event["kind"] == "event":
+            told.append(event["message"])
+
+    store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
+    keeper = StoreActor(store, checkpoint)
+    evaluator = EvaluatorActor(evaluate, keeper, ServerMetrics(None, 1, is_served=False), progress)
+    async with asyncio.TaskGroup() as group:
+        for actor in (keeper, evaluator):
+            group.create_task(actor.run())
+        for t, is_there in enumerate((True, False, False, True, False, True), 1):
+            theta = np.array([t / 10], np.float32)
+            assert len(await evaluator.ask(Evaluate(t, theta, subset=True))) == is_there
+        evaluator.stop()
+        keeper.stop()
+    assert [t for t, _ in store.evaluations()] == [1, 4, 6]
+    assert evaluator.best is not None
+    assert evaluator.best.round == 6
+    lost = "accuracy is missing until the evaluator is back: nobody answers"
+    found = "the evaluator is back: accuracy goes on with round"
+    assert told == [lost, f"{found} 4", lost, f"{found} 6"]
+    checkpoint.close()
+    store.close()
+
+
+# -- real processes
+
+LEARNING = """
+[experiment]
+rounds = 1000000
+[clients]
+count = 1
+connect_timeout_s = 60.0
+[selection]
+policy = "random"
+m = 1
+[privacy]
+enabled = false
+[latency.delay]
+kind = "none"
+[workload]
+max_steps = 1
+[evaluation]
+every = 20
+subset = 100
+"""
+
+
+class Process:
+    """A `pausefl` command, and the events it prints."""
+
+    def __init__(self, folder: Path, *arguments: object) -> None:
+        command = [*PAUSEFL, *map(str, arguments)]
+        self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def event(self, kind: str, containing: str = "") -> dict[str, Any]:
+        """The next event of this kind whose message contains the text."""
+        while (event := self._events.get(timeout=60)) is not None:
+            if event["kind"] == kind and containing in event.get("message", ""):
+                return event
+        raise AssertionError(f"it ended without {kind} {containing!r}")
+
+    def left(self) -> list[dict[str, Any]]:
+        """All events to come, until it has ended."""
+        return list(iter(lambda: self._events.get(timeout=60), None))
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._events.put(json.loads(line))
+        self._events.put(None)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Starts `pausefl COMMAND learning.toml ...`; everything started is gone afterwards."""
+    (tmp_path / "learning.toml").write_text(LEARNING)
+    started: list[Process] = []
+
+    def begin(command: str, *arguments: object) -> Process:
+        started.append(Process(tmp_path, command, "learning.toml", *arguments))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.process.kill()
+        process.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("evaluation.port={taken}", "evaluation.port = {taken}: cannot listen on 127.0.0.1:{taken}, is it taken?"),
+        ("workload.model=synthetic", 'workload.model = "synthetic": learns nothing that an evaluator could judge'),
+        ("workload.dataset=mnist9", 'workload.dataset = "mnist9": must be one of'),
+        ("tls.ca=ca.pem", 'tls.ca = "ca.pem": whoever listens needs tls.certificate and tls.key as well'),
+    ],
+)
+def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "nice", lambda _: 0)  # this process has tests to run
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        experiment = parse_experiment(LEARNING, [override.format(taken=port)])
+        with pytest.raises(ConfigError) as error:
+            serve_evaluator(experiment, lambda _: pytest.fail("it serves"))
+    assert str(error.value).startswith(message.format(taken=port))
+
+
+@pytest.mark.end_to_end
+async def test_the_servers_own_evaluator_is_started_again() -> None:
+    experiment = parse_experiment(LEARNING)
+    async with asyncio.timeout(60), find_evaluator(experiment, Said()) as evaluator:
+        _, theta_0 = await evaluator.initial()
+        before = await evaluator.evaluate(theta_0, True)
+        (process,) = multiprocessing.active_children()
+        process.kill()
+        process.join()
+        assert await evaluator.evaluate(theta_0, True) == before
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.end_to_end
+def test_a_run_outlives_its_evaluator(start: Callable[..., Process], tmp_path: Path) -> None:
+    """The server is there first; the evaluator comes, is killed by kill -9, and comes again."""
+    port = free_port()
+    server = start("server", "--run-dir", "run", "--set", f"evaluation.address=localhost:{port}")
+    server.event("event", f"waiting up to 60 s for the evaluator at localhost:{port}")
+    evaluator = start("evaluator", "--set", f"evaluation.port={port}")
+    address = f"127.0.0.1:{server.event('ready')['port']}"
+    client = start("client", "--server", address, "--client-id", "client-000")
+    assert server.event("evaluation")["accuracy"] >= 0
+    os.kill(evaluator.process.pid, signal.SIGKILL)
+    server.event("event", "accuracy is missing until the evaluator is back")
+    lost_after = server.event("round")["round"]
+    while server.event("round")["round"] < lost_after + 50:
+        pass
+    again = start("evaluator", "--set", f"evaluation.port={port}")
+    server.event("event", "the evaluator is back")
+    os.kill(server.process.pid, signal.SIGTERM)
+    *last, ended = server.left()
+    assert not [event for event in last if event["kind"] == "event"]
+    assert ended == {"kind": "ended", "torch": False}
+    assert server.process.wait(60) == 0
+    assert client.process.wait(60) == 0
+    os.kill(again.process.pid, signal.SIGTERM)
+    assert again.process.wait(60) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["final_accuracy"] > 0
+    store = Store(tmp_path / "run/run.db")
+    judged = {t for t, _ in store.evaluations()}
+    store.close()
+    assert set(range(20, max(judged), 20)) - judged, "some rounds went without"
