@@ -1,6 +1,7 @@
 """The evaluator as a service: θ_0 and judgements over real gRPC, and what happens when it is not there."""
 
 import asyncio
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -107,12 +108,12 @@ async def test_the_first_model_and_judgements_of_later_ones(size: int) -> None:
         theta = np.full(size, 0.5, np.float32)
         for subset in (True, False):
             expected = [Evaluation(split, subset, size, 0.5, size / 2) for split in ("validation", "test")]
-            assert list(await remote.evaluate(theta, subset)) == expected
+            assert list(await remote.evaluate(theta, subset=subset, patient=False)) == expected
 
 
 async def test_a_diverged_model_is_judged_as_well() -> None:
     async with serving() as address, asking(address) as remote:
-        judgement = await remote.evaluate(np.array([0.5, np.nan, np.inf], np.float32), True)
+        judgement = await remote.evaluate(np.array([0.5, np.nan, np.inf], np.float32), subset=True, patient=False)
     assert [e.accuracy for e in judgement] == [0.5, 0.5]
     assert all(math.isnan(e.loss) for e in judgement)
 
@@ -123,7 +124,7 @@ async def test_both_sides_must_mean_the_same_workload() -> None:
         with pytest.raises(ConfigError, match=told):
             await remote.initial()
         with pytest.raises(EvaluatorLost, match=r'judges ."seed": 1'):
-            await remote.evaluate(np.zeros(3, np.float32), True)
+            await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +146,8 @@ async def test_what_is_no_model_is_refused_and_the_next_is_judged(part: bytes) -
                 await channel.stream_unary("/pausefl.v1.Evaluator/Judge")(iter([part]))
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         with pytest.raises(EvaluatorLost, match="announces 8 bytes, the model has 12"):
-            await remote.evaluate(np.zeros(2, np.float32), True)
-        assert len(await remote.evaluate(np.zeros(3, np.float32), True)) == 2
+            await remote.evaluate(np.zeros(2, np.float32), subset=True, patient=False)
+        assert len(await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)) == 2
 
 
 async def test_the_line_speaks_tls(authority: Any, stranger: Any) -> None:
@@ -180,25 +181,25 @@ async def test_an_evaluator_that_never_comes_up_ends_the_wait() -> None:
             await remote.initial()
 
 
-async def test_only_the_end_of_a_run_waits_for_an_evaluator_that_is_lost() -> None:
+async def test_only_the_patient_wait_for_an_evaluator_that_is_lost() -> None:
     theta, said = np.zeros(3, np.float32), Said()
     async with serving() as address:
         pass
     async with asking(address, said=said) as remote:
         with pytest.raises(EvaluatorLost, match=f"the evaluator at {address} does not answer"):
-            await remote.evaluate(theta, True)
+            await remote.evaluate(theta, subset=True, patient=False)
         assert not said
-        asked = asyncio.ensure_future(remote.evaluate(theta, False))
+        asked = asyncio.ensure_future(remote.evaluate(theta, subset=False, patient=True))
         await said.anything.wait()
         async with serving(int(address.rpartition(":")[2])):
             assert len(await asked) == 2
-            assert len(await remote.evaluate(theta, True)) == 2
+            assert len(await remote.evaluate(theta, subset=True, patient=False)) == 2
 
 
 async def test_a_round_without_its_judgement_is_said_once(tmp_path: Path) -> None:
     is_there, told = True, list[str]()
 
-    async def evaluate(theta: Vector, subset: bool) -> tuple[Evaluation, ...]:
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
         if not is_there:
             raise EvaluatorLost("nobody answers")
         return (Evaluation("validation", subset, 1, float(theta[0]), 0.0),)
@@ -280,19 +281,27 @@ class Process:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Starts `pausefl COMMAND learning.toml ...`; everything started is gone afterwards."""
+def start(tmp_path: Path, authority: Any) -> Iterator[Callable[..., Process]]:
+    """Starts `pausefl COMMAND learning.toml ...` with a certificate; everything started is gone afterwards."""
     (tmp_path / "learning.toml").write_text(LEARNING)
     started: list[Process] = []
 
     def begin(command: str, *arguments: object) -> Process:
-        started.append(Process(tmp_path, command, "learning.toml", *arguments))
+        files = dataclasses.asdict(authority.certify(command))
+        tls = [f"--set=tls.{name}={path}" for name, path in files.items()]
+        started.append(Process(tmp_path, command, "learning.toml", *tls, *arguments))
         return started[-1]
 
     yield begin
     for process in started:
         process.process.kill()
         process.process.wait()
+
+
+def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"needs pip install .*evaluation\.address \(.*torch"):
+        serve_evaluator(parse_experiment(LEARNING), lambda _: pytest.fail("it serves"))
 
 
 @pytest.mark.parametrize(
@@ -321,17 +330,17 @@ async def test_the_servers_own_evaluator_is_started_again() -> None:
     experiment = parse_experiment(LEARNING)
     async with asyncio.timeout(60), find_evaluator(experiment, Said()) as evaluator:
         _, theta_0 = await evaluator.initial()
-        before = await evaluator.evaluate(theta_0, True)
+        before = await evaluator.evaluate(theta_0, subset=True, patient=False)
         (process,) = multiprocessing.active_children()
         process.kill()
         process.join()
-        assert await evaluator.evaluate(theta_0, True) == before
+        assert await evaluator.evaluate(theta_0, subset=True, patient=False) == before
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.end_to_end
 def test_a_run_outlives_its_evaluator(start: Callable[..., Process], tmp_path: Path) -> None:
-    """The server is there first; the evaluator comes, is killed by kill -9, and comes again."""
+    """The server is there first; the evaluator comes, is killed by kill -9, and comes again. All with mutual TLS."""
     port = free_port()
     server = start("server", "--run-dir", "run", "--set", f"evaluation.address=localhost:{port}")
     server.event("event", f"waiting up to 60 s for the evaluator at localhost:{port}")

@@ -20,7 +20,7 @@ import pytest
 
 from pausefl.actor import Actor
 from pausefl.budget import Budget
-from pausefl.errors import ConfigError, PauseflError
+from pausefl.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, Tensor, Vector, unpack
 from pausefl_client.ledger import Ledger, ReleaseKey
@@ -33,7 +33,7 @@ from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import TrainingOutcome
 from pausefl_client.transport import connect
 from pausefl_server.messages import Lost, Register
-from pausefl_server.records import RoundRecord
+from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.uniform import Random
@@ -100,11 +100,12 @@ def make(folder: Path) -> None:
 async def federation(folder: Path, policy: Policy | None = None, **changes: Any) -> AsyncIterator[Federation]:
     """Serve in `folder`; the server is gone with the block."""
     make(folder)
+    evaluate = changes.pop("evaluate", None)
     settings, run = settings_of(**changes), Federation()
     theta_0 = np.zeros(settings.manifest.size, np.float32)
     endpoints = Endpoints("127.0.0.1", 0, None, 0)
     run.task = asyncio.ensure_future(
-        serve(settings, policy or All(1), theta_0, None, endpoints, folder, run.tell, on_ready=run.port.set_result)
+        serve(settings, policy or All(1), theta_0, evaluate, endpoints, folder, run.tell, on_ready=run.port.set_result)
     )
     await asyncio.wait([run.task, run.port], return_when=asyncio.FIRST_COMPLETED)
     if not run.port.done():
@@ -511,6 +512,26 @@ async def test_an_interrupt_while_clients_train_dismisses_them_and_logs_no_error
         trainer.gate.set()
     assert result.stopped_because == "stopped by SIGINT"
     assert errors_in(caplog) == []
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_an_evaluator_that_is_lost_is_waited_for_at_the_end_of_a_whole_run(tmp_path: Path, stopped: bool) -> None:
+    asked = []
+
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        asked.append((subset, patient))
+        raise EvaluatorLost("nobody answers")
+
+    async with federation(tmp_path, evaluate=evaluate, evaluation_every=1) as run, clients() as some:
+        port = await run.port
+        if stopped:
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            for c in ("a", "b"):
+                some.start(c, port)
+        result = await run.finished()
+    assert result.final_evaluations == result.best_evaluations == ()
+    assert asked == [*([] if stopped else [(True, False)] * 2), (True, not stopped), (False, False)]
 
 
 async def test_an_answer_to_a_server_that_has_just_ended_hurts_nobody(

@@ -31,8 +31,8 @@ class ModelJudge(Protocol):
     async def initial(self) -> tuple[Manifest, Vector]:
         """What θ's values mean, and θ_0."""
 
-    async def evaluate(self, theta: Vector, subset: bool) -> tuple[Evaluation, ...]:
-        """On held-out training data and on the test set; EvaluatorLost where nobody can."""
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        """On held-out training data and on the test set (`pausefl_server.evaluation.EvaluateModel`)."""
 
     async def close(self) -> None:
         """Hang up."""
@@ -76,13 +76,13 @@ class _OwnEvaluator:
         """As of `ModelJudge`."""
         return await (await self._line()).initial()
 
-    async def evaluate(self, theta: Vector, subset: bool) -> tuple[Evaluation, ...]:
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
         """As of `ModelJudge`."""
         try:
             line = await self._line()
         except PauseflError as error:
             raise EvaluatorLost(str(error)) from error
-        return await line.evaluate(theta, subset)
+        return await line.evaluate(theta, subset=subset, patient=patient)
 
     async def close(self) -> None:
         """End the process."""
@@ -143,10 +143,13 @@ async def _serve(
     """Make the evaluator, listen, and serve until one of the signals comes."""
     if experiment.workload.model == "synthetic":
         raise ConfigError('workload.model = "synthetic": learns nothing that an evaluator could judge')
-    # Here and not above: a server that imports this module needs no torch.
-    import torch
+    try:  # here and not above: a server that imports this module needs no torch
+        import torch
 
-    from pausefl_emulator.evaluation import Evaluator
+        from pausefl_emulator.evaluation import Evaluator
+    except ImportError as error:
+        needs = 'an evaluator needs pip install "pausefl[client]"; a server may use one elsewhere, evaluation.address'
+        raise ConfigError(f"{needs} ({error})") from error
 
     os.nice(_NICENESS)
     torch.set_num_threads(1)

@@ -141,14 +141,11 @@ class RemoteEvaluator:
         except OSError as error:
             raise EvaluatorLost(f'evaluation.address = "{self._address}": no evaluator answers ({error})') from error
 
-    async def evaluate(self, theta: Vector, subset: bool) -> tuple[Evaluation, ...]:
-        """On held-out training data and on the test set.
-
-        EvaluatorLost when nobody is there; judging on everything, as at a run's end, waits for somebody.
-        """
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        """On held-out training data and on the test set; EvaluatorLost when nobody is there."""
         ask = partial(self._ask_judgement, theta, subset)
         try:
-            return await (ask() if subset else self._insist(ask))
+            return await (self._insist(ask) if patient else ask())
         except (OSError, PauseflError) as error:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 

@@ -1,8 +1,8 @@
 """The evaluator as an actor: it judges models off the critical path and remembers the best."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pausefl.actor import Actor
 from pausefl.errors import EvaluatorLost
@@ -11,11 +11,15 @@ from pausefl_server.metrics import ServerMetrics
 from pausefl_server.records import Evaluation
 from pausefl_server.store import SaveEvaluations, StoreActor
 
-EvaluateModel = Callable[[Vector, bool], Awaitable[Sequence[Evaluation]]]
-"""θ and whether a fixed subset is enough -> its evaluations on held-out training data and on the test set.
 
-EvaluatorLost where nobody is there to judge it: the run goes on, and asks again with the next model.
-"""
+class EvaluateModel(Protocol):
+    """Whoever judges models, wherever that is."""
+
+    async def __call__(self, theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
+        """θ's evaluations on held-out training data and on the test set, on a fixed subset where that is enough.
+
+        EvaluatorLost where nobody is there to judge it; `patient`: even after a wait.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Evaluate:
     round: int
     theta: Vector
     subset: bool
+    patient: bool = False
+    """Wait for an evaluator that is lost; while the run goes on, its next model is asked about instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class EvaluatorActor(Actor[Evaluate]):
         if self._evaluate is None:
             return ()
         try:
-            evaluations = tuple(await self._evaluate(message.theta, message.subset))
+            evaluations = tuple(await self._evaluate(message.theta, subset=message.subset, patient=message.patient))
         except EvaluatorLost as error:
             self._lose(error)
             return ()

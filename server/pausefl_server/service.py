@@ -136,8 +136,9 @@ async def _run_actors(
         group.create_task(evaluator.run())
         port = await federation.start(endpoints.host, endpoints.port)
         loop = asyncio.get_running_loop()
+        interrupted = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, _interrupt, coordinator, group, number)
+            loop.add_signal_handler(number, _interrupt, coordinator, group, interrupted, number)
         try:
             on_ready(port)
             await coordinator.run()
@@ -146,9 +147,9 @@ async def _run_actors(
                 loop.remove_signal_handler(number)
             await federation.stop(_GOODBYE_GRACE_S)
         last = coordinator.state.round, coordinator.theta
-        # Everything first: for that an evaluator that is lost is waited for.
+        # Whoever has stopped the run wants its end, not its last accuracy at any price.
+        await evaluator.ask(Evaluate(*last, subset=True, patient=not interrupted.is_set()))
         final = best = await evaluator.ask(Evaluate(*last, subset=False))
-        await evaluator.ask(Evaluate(*last, subset=True))
         if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
             best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
         evaluator.stop()
@@ -156,7 +157,10 @@ async def _run_actors(
     return final, best
 
 
-def _interrupt(coordinator: Coordinator, group: asyncio.TaskGroup, number: signal.Signals) -> None:
+def _interrupt(
+    coordinator: Coordinator, group: asyncio.TaskGroup, interrupted: asyncio.Event, number: signal.Signals
+) -> None:
+    interrupted.set()
     if not coordinator.stopped:
         group.create_task(coordinator.tell(Shutdown(f"stopped by {number.name}")))
 
