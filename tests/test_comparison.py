@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pausefl.errors import ConfigError
-from pausefl_emulator.comparison import Spread, as_table, compare, write_comparison
+from pausefl_emulator.comparison import Spread, as_group_table, as_table, compare, write_comparison
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.store import Store
 
@@ -65,6 +65,56 @@ def test_totals_and_accuracies_are_the_summaries(tmp_path: Path) -> None:
     assert random.final_accuracy == Spread(0.75, 0.0, 0.75, 0.75, 3)
     assert pause.best_accuracy is not None
     assert pause.best_accuracy.mean == pytest.approx(0.8)
+
+
+GROUPS = {"original": ("original-000",), "relevant": ("relevant-000", "relevant-001"), "poisoned": ("poisoned-000",)}
+
+
+def write_grouped_run(path: Path, policy: str, seed: int) -> Path:
+    """The same with groups, of which two join before round 2: `pause` then chooses relevant-000 only until round 4."""
+    write_run(path, policy, seed)
+    (path / "run.db").unlink()
+    log = Store(path / "run.db")
+    for number in range(1, 5):
+        joins = {1: ("original",), 2: ("relevant", "poisoned")}.get(number, ())
+        events = tuple(Event("joined", client_id) for group in joins for client_id in GROUPS[group])
+        chosen = ("original-000",) if number == 1 else ("relevant-000",)
+        if number == 4 or (policy == "random" and number > 1):
+            chosen = ("relevant-000", "poisoned-000")
+        log.commit_round(RoundRecord(number, 1, chosen, None, (), events, 1.0, number, 1e-4, "digest"))
+    log.close()
+    tables = (f"[clients.groups.{name}]\ncount = {len(ids)}\n" for name, ids in GROUPS.items())
+    (path / "config.toml").write_text("".join(tables))
+    return path
+
+
+def grouped_runs(folder: Path) -> Mapping[str, Sequence[Path]]:
+    return {policy: [write_grouped_run(folder / f"{policy}-{s}", policy, s) for s in (1, 2)] for policy in ACCURACIES}
+
+
+def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_path: Path) -> None:
+    page = write_comparison(compare(grouped_runs(tmp_path)), tmp_path / "out")
+    pause, random = json.loads((page.parent / "comparison.json").read_text(encoding="utf-8"))["policies"]
+    groups = pause["selections_by_group"]
+    assert list(groups) == ["original", "relevant", "poisoned"]
+    assert (groups["relevant"]["clients"], groups["relevant"]["join_round"]) == (2, 2)
+    assert groups["relevant"]["selections_per_client"] == {
+        "mean": 1.5, "sd": 0.0, "least": 1.5, "greatest": 1.5, "n_seeds": 2,
+    }  # fmt: skip
+    assert groups["original"]["per_client_round"]["mean"] == 1 / 4
+    assert groups["poisoned"]["per_client_round"]["mean"] == 1 / 3
+    assert pause["relevant_to_irrelevant"]["mean"] == 1.5
+    assert random["relevant_to_irrelevant"]["mean"] == 0.5
+    html = page.read_text(encoding="utf-8")
+    assert "<td>poisoned</td><td>1.00<br>" in html
+    assert "<td>relevant : irrelevant</td><td>1.50<br>" in html
+
+
+def test_the_table_of_groups_is_for_experiments_that_have_some(tmp_path: Path) -> None:
+    table = as_group_table(compare(grouped_runs(tmp_path)))
+    assert table is not None
+    assert [column.header for column in table.columns] == ["group", "pause", "random"]
+    assert as_group_table(compare(write_runs(tmp_path / "without"))) is None
 
 
 def test_without_random_the_first_policy_is_the_baseline(tmp_path: Path) -> None:

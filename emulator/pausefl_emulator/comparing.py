@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl_emulator.comparison import as_table, compare, write_comparison
+from pausefl_emulator.comparison import as_group_table, as_table, compare, write_comparison
 from pausefl_emulator.experiment import Experiment
 from pausefl_emulator.live import make_view
 from pausefl_emulator.running import run_experiment
@@ -27,6 +27,8 @@ def compare_policies(experiment: Experiment, policies: list[str], seeds: int, fo
     comparison = compare(run_dirs)
     page = write_comparison(comparison, folder)
     console.print(as_table(comparison))
+    if groups := as_group_table(comparison):
+        console.print(groups)
     console.print(f"figure: {folder / 'comparison.png'}\nreport: {page}", soft_wrap=True)
 
 

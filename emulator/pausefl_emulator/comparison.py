@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pausefl.errors import ConfigError
+from pausefl_emulator.choices import GroupChoices, choices_by_group, relevant_to_irrelevant
 from pausefl_emulator.report.comparison_figure import draw_comparison
 from pausefl_emulator.report.html import embed, render
 from pausefl_emulator.report.reading import Privacy, RunData, Split, read_run
@@ -53,6 +54,18 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class GroupRow:
+    """How often the clients of one group were chosen under one policy."""
+
+    clients: int
+    join_round: int | None
+    selections_per_client: Spread | None
+    """From the round they joined to the last one."""
+    per_client_round: Spread | None
+    """The same per round in which the client could be chosen."""
+
+
+@dataclass(frozen=True)
 class Row:
     """One policy's line in the table."""
 
@@ -65,6 +78,10 @@ class Row:
     latency_saved: Spread | None
     """1 − time to the common accuracy / the baseline's under the same seed."""
     max_epsilon_spent: Spread | None
+    selections_by_group: Mapping[str, GroupRow]
+    """Empty for an experiment without groups."""
+    relevant_to_irrelevant: Spread | None
+    """How many times as often relevant newcomers were chosen as irrelevant ones (`choices.relevant_to_irrelevant`)."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +173,36 @@ def as_table(comparison: Comparison) -> Table:
     return table
 
 
+def as_group_table(comparison: Comparison) -> Table | None:
+    """How often each group was chosen under each policy, for a terminal; None for an experiment without groups."""
+    lines = _group_lines(comparison)
+    if not lines:
+        return None
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table.caption, table.caption_justify = "times chosen, per client", "left"
+    table.add_column("group", no_wrap=True)
+    for row in comparison.rows:
+        table.add_column(row.policy, justify="right")
+    for name, *cells in lines:
+        table.add_row(Text(name), *(Text.assemble(mean, "\n", (spread, "dim")) for mean, spread in cells))
+    return table
+
+
+def _group_lines(comparison: Comparison) -> list[list[Any]]:
+    """Each group's name, then (mean, spread) of the selections per client under each policy; last the ratio."""
+    rows = comparison.rows
+    names = dict.fromkeys(name for row in rows for name in row.selections_by_group)
+    lines = [[name, *(_of_group(row, name) for row in rows)] for name in names]
+    if any(row.relevant_to_irrelevant for row in rows):
+        lines.append(["relevant : irrelevant", *(_cell(row.relevant_to_irrelevant, _three_digits) for row in rows)])
+    return lines
+
+
+def _of_group(row: Row, name: str) -> tuple[str, str]:
+    group = row.selections_by_group.get(name)
+    return _cell(group.selections_per_client if group else None, _three_digits)
+
+
 def _accuracy_note(comparison: Comparison) -> str:
     if comparison.common_accuracy is None:
         return "some run was never evaluated, so there is no accuracy that all reach"
@@ -165,7 +212,15 @@ def _accuracy_note(comparison: Comparison) -> str:
 def _page(comparison: Comparison, figure: Figure) -> str:
     columns, lines = _cells(comparison)
     note, figures = _accuracy_note(comparison), embed({"comparison": figure})
-    return render("comparison.html", c=comparison, columns=columns, lines=lines, accuracy_note=note, figures=figures)
+    return render(
+        "comparison.html",
+        c=comparison,
+        columns=columns,
+        lines=lines,
+        group_lines=_group_lines(comparison),
+        accuracy_note=note,
+        figures=figures,
+    )
 
 
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
@@ -234,6 +289,7 @@ def _row(
     policy: str, runs: Sequence[RunData], times_s: Sequence[float | None], baseline_s: Sequence[float | None]
 ) -> Row:
     saved = [_saved(own, other) for own, other in zip(times_s, baseline_s, strict=True)]
+    choices = [choices_by_group(run.records, run.groups) for run in runs]
     return Row(
         policy=policy,
         final_accuracy=Spread.of([run.summary["final_accuracy"] for run in runs]),
@@ -242,6 +298,18 @@ def _row(
         time_to_common_s=Spread.of(times_s),
         latency_saved=Spread.of(saved),
         max_epsilon_spent=Spread.of([run.privacy.max_epsilon_spent if run.privacy else None for run in runs]),
+        selections_by_group={name: _group_row([run[name] for run in choices]) for name in runs[0].groups},
+        relevant_to_irrelevant=Spread.of([relevant_to_irrelevant(run) for run in choices]),
+    )
+
+
+def _group_row(groups: Sequence[GroupChoices]) -> GroupRow:
+    """One group over the seeds."""
+    return GroupRow(
+        clients=groups[0].clients,
+        join_round=groups[0].join_round,
+        selections_per_client=Spread.of([g.chosen.sum() / g.clients if g.clients else None for g in groups]),
+        per_client_round=Spread.of([g.per_client_round for g in groups]),
     )
 
 

@@ -73,6 +73,11 @@ class GroupTable(_Table):
         return [f"{name}-{k:0{width}}" for k in range(self.count)]
 
 
+def group_of(client_id: str) -> str:
+    """The name of a client's group, from its id."""
+    return client_id.rpartition("-")[0]
+
+
 class ClientsTable(_Table):
     """Who takes part."""
 
@@ -363,8 +368,7 @@ class Experiment(_Table):
 
     def chain(self, client_id: str) -> Chain:
         """How a client behaves."""
-        group, _, _ = client_id.rpartition("-")
-        return Chain(self._behaviours(group), seed=self.experiment.seed, client_id=client_id)
+        return Chain(self._behaviours(group_of(client_id)), seed=self.experiment.seed, client_id=client_id)
 
     def presence(self) -> Presence | None:
         """Who is there in which round; None when all clients are, in all rounds."""

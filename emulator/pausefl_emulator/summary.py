@@ -10,6 +10,7 @@ from rich.table import Table
 
 from pausefl_client.link import Mode
 from pausefl_emulator.accounting import tighter_epsilon
+from pausefl_emulator.choices import choices_by_group
 from pausefl_emulator.experiment import Experiment
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Evaluation, RoundRecord
@@ -49,6 +50,7 @@ def summarise(
         **_privacy(experiment, result.state.table, size),
         "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
+        "selections_by_group": _selections(records, experiment),
         "rejected_updates": result.rejected_updates,
         "timing_error_s": timing_error_s(records, experiment.latency.mode),
         **({"overruns": overruns(records)} if experiment.latency.mode == "total" else {}),
@@ -80,6 +82,19 @@ def _privacy(experiment: Experiment, table: ClientTable, size: int) -> dict[str,
         "retired_clients": int(table.retired.sum()),
         "noise": experiment.noise,
         "budget_per": "data holder" if settings.ledger_dir else "run",
+    }
+
+
+def _selections(records: Sequence[RoundRecord], experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """How often each group's clients were chosen from when they joined, also per client and round they could be."""
+    return {
+        name: {
+            "clients": group.clients,
+            "join_round": group.join_round,
+            "selections_after_join": int(group.chosen.sum()),
+            "per_client_round": group.per_client_round,
+        }
+        for name, group in choices_by_group(records, tuple(experiment.groups)).items()
     }
 
 

@@ -111,12 +111,7 @@ class Store:
 
     def rounds(self) -> list[RoundRecord]:
         """The whole log, in order."""
-        observations = self._by_round("observations", _OBSERVATION, "client_id", _observation)
-        events = self._by_round("events", _EVENT, "sequence", lambda row: Event(*row))
-        return [
-            _record(row, observations.get(row[0], []), events.get(row[0], []))
-            for row in self._db.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds ORDER BY round")
-        ]
+        return read_rounds(self._db)
 
     def late_events(self) -> list[Event]:
         """Events written after the last committed round."""
@@ -165,14 +160,29 @@ class Store:
         self._db.execute("DELETE FROM events WHERE round = ?", (round,))
         self._db.executemany(_INSERT_EVENT, [(round, *_event_values(event)) for event in events])
 
-    def _by_round(
-        self, table: str, columns: Sequence[str], order: str, build: Callable[[tuple[Any, ...]], Any]
-    ) -> dict[int, list[Any]]:
-        found: dict[int, list[Any]] = {}
-        query = f"SELECT round, {', '.join(columns)} FROM {table} ORDER BY round, {order}"
-        for round_, *row in self._db.execute(query):
-            found.setdefault(round_, []).append(build(tuple(row)))
-        return found
+
+def read_rounds(database: sqlite3.Connection) -> list[RoundRecord]:
+    """The whole log of a run's database, in order; it may be open read-only."""
+    observations = _by_round(database, "observations", _OBSERVATION, "client_id", _observation)
+    events = _by_round(database, "events", _EVENT, "sequence", lambda row: Event(*row))
+    return [
+        _record(row, observations.get(row[0], []), events.get(row[0], []))
+        for row in database.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds ORDER BY round")
+    ]
+
+
+def _by_round(
+    database: sqlite3.Connection,
+    table: str,
+    columns: Sequence[str],
+    order: str,
+    build: Callable[[tuple[Any, ...]], Any],
+) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    query = f"SELECT round, {', '.join(columns)} FROM {table} ORDER BY round, {order}"
+    for round_, *row in database.execute(query):
+        found.setdefault(round_, []).append(build(tuple(row)))
+    return found
 
 
 _INSERT_ROUND = _insert("rounds", (*_ROUND, *_HOST))

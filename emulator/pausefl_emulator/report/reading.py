@@ -2,7 +2,8 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pausefl.errors import ConfigError
+from pausefl_server.records import RoundRecord
+from pausefl_server.store import read_rounds
 
 Columns = Mapping[str, NDArray[Any]]
 """A table by column: arrays of one length."""
@@ -136,6 +139,13 @@ class RunData:
     greatest_leakage: Columns
     selections: Columns
     accuracy: Columns
+    records: Sequence[RoundRecord]
+    """The log itself, for what is a fold over it."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups of clients, in the order of the configuration; empty in a run without groups."""
+        return tuple(tomllib.loads(self.config).get("clients", {}).get("groups", {}))
 
     @property
     def privacy(self) -> Privacy | None:
@@ -168,8 +178,8 @@ def read_run(path: Path) -> RunData:
     config, summary = _text(path, "config.toml"), _summary(path)
     with open_database(path) as database:
         tables = {view: _columns(database, f"SELECT * FROM {view}") for view in VIEWS}
-        clients = _columns(database, CLIENTS)
-    return RunData(path=path, config=config, summary=summary, clients=clients, **tables)
+        clients, records = _columns(database, CLIENTS), read_rounds(database)
+    return RunData(path=path, config=config, summary=summary, clients=clients, records=records, **tables)
 
 
 @contextmanager
