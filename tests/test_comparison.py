@@ -78,6 +78,7 @@ def write_grouped_run(path: Path, policy: str, seed: int) -> Path:
     for number in range(1, 5):
         joins = {1: ("original",), 2: ("relevant", "poisoned")}.get(number, ())
         events = tuple(Event("joined", client_id) for group in joins for client_id in GROUPS[group])
+        log.save_evaluations(number, [Evaluation("test", True, 100, ACCURACIES[policy][number - 1], 1.0)])
         chosen = ("original-000",) if number == 1 else ("relevant-000",)
         if number == 4 or (policy == "random" and number > 1):
             chosen = ("relevant-000", "poisoned-000")
@@ -108,6 +109,21 @@ def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_pa
     html = page.read_text(encoding="utf-8")
     assert "<td>poisoned</td><td>1.00<br>" in html
     assert "<td>relevant : irrelevant</td><td>1.50<br>" in html
+
+
+def test_policies_are_drawn_around_the_joins_with_what_they_chose(tmp_path: Path) -> None:
+    page = write_comparison(compare(grouped_runs(tmp_path)), tmp_path / "out")
+    assert matplotlib.image.imread(page.parent / "groups.png")[..., :3].var() > 1e-3
+    svg = page.read_text(encoding="utf-8").split('aria-label="groups"')[1].split("</svg>")[0]
+    for text in ("Accuracy around the joins", "round 2: relevant, poisoned", "pause", "random", "poisoned"):
+        assert f">{text}<" in svg
+    assert "not evaluated" not in svg
+
+
+def test_without_joins_there_is_no_figure_of_them(tmp_path: Path) -> None:
+    page = write_comparison(compare(write_runs(tmp_path)), tmp_path / "out")
+    assert not (page.parent / "groups.png").exists()
+    assert "Who was chosen" not in page.read_text(encoding="utf-8")
 
 
 def test_the_table_of_groups_is_for_experiments_that_have_some(tmp_path: Path) -> None:

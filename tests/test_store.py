@@ -302,6 +302,20 @@ def test_selections_count_a_client_drawn_twice_twice() -> None:
         store.commit_round(record(1, chosen=("a", "a", "b")))
         store.commit_round(record(2, chosen=('quote"d', "a")))
         assert dict(query(path, "SELECT * FROM selections")) == {"a": 3, "b": 1, 'quote"d': 1}
+        rows = query(path, "SELECT * FROM choices ORDER BY round, client_id")
+    assert rows == [(1, "a", 2), (1, "b", 1), (2, "a", 1), (2, 'quote"d', 1)]
+
+
+def test_a_client_joins_once_and_its_statistics_have_names() -> None:
+    with fresh_store() as (store, path):
+        store.commit_round(record(1, events=(Event("joined", "a"),)))
+        seen = observation("a", statistics={"drift": 0.25, "norm": 2.0})
+        store.commit_round(record(2, seen, events=(Event("joined", "b"), Event("left", "a"))))
+        store.commit_round(record(3, events=(Event("joined", "a"),)))
+        joins = query(path, "SELECT * FROM joins ORDER BY client_id")
+        statistics = query(path, "SELECT * FROM statistics ORDER BY name")
+    assert joins == [("a", 1), ("b", 2)]
+    assert statistics == [(2, "a", "drift", 0.25), (2, "a", "norm", 2.0)]
 
 
 def test_accuracy_stands_beside_the_latency_it_took() -> None:

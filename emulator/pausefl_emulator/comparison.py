@@ -16,6 +16,7 @@ from rich.text import Text
 from pausefl.errors import ConfigError
 from pausefl_emulator.choices import GroupChoices, choices_by_group, relevant_to_irrelevant
 from pausefl_emulator.report.comparison_figure import draw_comparison
+from pausefl_emulator.report.comparison_groups import draw_groups
 from pausefl_emulator.report.html import embed, render
 from pausefl_emulator.report.reading import Privacy, RunData, Split, read_run
 from pausefl_emulator.report.style import save_png
@@ -133,14 +134,18 @@ def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> Path:
-    """Write comparison.json, comparison.png and comparison.html; return the last one's path."""
+    """Write comparison.json, comparison.html and the figures as PNG; return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    figure = draw_comparison(comparison.runs, comparison.split, comparison.privacy, comparison.common_accuracy)
-    save_png(figure, folder / "comparison.png")
+    c = comparison
+    figures = {"comparison": draw_comparison(c.runs, c.split, c.privacy, c.common_accuracy)}
+    if groups := draw_groups(c.runs, c.split):
+        figures["groups"] = groups
+    for name, figure in figures.items():
+        save_png(figure, folder / f"{name}.png")
     text = json.dumps(as_json(comparison), indent=2, ensure_ascii=False)
     (folder / "comparison.json").write_text(f"{text}\n", "utf-8")
     page = folder / "comparison.html"
-    page.write_text(_page(comparison, figure), "utf-8")
+    page.write_text(_page(comparison, figures), "utf-8")
     return page
 
 
@@ -209,17 +214,16 @@ def _accuracy_note(comparison: Comparison) -> str:
     return f"{comparison.common_accuracy:.1%} is the greatest {comparison.split} accuracy that every run reaches"
 
 
-def _page(comparison: Comparison, figure: Figure) -> str:
+def _page(comparison: Comparison, figures: Mapping[str, Figure]) -> str:
     columns, lines = _cells(comparison)
-    note, figures = _accuracy_note(comparison), embed({"comparison": figure})
     return render(
         "comparison.html",
         c=comparison,
         columns=columns,
         lines=lines,
         group_lines=_group_lines(comparison),
-        accuracy_note=note,
-        figures=figures,
+        accuracy_note=_accuracy_note(comparison),
+        figures=embed(figures),
     )
 
 

@@ -140,6 +140,20 @@ CREATE VIEW selections AS
 SELECT chosen.value AS client_id, count(*) AS times_chosen
 FROM rounds, json_each(rounds.chosen) AS chosen GROUP BY chosen.value;
 
+-- Who was chosen in which round; twice, where the policy drew a client twice.
+CREATE VIEW choices AS
+SELECT rounds.round, chosen.value AS client_id, count(*) AS times_chosen
+FROM rounds, json_each(rounds.chosen) AS chosen GROUP BY rounds.round, chosen.value;
+
+-- The round before which each client joined for the first time: newcomers are those with join_round > 1.
+CREATE VIEW joins AS
+SELECT client_id, min(round) AS join_round FROM events WHERE kind = 'joined' GROUP BY client_id;
+
+-- What the policy had computed from each update, by name: a drift, a cosine, the client's label counts.
+CREATE VIEW statistics AS
+SELECT round, client_id, statistic.key AS name, statistic.value AS value
+FROM observations, json_each(observations.statistics) AS statistic;
+
 CREATE VIEW accuracy AS
 SELECT e.round, e.split, e.subset, e.n_examples, e.accuracy, e.loss, l.total_latency_s
 FROM evaluations AS e LEFT JOIN round_latency AS l ON l.round = e.round;

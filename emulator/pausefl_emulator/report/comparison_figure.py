@@ -1,7 +1,7 @@
 """The one figure that compares policies: accuracy against latency, greatest leakage, total latency."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -10,22 +10,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl_emulator.report.reading import Privacy, RunData, Split
-from pausefl_emulator.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, percent_axis
+from pausefl_emulator.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, percent_axis
 
 Runs = Mapping[str, Sequence[RunData]]
-Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
-
-
-class Look(NamedTuple):
-    """A policy's colour and dash, the same in every panel."""
-
-    colour: str
-    dash: Any
+Curve = tuple[NDArray[Any], NDArray[np.float64]]
 
 
 def draw_comparison(runs: Runs, split: Split, privacy: Privacy | None, common_accuracy: float | None) -> Figure:
     """All policies in one figure, with the spread over seeds; without the leakage panel where no run was private."""
-    looks = dict(zip(runs, _looks(), strict=False))
+    looks = policy_looks(runs)
     mosaic = [["accuracy", "leakage"], ["accuracy", "total"]] if privacy else [["accuracy", "total"]]
     with mpl.rc_context(RC):
         figure = Figure(figsize=(10.4, 5.0), layout="constrained")
@@ -37,20 +30,17 @@ def draw_comparison(runs: Runs, split: Split, privacy: Privacy | None, common_ac
     return figure
 
 
-def _looks() -> Iterator[Look]:
-    """As many as are asked for: dashes change with colours, and go on changing when the colours start again."""
+def policy_looks(policies: Iterable[str]) -> Mapping[str, Look]:
+    """How each policy is drawn: dashes change with colours, and go on changing when the colours start again."""
     n = len(SERIES)
-    i = 0
-    while True:
-        yield Look(SERIES[i % n].light, DASHES[(i + i // n) % len(DASHES)])
-        i += 1
+    return {name: Look(SERIES[i % n].light, DASHES[(i + i // n) % len(DASHES)]) for i, name in enumerate(policies)}
 
 
 def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, common_accuracy: float | None) -> None:
     for policy, of_policy in runs.items():
         curves = [run.curve(split) for run in of_policy]
         if all(x.size for x, _ in curves):
-            _band(axes, curves, looks[policy], policy)
+            draw_band(axes, curves, looks[policy], policy)
     axes.set(title="Accuracy against latency", xlabel="total latency (s)", ylabel=f"{split} accuracy")
     axes.set_xlim(left=0)
     percent_axis(axes)
@@ -65,7 +55,7 @@ def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, c
     axes.legend(loc="lower right", handlelength=3.2)
 
 
-def _band(axes: Axes, curves: Sequence[Curve], look: Look, label: str) -> None:
+def draw_band(axes: Axes, curves: Sequence[Curve], look: Look, label: str) -> None:
     """The mean over seeds and the range it lies in, where every seed has a value; accuracy is read off linearly."""
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if start >= end:  # evaluated once: nothing to interpolate

@@ -67,6 +67,7 @@ def run_page(run: RunData, figures: Mapping[str, Figure]) -> str:
         config=run.config,
         figures=embed(figures),
         headline=list(_headline(run)),
+        grouped=bool(run.groups),
         private=run.privacy is not None,
         disclosed=[DISCLOSURES.get(item, item) for item in run.summary["disclosed"]],
         **(_privacy(run, run.privacy) if run.privacy else {}),

@@ -9,6 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from pausefl_emulator.choices import choices_by_group
+from pausefl_emulator.report import group_plots, learning_plots
+from pausefl_emulator.report.learning import learning
 from pausefl_emulator.report.reading import Privacy, RunData, Split
 from pausefl_emulator.report.style import (
     DASHES,
@@ -18,6 +21,7 @@ from pausefl_emulator.report.style import (
     PARTS,
     RC,
     SERIES,
+    new_figure,
     percent_axis,
 )
 
@@ -36,8 +40,17 @@ def draw_all(run: RunData) -> Mapping[str, Figure]:
 def _drawable(run: RunData) -> Iterator[tuple[str, Figure]]:
     if run.accuracy["round"].size:
         yield "accuracy", accuracy(run)
-    if run.clients["client_id"].size:
+    groups = choices_by_group(run.records, run.groups)
+    if groups and run.records:
+        yield "selections", group_plots.selections(run, groups)
+    elif run.clients["client_id"].size:
         yield "selections", selections(run)
+    if group_plots.joins(groups) and run.accuracy["round"].size:
+        yield "joins", group_plots.accuracy_around_joins(run, groups)
+    if learnt := learning(run):
+        yield "threshold", learning_plots.threshold(learnt, groups)
+        yield "posteriors", learning_plots.posteriors(learnt, groups)
+        yield "participation", learning_plots.participation(learnt)
     if run.breakdown["round"].size:
         yield "latency", latency(run)
         yield "breakdown", breakdown(run)
@@ -49,7 +62,7 @@ def _drawable(run: RunData) -> Iterator[tuple[str, Figure]]:
 
 def accuracy(run: RunData) -> Figure:
     """Accuracy against the total latency, each split that was evaluated."""
-    figure, axes = _figure("Accuracy against latency", "total latency (s)", "accuracy")
+    figure, axes = new_figure("Accuracy against latency", "total latency (s)", "accuracy")
     for split, colour, dash in zip(SPLITS, SERIES, DASHES, strict=False):
         total_latency_s, values = run.curve(split)
         if values.size:
@@ -62,7 +75,7 @@ def accuracy(run: RunData) -> Figure:
 
 def leakage(run: RunData, privacy: Privacy) -> Figure:
     """The greatest ε any client has spent, by round, with the budget it stays under."""
-    figure, axes = _figure("Greatest leakage", "round", f"greatest ε spent by a client\n({privacy.label})")
+    figure, axes = new_figure("Greatest leakage", "round", f"greatest ε spent by a client\n({privacy.label})")
     table, budget = run.greatest_leakage, privacy.epsilon_budget
     axes.step(table["round"], table["max_epsilon_spent"], where="post", color=SERIES[0].light)
     axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle="--")
@@ -79,7 +92,7 @@ def releases(run: RunData, privacy: Privacy) -> Figure:
     """Who released what and when: a dot per release, its area proportional to the ε it spent."""
     table, ids = run.leakage, run.clients["client_id"]
     height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))
-    figure, axes = _figure("Releases", "round", "client", height=height)
+    figure, axes = new_figure("Releases", "round", "client", height=height)
     diameter_pt = min(6.5, 55 * height / len(ids))  # a dot stays in its client's row
     area = diameter_pt**2 * table["epsilon"] / table["epsilon"].max()
     rows = np.searchsorted(ids, table["client_id"])
@@ -96,7 +109,7 @@ def releases(run: RunData, privacy: Privacy) -> Figure:
 def selections(run: RunData) -> Figure:
     """How often each client was chosen, beside what a uniform choice would give on average."""
     ids, times = run.clients["client_id"], run.clients["times_chosen"]
-    figure, axes = _figure("Selections per client", "client", "times chosen")
+    figure, axes = new_figure("Selections per client", "client", "times chosen")
     _bars(axes, np.zeros(len(ids)), times, SERIES[0].light)
     axes.axhline(times.mean(), color=INK.light, linewidth=1.2, linestyle="--", label=f"uniform: {times.mean():.3g}")
     axes.set_ylim(0, 1.2 * max(times.max(), 1))
@@ -153,7 +166,7 @@ def breakdown(run: RunData) -> Figure:
     mean_s = {part: _mean(run.breakdown[part], of_client) for part in PARTS}
     total_s = np.sum(list(mean_s.values()), axis=0)
     order = np.argsort(total_s)
-    figure, axes = _figure("Where the time goes", "client, by exchange", "mean exchange (s)", height=4.0)
+    figure, axes = new_figure("Where the time goes", "client, by exchange", "mean exchange (s)", height=4.0)
     bottom_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
         top_s = bottom_s + np.maximum(mean_s[part][order], 0)
@@ -173,7 +186,7 @@ def waterfall(run: RunData) -> Figure:
     order = np.argsort(table["exchange_s"])
     ids = table["client_id"][order]
     height = max(2.6, min(7.0, 1.4 + 0.3 * len(ids)))
-    figure, axes = _figure(f"Round {number}, of median latency", "seconds since framing began", "", height=height)
+    figure, axes = new_figure(f"Round {number}, of median latency", "seconds since framing began", "", height=height)
     suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
     if suspect.size:
         axes.set_title(f"suspect: {', '.join(suspect)}", loc="right", **{**_NOTE, "color": LIMIT.light})
@@ -191,13 +204,6 @@ def waterfall(run: RunData) -> Figure:
 
 
 _NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTED.light}
-
-
-def _figure(title: str, x: str, y: str, height: float = 3.6) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.2, height), layout="constrained")
-    axes = figure.subplots()
-    _label(axes, title, x, y)
-    return figure, axes
 
 
 def _label(axes: Axes, title: str, x: str, y: str) -> None:

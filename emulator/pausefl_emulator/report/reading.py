@@ -27,7 +27,7 @@ VIEWS = (
     *("round_latency", "breakdown", "hosts", "suspect_rounds", "ping_baseline"),
     *("leakage", "greatest_leakage", "selections", "accuracy"),
 )
-"""The documented views of run.db."""
+"""The documented views of run.db that reports read."""
 
 
 class TimingError(TypedDict):
@@ -144,7 +144,7 @@ class RunData:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The names of the groups of clients, in the order of the configuration; empty in a run without groups."""
+        """The names of the groups of clients, as configured; empty in a run without groups."""
         return tuple(tomllib.loads(self.config).get("clients", {}).get("groups", {}))
 
     @property
@@ -165,10 +165,19 @@ class RunData:
         A run evaluates a fixed subset now and then and the full set at its end: the longer series is taken, and the
         full set's if they are equal.
         """
+        rows = self._evaluations(split)
+        return self.accuracy["total_latency_s"][rows], self.accuracy["accuracy"][rows]
+
+    def accuracy_by_round(self, split: Split) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The round and the accuracy after it, of the same series as `curve`."""
+        rows = self._evaluations(split)
+        return self.accuracy["round"][rows], self.accuracy["accuracy"][rows]
+
+    def _evaluations(self, split: Split) -> NDArray[np.bool_]:
         of_split = self.accuracy["split"] == split
         on_subset, on_full = (of_split & (self.accuracy["subset"] == subset) for subset in (1, 0))
-        rows = on_subset if on_subset.sum() > on_full.sum() else on_full
-        return self.accuracy["total_latency_s"][rows], self.accuracy["accuracy"][rows]
+        rows: NDArray[np.bool_] = on_subset if on_subset.sum() > on_full.sum() else on_full
+        return rows
 
 
 def read_run(path: Path) -> RunData:

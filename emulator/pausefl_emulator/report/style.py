@@ -4,7 +4,7 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -18,6 +18,13 @@ class Colour:
     name: str
     light: str
     dark: str
+
+
+class Look(NamedTuple):
+    """A line's colour, as drawn, and dash: the same in every panel."""
+
+    colour: str
+    dash: Any
 
 
 INK = Colour("ink", "#1c2228", "#e8ebee")
@@ -114,6 +121,14 @@ def to_svg(figure: Figure, label: str) -> str:
 def css_variables(scheme: str) -> str:
     """The figures' colours as CSS declarations, for the "light" or the "dark" scheme."""
     return " ".join(f"--{colour.name}: {getattr(colour, scheme)};" for colour in COLOURS)
+
+
+def new_figure(title: str, x: str, y: str, height: float = 3.6) -> tuple[Figure, Axes]:
+    """One panel of the usual width, in inches, with its labels."""
+    figure = Figure(figsize=(7.2, height), layout="constrained")
+    axes = figure.subplots()
+    axes.set(title=title, xlabel=x, ylabel=y)
+    return figure, axes
 
 
 def percent_axis(axes: Axes) -> None:

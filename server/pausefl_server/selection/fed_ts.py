@@ -28,6 +28,11 @@ class Posteriors:
     centroids: tuple[float, float] | None = None
     """Of the last round with drifts; None: the next one starts from its least and greatest drift."""
 
+    @property
+    def threshold(self) -> float | None:
+        """α, up to which a drift is small (Fed-TS, eq. (10)): the mean of the centroids; None without them."""
+        return None if self.centroids is None else _threshold(self.centroids)
+
     def counts(self, rows: IntArray, clients: int) -> tuple[IntArray, IntArray]:
         """s and f of Beta(s, f) for these rows of a table of so many clients, from (1, 1)."""
         grown = self.grown(clients)
@@ -141,6 +146,10 @@ def _judge(drift: FloatArray, centroids: tuple[float, float] | None) -> tuple[Bo
     everyone = np.ones(len(drift), np.bool_)
     if len(drift) == 1:
         return everyone, centroids
-    low, high = two_means(drift.tolist(), centroids or (drift.min(), drift.max()))
-    small = drift <= (low + high) / 2
-    return (small, (low, high)) if small.any() and not small.all() else (everyone, None)
+    found = two_means(drift.tolist(), centroids or (drift.min(), drift.max()))
+    small = drift <= _threshold(found)
+    return (small, found) if small.any() and not small.all() else (everyone, None)
+
+
+def _threshold(centroids: tuple[float, float]) -> float:
+    return sum(centroids) / 2

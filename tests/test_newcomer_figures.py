@@ -1,0 +1,256 @@
+"""What a report says about newcomers: the policy's fold kept by round, and figures of logs whose numbers are known."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl_emulator.choices import choices_by_group
+from pausefl_emulator.report import report_runs
+from pausefl_emulator.report.group_plots import group_looks
+from pausefl_emulator.report.learning import Learning, learning
+from pausefl_emulator.report.learning_plots import beta_density
+from pausefl_emulator.report.plots import draw_all
+from pausefl_emulator.report.reading import RunData, read_run
+from pausefl_server.records import Event, Observation, RoundRecord, Timing
+
+EXPERIMENT = """
+[experiment]
+rounds = 10
+[clients]
+per_process = 4
+[clients.groups.original]
+count = 4
+[clients.groups.relevant]
+count = 3
+join_round = 3
+[clients.groups.poisoned]
+count = 3
+join_round = 3
+behaviours = [{ kind = "gaussian-update", scale = 3.0 }]
+[selection]
+policy = "fed-ts"
+m = 2
+[selection.fed-ts]
+newcomer_share = 0.5
+[privacy]
+enabled = false
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+"""
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run with real processes, reported on with its tables."""
+    folder = tmp_path_factory.mktemp("newcomers")
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    command = [sys.executable, "-m", "pausefl_emulator", "run", "experiment.toml", "--run-dir", "run"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    report_runs([folder / "run"], csv=True)
+    return folder / "run"
+
+
+def judged(t: int, joined: Sequence[str] = (), **drifts: float) -> RoundRecord:
+    """A round in which these clients were chosen and had these drifts, after others joined."""
+    ids = [name.replace("_", "-") for name in drifts]
+    observations = tuple(
+        Observation(i, Timing(1.0), 1.0, 10, 0, 0.0, 0.0, statistics={"drift": d})
+        for i, d in zip(ids, drifts.values(), strict=True)
+    )
+    events = tuple(Event("joined", client_id) for client_id in joined)
+    return RoundRecord(t, 1, tuple(ids), None, observations, events, 1.0, float(t), 1e-4, "")
+
+
+HAND = [
+    judged(1, ("original-000", "original-001"), original_000=0.1, original_001=0.2),
+    judged(2, ("relevant-000", "relevant-001", "poisoned-000"), relevant_000=1.0, relevant_001=3.0, poisoned_000=9.0),
+    judged(3, original_000=0.4, relevant_000=50.0),
+    judged(4, ("poisoned-001",), relevant_000=2.0, poisoned_000=2.0),
+    judged(5, relevant_001=1.0, poisoned_001=7.0),
+]
+"""Centroids 2 and 9; a single newcomer's drift; a single cluster; centroids 1 and 7, afresh."""
+
+
+@pytest.fixture(scope="module")
+def by_hand(played: Path) -> RunData:
+    ids = sorted({event.client_id for record in HAND for event in record.events})
+    return replace(read_run(played), records=HAND, clients={"client_id": np.array(ids)})
+
+
+@pytest.fixture(scope="module")
+def learnt(by_hand: RunData) -> Learning:
+    found = learning(by_hand)
+    assert found is not None
+    return found
+
+
+def test_the_policys_fold_is_kept_round_by_round(learnt: Learning) -> None:
+    assert learnt.newcomers.tolist() == ["poisoned-000", "relevant-000", "relevant-001", "poisoned-001"]
+    assert learnt.join_round.tolist() == [2, 2, 2, 4]
+    assert learnt.s.tolist() == [[1, 1, 1, 1], [1, 2, 2, 1], [1, 3, 2, 1], [2, 4, 2, 1], [2, 4, 3, 1]]
+    assert learnt.f.tolist() == [[1, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 1], [2, 1, 1, 2]]
+
+
+def test_a_threshold_is_where_two_clusters_were_found(learnt: Learning) -> None:
+    np.testing.assert_array_equal(learnt.threshold, [np.nan, 5.5, np.nan, np.nan, 4.0])
+
+
+def test_every_drift_stands_beside_what_it_counted_as(learnt: Learning) -> None:
+    rows = list(zip(*(column.tolist() for column in learnt.drifts.values()), strict=True))
+    assert rows[:5] == [
+        (1, "original-000", 0.1, True, False),
+        (1, "original-001", 0.2, True, False),
+        (2, "relevant-000", 1.0, False, True),
+        (2, "relevant-001", 3.0, False, True),
+        (2, "poisoned-000", 9.0, False, False),
+    ]
+    assert [small for *_, small in rows[5:]] == [False, True, True, True, True, False]
+
+
+def test_p_is_how_many_newcomers_of_each_insertion_were_chosen(learnt: Learning) -> None:
+    assert {insertion: size.tolist() for insertion, size in learnt.sizes.items()} == {
+        2: [0, 3, 1, 2, 1],
+        4: [0, 0, 0, 0, 1],
+    }
+
+
+def test_in_a_run_where_everybody_answers_every_choice_of_a_newcomer_is_judged(played: Path) -> None:
+    run = read_run(played)
+    found = learning(run)
+    assert found is not None
+    chosen = found.chosen.sum(axis=0)
+    assert chosen.sum() == sum(not i.startswith("original") for record in run.records for i in record.chosen)
+    assert ((found.s[-1] - 1) + (found.f[-1] - 1)).tolist() == chosen.tolist()
+
+
+def test_policies_without_posteriors_and_runs_without_newcomers_have_nothing_learnt(by_hand: RunData) -> None:
+    summary = by_hand.summary
+    assert learning(replace(by_hand, summary={**summary, "policy": "random", "policy_parameters": {"m": 2}})) is None
+    assert learning(replace(by_hand, summary={**summary, "policy": "my.own:Policy"})) is None
+    assert learning(replace(by_hand, records=HAND[:1])) is None
+    assert learning(replace(by_hand, records=[])) is None
+    assert learning(replace(by_hand, summary={**summary, "policy": "drift-ucb"})) is not None
+
+
+@pytest.mark.parametrize(("s", "f"), [(1, 1), (3, 2), (40, 3)])
+def test_beta_densities_have_their_area_and_mean(s: int, f: int) -> None:
+    edges = np.linspace(0, 1, 20_001)
+    x = (edges[1:] + edges[:-1]) / 2
+    density = beta_density(x, s, f)
+    assert density.mean() == pytest.approx(1, rel=1e-4)
+    assert (x * density).mean() == pytest.approx(s / (s + f), rel=1e-4)
+
+
+# --- what is drawn
+
+
+def test_the_threshold_is_drawn_where_there_is_one(by_hand: RunData) -> None:
+    axes = draw_all(by_hand)["threshold"].axes[0]
+    (lines,) = (c for c in axes.collections if hasattr(c, "get_segments"))
+    drawn = [segment.tolist() for segment in lines.get_segments() if segment.size]
+    assert drawn == [[[1.5, 5.5], [2.5, 5.5]], [[4.5, 4.0], [5.5, 4.0]]]
+    points = np.concatenate([c.get_offsets() for c in axes.collections if c is not lines])
+    assert sorted(points[:, 0].tolist()) == [2, 2, 2, 3, 3, 4, 4, 5, 5]  # from the first insertion on
+
+
+def test_densities_are_of_the_newcomers_who_are_there(by_hand: RunData) -> None:
+    panels = draw_all(by_hand)["posteriors"].axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["after round 2", "after round 3", "after round 5"]
+    assert [len(axes.lines) for axes in panels] == [3, 3, 4]
+    looks = group_looks(choices_by_group(by_hand.records, by_hand.groups))
+    assert [line.get_color() for line in panels[-1].lines] == [
+        looks[group].colour for group in ("poisoned", "relevant", "relevant", "poisoned")
+    ]
+
+
+def test_joins_stand_in_every_figure_by_round(by_hand: RunData) -> None:
+    figures = draw_all(by_hand)
+    assert "joins" not in figures  # never evaluated
+    for name in ("threshold", "selections", "participation"):
+        dotted = [line.get_xdata()[0] for line in figures[name].axes[0].lines if line.get_linestyle() == ":"]
+        assert dotted[0] == 1.5
+
+
+def test_selections_are_counted_by_client_and_averaged_by_group(by_hand: RunData) -> None:
+    by_round, by_client = draw_all(by_hand)["selections"].axes
+    means = {line.get_label(): line for line in by_round.lines if not line.get_label().startswith("_")}
+    assert list(means) == ["original", "relevant", "poisoned"]
+    assert means["relevant"].get_xdata().tolist() == [1, 2, 3, 4, 5]
+    assert means["relevant"].get_ydata().tolist() == [0, 1, 1.5, 2, 2.5]
+    assert [label.get_text() for label in by_client.get_xticklabels()][2:4] == ["relevant-000", "relevant-001"]
+    assert [bar.get_height() for bar in by_client.patches] == [2, 1, 3, 2, 2, 1]
+
+
+def test_groups_of_one_name_share_a_colour_and_relevant_ones_are_blue() -> None:
+    ids = ("old-0", "relevant0-0", "bad0-0", "relevant1-0", "bad1-0", "odd-0")
+    records = [judged(1, ids[:1]), judged(2, ids[1:])]
+    looks = group_looks(choices_by_group(records, [i.rpartition("-")[0] for i in ids]))
+    colours = {name: look.colour for name, look in looks.items()}
+    assert colours["relevant0"] == colours["relevant1"] == "#0072b2"
+    assert colours["bad0"] == colours["bad1"]
+    assert len(set(colours.values())) == 4
+    assert len({looks[name] for name in looks}) == 6
+
+
+# --- a run with real processes
+
+
+def test_a_run_counts_its_selections_by_group(played: Path) -> None:
+    groups = json.loads((played / "summary.json").read_text())["selections_by_group"]
+    assert {name: (group["clients"], group["join_round"]) for name, group in groups.items()} == {
+        "original": (4, 1),
+        "relevant": (3, 3),
+        "poisoned": (3, 3),
+    }
+    assert groups["original"]["selections_after_join"] == 2 * 10
+    newcomers = [groups[name] for name in ("relevant", "poisoned")]
+    assert sum(group["selections_after_join"] for group in newcomers) == 3 * 8
+    for group in newcomers:
+        assert group["per_client_round"] == group["selections_after_join"] / (3 * 8)
+
+
+def test_its_report_shows_its_newcomers(played: Path) -> None:
+    page = (played / "report.html").read_text(encoding="utf-8")
+    for name in ("selections", "threshold", "posteriors", "participation"):
+        assert (played / "plots" / f"{name}.png").stat().st_size > 10_000
+        assert f'aria-label="{name}"' in page
+
+
+def rows(path: Path) -> Sequence[Mapping[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_its_tables_hold_what_it_learnt(played: Path) -> None:
+    found = learning(read_run(played))
+    assert found is not None
+    posteriors = rows(played / "csv" / "posteriors.csv")
+    assert len(posteriors) == 6 * 8
+    assert [int(row["s"]) for row in posteriors[-6:]] == found.s[-1].tolist()
+    drifts = rows(played / "csv" / "drifts.csv")
+    statistics = rows(played / "csv" / "statistics.csv")
+    assert [float(row["drift"]) for row in drifts] == [float(row["value"]) for row in statistics]
+    assert {row["name"] for row in statistics} == {"drift"}
+    assert {row["threshold"] for row in drifts if row["round"] in "12"} == {""}
+    assert {row["client_id"]: row["join_round"] for row in rows(played / "csv" / "joins.csv")}["relevant-000"] == "3"
+
+
+def test_accuracy_is_drawn_around_the_joins(played: Path) -> None:
+    run = read_run(played)
+    accuracy = {
+        "round": np.array([0, 5, 10]), "split": np.array(["test"] * 3), "subset": np.ones(3, np.int64),
+        "accuracy": np.array([0.1, 0.5, 0.7]), "total_latency_s": np.array([0.0, 1.0, 2.0]),
+    }  # fmt: skip
+    axes = draw_all(replace(run, accuracy=accuracy))["joins"].axes[0]
+    assert axes.lines[0].get_xdata().tolist() == [0, 5, 10]
+    assert [text.get_text() for text in axes.texts] == ["round 3: relevant, poisoned"]
