@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pausefl.errors import ConfigError
-from pausefl_emulator.comparison import Spread, as_group_table, as_table, compare, write_comparison
+from pausefl_emulator.comparison import Spread, as_group_table, as_json, as_table, compare, write_comparison
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.store import Store
 
@@ -94,8 +94,7 @@ def grouped_runs(folder: Path) -> Mapping[str, Sequence[Path]]:
 
 
 def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_path: Path) -> None:
-    page = write_comparison(compare(grouped_runs(tmp_path)), tmp_path / "out")
-    pause, random = json.loads((page.parent / "comparison.json").read_text(encoding="utf-8"))["policies"]
+    pause, random = json.loads(json.dumps(as_json(compare(grouped_runs(tmp_path)))))["policies"]
     groups = pause["selections_by_group"]
     assert list(groups) == ["original", "relevant", "poisoned"]
     assert (groups["relevant"]["clients"], groups["relevant"]["join_round"]) == (2, 2)
@@ -106,24 +105,18 @@ def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_pa
     assert groups["poisoned"]["per_client_round"]["mean"] == 1 / 3
     assert pause["relevant_to_irrelevant"]["mean"] == 1.5
     assert random["relevant_to_irrelevant"]["mean"] == 0.5
-    html = page.read_text(encoding="utf-8")
-    assert "<td>poisoned</td><td>1.00<br>" in html
-    assert "<td>relevant : irrelevant</td><td>1.50<br>" in html
 
 
 def test_policies_are_drawn_around_the_joins_with_what_they_chose(tmp_path: Path) -> None:
     page = write_comparison(compare(grouped_runs(tmp_path)), tmp_path / "out")
     assert matplotlib.image.imread(page.parent / "groups.png")[..., :3].var() > 1e-3
-    svg = page.read_text(encoding="utf-8").split('aria-label="groups"')[1].split("</svg>")[0]
+    html = page.read_text(encoding="utf-8")
+    assert "<td>poisoned</td><td>1.00<br>" in html
+    assert "<td>relevant : irrelevant</td><td>1.50<br>" in html
+    svg = html.split('aria-label="groups"')[1].split("</svg>")[0]
     for text in ("Accuracy around the joins", "round 2: relevant, poisoned", "pause", "random", "poisoned"):
         assert f">{text}<" in svg
     assert "not evaluated" not in svg
-
-
-def test_without_joins_there_is_no_figure_of_them(tmp_path: Path) -> None:
-    page = write_comparison(compare(write_runs(tmp_path)), tmp_path / "out")
-    assert not (page.parent / "groups.png").exists()
-    assert "Who was chosen" not in page.read_text(encoding="utf-8")
 
 
 def test_the_table_of_groups_is_for_experiments_that_have_some(tmp_path: Path) -> None:
@@ -161,6 +154,8 @@ def test_files_are_written_and_the_figure_is_not_blank(tmp_path: Path) -> None:
     assert "http" not in html
     assert "ε per coordinate" in html
     assert "62.5" in html
+    assert "Who was chosen" not in html
+    assert not (page.parent / "groups.png").exists()
 
 
 def test_the_figure_names_units_and_every_policy(tmp_path: Path) -> None:

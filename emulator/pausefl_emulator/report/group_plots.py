@@ -57,7 +57,9 @@ def mark_joins(axes: Axes, rounds: Iterable[int]) -> None:
 def selections(run: RunData, groups: Groups) -> Figure:
     """How often clients were chosen: by round, on average over each group (and, if few, each); and each at the end."""
     ids = sorted(run.clients["client_id"].tolist(), key=lambda client_id: (_place(client_id, groups), client_id))
-    chosen = np.array([[record.chosen.count(client_id) for client_id in ids] for record in run.records])
+    columns = {client_id: k for k, client_id in enumerate(ids)}
+    indices = ([columns[client_id] for client_id in record.chosen] for record in run.records)
+    chosen = np.array([np.bincount(of_round, minlength=len(ids)) for of_round in indices])
     figure = Figure(figsize=(9.2, 3.8), layout="constrained")
     by_round, by_client = figure.subplots(1, 2, width_ratios=(1.25, 1))
     mark_joins(by_round, joins(groups))
