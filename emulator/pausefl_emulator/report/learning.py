@@ -30,8 +30,8 @@ class Learning:
     """(rounds, n) of Beta(s, f) after each round."""
     f: IntArray
     drifts: Columns
-    """A row per drift: round, client_id, drift; original: whether an original's, as if it were a newcomer; small:
-    whether it counted as a success, false for an original's."""
+    """A row per drift from the first insertion on: round, client_id, drift; original: whether an original's, as if it
+    were a newcomer; small: whether it counted as a success, false for an original's."""
     threshold: FloatArray
     """(rounds,) what a drift was compared with; NaN where fewer than two clusters of drifts were found."""
 
@@ -88,7 +88,8 @@ def _assemble(
         return None
     counts = np.array([p.counts(rows, len(table)) for p in posteriors])
     names = ("round", "client_id", "drift", "original", "small")
-    ids = np.array(table.ids)[rows]
+    ids, first = np.array(table.ids)[rows], table.joined_round[rows].min()
+    drifts = [drift for drift in drifts if drift[0] >= first]
     return Learning(
         newcomers=ids,
         join_round=table.joined_round[rows],

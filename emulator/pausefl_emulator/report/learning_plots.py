@@ -52,9 +52,8 @@ def posteriors(learnt: Learning, groups: Groups) -> Figure:
 
 
 def threshold(learnt: Learning, groups: Groups) -> Figure:
-    """The drifts by round from the first insertion on, coloured by group, and the threshold they were compared with."""
-    looks, first = group_looks(groups), learnt.join_round.min()
-    drifts = {name: column[learnt.drifts["round"] >= first] for name, column in learnt.drifts.items()}
+    """The drifts by round, coloured by group, and the threshold they were compared with."""
+    looks, drifts = group_looks(groups), learnt.drifts
     figure, axes = new_figure("Drifts and threshold", "round", "drift (squared L2 distance)", height=4.2)
     of_row = np.array([group_of(client_id) for client_id in drifts["client_id"]])
     counted_as = np.where(drifts["original"], "original", np.where(drifts["small"], "small", "large"))
@@ -70,7 +69,7 @@ def threshold(learnt: Learning, groups: Groups) -> Figure:
     axes.hlines(learnt.threshold, rounds - 0.5, rounds + 0.5, color=INK.light, linewidth=1.6)
     mark_joins(axes, joins(groups))
     _log_scale(axes)
-    axes.set_xlim(left=first - 1)
+    axes.set_xlim(left=learnt.join_round.min() - 1)
     figure.legend(handles=_key(groups, set(of_row)), loc="outside right center")
     return figure
 

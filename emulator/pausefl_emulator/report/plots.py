@@ -48,7 +48,8 @@ def _drawable(run: RunData) -> Iterator[tuple[str, Figure]]:
     if group_plots.joins(groups) and run.accuracy["round"].size:
         yield "joins", group_plots.accuracy_around_joins(run, groups)
     if learnt := learning(run):
-        yield "threshold", learning_plots.threshold(learnt, groups)
+        if (learnt.drifts["drift"] > 0).any():
+            yield "threshold", learning_plots.threshold(learnt, groups)
         yield "posteriors", learning_plots.posteriors(learnt, groups)
         yield "participation", learning_plots.participation(learnt)
     if run.breakdown["round"].size:
