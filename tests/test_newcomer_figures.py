@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pausefl_emulator.choices import choices_by_group
-from pausefl_emulator.report import report_runs
+from pausefl_emulator.report.csv import export
 from pausefl_emulator.report.group_plots import group_looks
 from pausefl_emulator.report.learning import Learning, learning
 from pausefl_emulator.report.learning_plots import beta_density
@@ -52,13 +52,13 @@ model = "synthetic"
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run with real processes, reported on with its tables."""
+    """The directory of a run with real processes, with its tables."""
     folder = tmp_path_factory.mktemp("newcomers")
     (folder / "experiment.toml").write_text(EXPERIMENT)
     command = [sys.executable, "-m", "pausefl_emulator", "run", "experiment.toml", "--run-dir", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    report_runs([folder / "run"], csv=True)
+    export(folder / "run")
     return folder / "run"
 
 
