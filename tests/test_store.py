@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import math
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -323,9 +324,9 @@ def test_accuracy_stands_beside_the_latency_it_took() -> None:
         for t in (1, 2):
             store.commit_round(record(t, round_latency_s=0.5))
         store.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
-        store.save_evaluations(2, [Evaluation("test", True, 100, 0.75, 0.5)])
+        store.save_evaluations(2, [Evaluation("test", True, 100, 0.75, math.inf)])
         rows = query(path, "SELECT round, accuracy, loss, total_latency_s FROM accuracy ORDER BY round")
-    assert rows == [(0, 0.1, 2.3, None), (2, 0.75, 0.5, 1.0)]
+    assert rows == [(0, 0.1, 2.3, None), (2, 0.75, math.inf, 1.0)]
 
 
 # -- the server optimizer's state

@@ -1,5 +1,6 @@
 """Initial model and its evaluation, on public data only: no client's examples come near this process."""
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -50,7 +51,7 @@ class Evaluator:
                 right += int((logits.argmax(1) == labels).sum())
                 loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
         n = len(examples)
-        return Evaluation(split, subset, n, right / n, loss / n)
+        return Evaluation(split, subset, n, right / n, loss / n if math.isfinite(loss) else math.inf)
 
 
 def _subset(examples: Examples, n: int, seed: int, split: str) -> Examples:

@@ -1,5 +1,6 @@
 """The evaluator as an actor: it judges models off the critical path and remembers the best."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,7 +87,7 @@ class EvaluatorActor(Actor[Evaluate]):
                     "round": message.round,
                     "split": e.split,
                     "accuracy": e.accuracy,
-                    "loss": e.loss,
+                    "loss": e.loss if math.isfinite(e.loss) else None,  # JSON has no infinity
                 }
             )
         return evaluations

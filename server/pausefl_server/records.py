@@ -116,7 +116,7 @@ class Evaluation:
     accuracy: float
     """Share of right answers, in [0, 1]."""
     loss: float
-    """Mean cross-entropy."""
+    """Mean cross-entropy; infinite for a model that has diverged."""
 
 
 @dataclass(frozen=True, slots=True)
