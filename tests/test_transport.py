@@ -534,6 +534,23 @@ async def test_an_evaluator_that_is_lost_is_waited_for_at_the_end_of_a_whole_run
     assert asked == [*([] if stopped else [(True, False)] * 2), (True, not stopped), (False, False)]
 
 
+async def test_a_second_kind_of_signal_does_not_break_off_the_last_judgement(tmp_path: Path) -> None:
+    """One Ctrl-C: SIGINT from the terminal, SIGTERM from whoever started the server."""
+
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        if not subset:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0)
+        return (Evaluation("test", subset, 10, 0.5, 1.0),)
+
+    async with federation(tmp_path, evaluate=evaluate) as run:
+        await run.port
+        signal.raise_signal(signal.SIGINT)
+        result = await run.finished()
+    assert result.stopped_because == "stopped by SIGINT"
+    assert [e.accuracy for e in result.final_evaluations] == [0.5]
+
+
 async def test_an_answer_to_a_server_that_has_just_ended_hurts_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -135,34 +136,45 @@ async def _run_actors(
         group.create_task(store.run())
         group.create_task(evaluator.run())
         port = await federation.start(endpoints.host, endpoints.port)
-        loop = asyncio.get_running_loop()
-        interrupted = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, _interrupt, coordinator, group, interrupted, number)
-        try:
-            on_ready(port)
-            await coordinator.run()
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-            await federation.stop(_GOODBYE_GRACE_S)
-        last = coordinator.state.round, coordinator.theta
-        # Whoever has stopped the run wants its end, not its last accuracy at any price.
-        await evaluator.ask(Evaluate(*last, subset=True, patient=not interrupted.is_set()))
-        final = best = await evaluator.ask(Evaluate(*last, subset=False))
-        if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
-            best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
+        with _interruptible(coordinator, group) as interrupted:
+            try:
+                on_ready(port)
+                await coordinator.run()
+            finally:
+                await federation.stop(_GOODBYE_GRACE_S)
+            last = coordinator.state.round, coordinator.theta
+            # Whoever has stopped the run wants its end, not its last accuracy at any price.
+            await evaluator.ask(Evaluate(*last, subset=True, patient=not interrupted.is_set()))
+            final = best = await evaluator.ask(Evaluate(*last, subset=False))
+            if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
+                best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
         evaluator.stop()
         store.stop()
     return final, best
 
 
-def _interrupt(
-    coordinator: Coordinator, group: asyncio.TaskGroup, interrupted: asyncio.Event, number: signal.Signals
-) -> None:
-    interrupted.set()
-    if not coordinator.stopped:
-        group.create_task(coordinator.tell(Shutdown(f"stopped by {number.name}")))
+@contextmanager
+def _interruptible(coordinator: Coordinator, group: asyncio.TaskGroup) -> Iterator[asyncio.Event]:
+    """The first SIGINT and the first SIGTERM ask for the end, in vain where it has come; a second ends all at once.
+
+    Both may come of one Ctrl-C: from the terminal, and from whoever started this process.
+    """
+    loop, interrupted = asyncio.get_running_loop(), asyncio.Event()
+
+    def interrupt(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)
+        interrupted.set()
+        if not coordinator.stopped:
+            group.create_task(coordinator.tell(Shutdown(f"stopped by {number.name}")))
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        yield interrupted
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 def _restore(
