@@ -1,13 +1,13 @@
-"""What several test files share: a tap on the wire between clients and their server, and certificates."""
+"""What several test files share: a tap on the wire, certificates, and telemetry of no run."""
 
 import shutil
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import pytest
 
 from pausefl.tls import Tls
 from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE, unpack
+from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE, Manifest, Tensor, unpack
+from pausefl_server.settings import Privacy, ServerSettings
+from pausefl_server.telemetry import Telemetry
 
 _OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0))
 
@@ -162,3 +164,28 @@ def _authority(tmp_path_factory: pytest.TempPathFactory, name: str) -> Authority
     if shutil.which("openssl") is None:
         pytest.skip("no openssl command here to make certificates with")
     return Authority(tmp_path_factory.mktemp("certificates") / name)
+
+
+@pytest.fixture(scope="session")
+def make_telemetry() -> Callable[..., Telemetry]:
+    """(privacy, model_size, other settings...) -> telemetry as a server has it before round 1."""
+
+    def make(privacy: Privacy | None, model_size: int = 1, **changes: Any) -> Telemetry:
+        settings = ServerSettings(
+            run_id="test",
+            seed=1,
+            rounds=10,
+            minimum_clients=2,
+            manifest=Manifest((Tensor("w", (model_size,)),)),
+            privacy=privacy,
+            signal="round_trip",
+            time_scale=1.0,
+            tau_min_s=None,
+            connect_timeout_s=20.0,
+            round_timeout_s=20.0,
+            rejoin_timeout_s=20.0,
+            evaluation_every=0,
+        )
+        return Telemetry(replace(settings, **changes), clock=lambda: 1000.0)
+
+    return make

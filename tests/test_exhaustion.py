@@ -5,6 +5,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import pytest
 from pausefl.budget import Budget
 from pausefl_emulator.accounting import tighter_epsilon
 from pausefl_emulator.report.reading import CLIENTS
-from pausefl_server.metrics import ServerMetrics
+from pausefl_server.metrics import make_registry
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
 from pausefl_server.selection.uniform import Random
-from pausefl_server.settings import Privacy
+from pausefl_server.settings import MetricsSettings, Privacy
 from pausefl_server.state import replay
 from pausefl_server.store import Store
+from pausefl_server.telemetry import Telemetry
 
 BUDGET = Budget(10.0, 0.04)
 SYNTHETIC = """
@@ -172,14 +174,17 @@ def test_the_greatest_leakage_counts_what_was_spent_on_unused_updates(tmp_path: 
 @pytest.mark.parametrize(
     ("unit", "factors"), [("coordinate", {"coordinate": 1, "vector": 50}), ("vector", {"vector": 1})]
 )
-def test_metrics_tell_every_clients_ledger_in_both_units(unit: Any, factors: dict[str, int]) -> None:
-    metrics = ServerMetrics(Privacy(Budget(10.0, 0.04, BUDGET.epsilon(5)), unit, ""), model_size=50)
+def test_metrics_tell_every_clients_ledger_in_both_units(
+    unit: Any, factors: dict[str, int], make_telemetry: Callable[..., Telemetry]
+) -> None:
+    telemetry = make_telemetry(Privacy(Budget(10.0, 0.04, BUDGET.epsilon(5)), unit, ""), model_size=50)
+    registry = make_registry(telemetry, MetricsSettings())
     played = [*records(), record(3, (observation("a", 3),), (Event("retired", "b"),))]
     for i, r in enumerate(played):
-        metrics.round_committed(r, replay(Random(1), 1, played[: i + 1]), budgets_end=9)
+        telemetry.round_committed(r, replay(Random(1), 1, played[: i + 1]), budgets_end=9)
 
     def value(name: str, **labels: str) -> float | None:
-        return metrics.registry.get_sample_value(f"pausefl_{name}", labels)
+        return registry.get_sample_value(f"pausefl_{name}", labels)
 
     for label, factor in factors.items():
         for client, i in (("a", 3), ("b", 5), ("c", 0)):
@@ -196,10 +201,10 @@ def test_metrics_tell_every_clients_ledger_in_both_units(unit: Any, factors: dic
     assert value("private") == 1
 
 
-def test_a_run_whose_noise_can_be_drawn_again_is_not_private() -> None:
-    privacy = Privacy(BUDGET, "vector", "", reproducible_noise=True)
-    assert ServerMetrics(privacy, 1).registry.get_sample_value("pausefl_private") == 0
-    assert ServerMetrics(None, 1).registry.get_sample_value("pausefl_private") == 0
+def test_a_run_whose_noise_can_be_drawn_again_is_not_private(make_telemetry: Callable[..., Telemetry]) -> None:
+    for privacy in (Privacy(BUDGET, "vector", "", reproducible_noise=True), None):
+        registry = make_registry(make_telemetry(privacy), MetricsSettings())
+        assert registry.get_sample_value("pausefl_private") == 0
 
 
 @pytest.mark.parametrize("unit", ["coordinate", "vector"])

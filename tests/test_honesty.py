@@ -17,12 +17,14 @@ import pytest
 
 from pausefl.honesty import HostMonitor, HostReport, _StealMeter
 from pausefl_emulator.experiment import parse_experiment
-from pausefl_server.metrics import ServerMetrics
+from pausefl_server.metrics import make_registry
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
 from pausefl_server.selection.uniform import Random
+from pausefl_server.settings import MetricsSettings
 from pausefl_server.state import replay
 from pausefl_server.store import Store
 from pausefl_server.suspicion import ADVICE, Limits, advice
+from pausefl_server.telemetry import Telemetry
 
 STALL_S = 0.4
 TOLERANCE_S = 0.15
@@ -152,12 +154,12 @@ def test_the_log_keeps_what_hosts_and_clocks_said(tmp_path: Path) -> None:
         assert exchange_s == pytest.approx(0.505)
 
 
-def test_the_parts_in_the_metrics_add_up_to_the_exchange() -> None:
-    metrics = ServerMetrics(None, 1)
-    metrics.round_committed(record(), replay(Random(m=1), 0, [record()]))
+def test_the_parts_in_the_metrics_add_up_to_the_exchange(make_telemetry: Callable[..., Telemetry]) -> None:
+    telemetry = make_telemetry(None)
+    telemetry.round_committed(record(), replay(Random(m=1), 0, [record()]))
     samples = {
         (sample.name, *sample.labels.values()): sample.value
-        for family in metrics.registry.collect()
+        for family in make_registry(telemetry, MetricsSettings()).collect()
         for sample in family.samples
     }
     parts = [value for key, value in samples.items() if key[0] == "pausefl_exchange_part_seconds_sum"]

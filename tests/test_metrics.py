@@ -5,21 +5,24 @@ import shutil
 import socket
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from pausefl.budget import Budget
 from pausefl.errors import ConfigError
-from pausefl_server.metrics import MetricsServer, ServerMetrics
+from pausefl_server.metrics import MetricsServer, make_registry
+from pausefl_server.picture import Curve
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.selection.everyone import All
-from pausefl_server.settings import Privacy
-from pausefl_server.state import RunState
+from pausefl_server.settings import MetricsSettings, Privacy, RunInfo
+from pausefl_server.state import RunState, replay
+from pausefl_server.telemetry import Telemetry
 
 DOCUMENT = Path(__file__).parent.parent / "deploy/METRICS.md"
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
@@ -50,52 +53,66 @@ def documented() -> dict[str, Row]:
 
 
 def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
+    """Injected 0.2 s where 0.05 and 0.125 s were drawn."""
     return Observation(
         client_id=client_id,
-        timing=Timing(round_trip_s),
+        timing=Timing(round_trip_s, injected_down_s=0.075, injected_up_s=0.125),
         latency_s=2 * round_trip_s,
         n_examples=10,
         participation=i,
         epsilon=BUDGET.epsilon(i) if i else 0.0,
         epsilon_spent=BUDGET.spent(i),
+        drawn_down_s=0.05,
+        drawn_up_s=0.125,
     )
 
 
 DOUBTS = ("server loop_lag_s",)
+MakeTelemetry = Callable[..., Telemetry]
 
 
-def play(metrics: ServerMetrics, *, private: bool = True) -> None:
-    """Two rounds: "a" answers twice, "b" once and then retires; an evaluation and a rejection."""
-    state = RunState.start(All(2), seed=1)
+def records(*, private: bool = True) -> list[RoundRecord]:
+    """Two rounds: "a" answers twice, "b" once and then retires."""
     joins = (Event("joined", "a", n_examples=10), Event("joined", "b", n_examples=10))
     rounds = [
         ((observation("a", int(private), 0.5), observation("b", int(private), 0.25)), joins),
         ((observation("a", 2 * private, 0.125),), (Event("retired", "b"),)),
     ]
-    for t, (observations, events) in enumerate(rounds, start=1):
-        latency_s = max(o.latency_s for o in observations)
-        chosen = ("a", "b") if t == 1 else ("a", "a")
-        record = RoundRecord(t, 1, chosen, None, observations, events, latency_s, float(t), 0.003, "", suspect=DOUBTS)
-        state.before_round(t, events)
-        state.after_round(record)
-        metrics.round_committed(record, state, budgets_end=40)
+    return [
+        RoundRecord(
+            *(t, 1, ("a", "b") if t == 1 else ("a", "a"), None, observations, events),
+            *(max(o.latency_s for o in observations), float(t), 0.003, ""),
+            suspect=DOUBTS,
+        )
+        for t, (observations, events) in enumerate(rounds, start=1)
+    ]
+
+
+def play(telemetry: Telemetry, *, private: bool = True) -> None:
+    """The two rounds, an evaluation, a ping and a rejection."""
+    tell = telemetry.round_committed
+    replay(All(2), 1, records(private=private), lambda record, state: tell(record, state, budgets_end=40))
     for connected in (1, 2, 3):
-        metrics.arrived(connected)
-    metrics.departed(2)
-    metrics.rejected()
-    metrics.pinged("b", 0.002)
-    metrics.evaluated(Evaluation("test", subset=False, n_examples=100, accuracy=0.75, loss=1.0))
+        telemetry.arrived(connected)
+    telemetry.departed(2)
+    telemetry.rejected()
+    telemetry.pinged(1, 0.002)
+    telemetry.evaluated(2, Evaluation("test", subset=False, n_examples=100, accuracy=0.75, loss=1.0))
 
 
-def private_metrics(unit: str = "coordinate") -> ServerMetrics:
-    return ServerMetrics(Privacy(BUDGET, unit, "agreed"), SIZE)  # type: ignore[arg-type]
+def private(unit: str = "coordinate") -> Privacy:
+    return Privacy(BUDGET, unit, "agreed")  # type: ignore[arg-type]
+
+
+def registry_of(telemetry: Telemetry, **limits: int) -> CollectorRegistry:
+    return make_registry(telemetry, MetricsSettings(**limits))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def registry() -> CollectorRegistry:
-    metrics = private_metrics()
-    play(metrics)
-    return metrics.registry
+def registry(make_telemetry: MakeTelemetry) -> CollectorRegistry:
+    telemetry = make_telemetry(private(), SIZE, clients=3, info=RunInfo("runs", "all", "digits", "mlp"))
+    play(telemetry)
+    return registry_of(telemetry)
 
 
 def exposed_name(name: str, kind: str) -> str:
@@ -138,6 +155,27 @@ def test_example_queries_ask_for_documented_metrics_and_labels() -> None:
 
 SAMPLES = [
     ("pausefl_round", {}, 2),
+    ("pausefl_rounds", {}, 10),
+    (
+        "pausefl_run_info",
+        {"run": "runs", "policy": "all", "dataset": "digits", "model": "mlp", "unit": "coordinate"},
+        1,
+    ),
+    ("pausefl_last_round_timestamp_seconds", {}, 1000.0),
+    ("pausefl_expected_clients", {}, 3),
+    ("pausefl_drawn_delay_seconds_sum", {"direction": "down"}, 0.15),
+    ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.2"}, 3),
+    ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.1"}, 0),
+    ("pausefl_timing_error_seconds_sum", {}, 3 * 0.025),
+    ("pausefl_clients_round_trip_seconds", {"quantile": "0"}, 0.125),
+    ("pausefl_clients_round_trip_seconds", {"quantile": "1"}, 0.25),
+    ("pausefl_clients_latency_seconds", {"quantile": "0.5"}, 0.375),
+    ("pausefl_clients_epsilon_spent", {"quantile": "1", "unit": "vector"}, SIZE * BUDGET.spent(2)),
+    (
+        "pausefl_clients_epsilon_spent",
+        {"quantile": "0.9", "unit": "coordinate"},
+        0.1 * BUDGET.spent(1) + 0.9 * BUDGET.spent(2),
+    ),
     ("pausefl_accuracy_ratio", {"split": "test"}, 0.75),
     ("pausefl_connected_clients", {}, 2),
     ("pausefl_rejected_updates_total", {}, 1),
@@ -175,32 +213,107 @@ def test_samples_are_what_happened(
     assert registry.get_sample_value(name, labels) == pytest.approx(value)
 
 
-def test_where_the_unit_is_the_vector_it_stands_once() -> None:
-    metrics = private_metrics("vector")
-    play(metrics)
-    assert metrics.registry.get_sample_value("pausefl_epsilon_budget", {"unit": "vector"}) == 10.0
-    assert metrics.registry.get_sample_value("pausefl_epsilon_budget", {"unit": "coordinate"}) is None
+def test_where_the_unit_is_the_vector_it_stands_once(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(private("vector"), SIZE)
+    play(telemetry)
+    value = registry_of(telemetry).get_sample_value
+    assert value("pausefl_epsilon_budget", {"unit": "vector"}) == 10.0
+    assert value("pausefl_epsilon_budget", {"unit": "coordinate"}) is None
 
 
-def test_without_privacy_no_epsilon_is_shown() -> None:
-    metrics = ServerMetrics(None, SIZE)
-    play(metrics, private=False)
-    about_epsilon = [m for m in metrics.registry.collect() if "epsilon" in m.name]
+def test_without_privacy_no_epsilon_is_shown(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(None, SIZE)
+    play(telemetry, private=False)
+    registry = registry_of(telemetry)
+    about_epsilon = [m for m in registry.collect() if "epsilon" in m.name]
     assert about_epsilon
     assert all(not m.samples for m in about_epsilon)
-    assert metrics.registry.get_sample_value("pausefl_private") == 0
-    assert metrics.registry.get_sample_value("pausefl_round") == 2
+    assert registry.get_sample_value("pausefl_private") == 0
+    assert registry.get_sample_value("pausefl_round") == 2
 
 
-def test_noise_that_can_be_drawn_again_is_not_called_private() -> None:
-    metrics = ServerMetrics(Privacy(BUDGET, "coordinate", "agreed", reproducible_noise=True), SIZE)
-    assert metrics.registry.get_sample_value("pausefl_private") == 0
+def test_noise_that_can_be_drawn_again_is_not_called_private(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(Privacy(BUDGET, "coordinate", "agreed", reproducible_noise=True), SIZE)
+    assert registry_of(telemetry).get_sample_value("pausefl_private") == 0
 
 
-def test_two_servers_in_one_process_do_not_share_their_metrics() -> None:
-    one, other = private_metrics(), private_metrics()
+def test_two_servers_in_one_process_do_not_share_their_metrics(make_telemetry: MakeTelemetry) -> None:
+    one, other = make_telemetry(private()), make_telemetry(private())
     one.rejected()
-    assert other.registry.get_sample_value("pausefl_rejected_updates_total") == 0
+    assert registry_of(other).get_sample_value("pausefl_rejected_updates_total") == 0
+
+
+def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTelemetry) -> None:
+    """All but who is connected now, what was refused, and when."""
+    gone_on, left_alone = make_telemetry(private(), SIZE), make_telemetry(private(), SIZE)
+    evaluation = Evaluation("test", subset=True, n_examples=100, accuracy=0.75, loss=1.0)
+    replay(All(2), 1, records(), gone_on.replayed)
+    gone_on.resumed([(2, evaluation)], budgets_end=40)
+    replay(All(2), 1, records(), lambda record, state: left_alone.round_committed(record, state, budgets_end=40))
+    left_alone.evaluated(2, evaluation)
+    assert samples_of(registry_of(gone_on)) == samples_of(registry_of(left_alone))
+    assert gone_on.now.leakage.points.tolist() == left_alone.now.leakage.points.tolist()
+    assert gone_on.now.status.startswith("waiting")
+
+
+def samples_of(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {(s.name, frozenset(s.labels.items())): s.value for m in registry.collect() for s in m.samples}
+
+
+def test_with_many_clients_only_those_that_matter_most_have_series(make_telemetry: MakeTelemetry) -> None:
+    """Ten clients, number k with latency k and, in the other order, ε: the two slowest and the two that leaked most."""
+    telemetry, names = make_telemetry(private()), [f"c{k}" for k in range(10)]
+    joins = tuple(Event("joined", name, n_examples=1) for name in names)
+    seen = tuple(observation(name, 10 - k, 1.0 + k) for k, name in enumerate(names))
+    record = RoundRecord(1, 1, tuple(names), None, seen, joins, 1.0, 1.0, 0.003, "")
+    replay(All(10), 1, [record], telemetry.round_committed)
+
+    def shown(**limits: int) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for metric in registry_of(telemetry, **limits).collect():
+            for sample in metric.samples:
+                if "client" in sample.labels:
+                    found.setdefault(metric.name, set()).add(sample.labels["client"])
+        return found
+
+    everybody = shown(client_series_max=10, client_series_top=2)
+    assert set(map(frozenset, everybody.values())) == {frozenset(names)}
+    few = shown(client_series_max=9, client_series_top=2)
+    assert few.keys() == everybody.keys() >= {"pausefl_client_latency_seconds", "pausefl_client_epsilon_next"}
+    assert set(map(frozenset, few.values())) == {frozenset({"c8", "c9", "c0", "c1"})}
+    value = registry_of(telemetry, client_series_max=0).get_sample_value
+    assert value("pausefl_clients_latency_seconds", {"quantile": "0"}) == 2.0
+    assert value("pausefl_clients_latency_seconds", {"quantile": "1"}) == 20.0
+    spent = [BUDGET.spent(i) for i in range(1, 11)]
+    labels = {"quantile": "0.5", "unit": "coordinate"}
+    assert value("pausefl_clients_epsilon_spent", labels) == pytest.approx((spent[4] + spent[5]) / 2)
+
+
+def test_a_picture_once_taken_never_changes(make_telemetry: MakeTelemetry) -> None:
+    """Other threads read it without a lock while rounds go on."""
+    telemetry, pictures, scrapes = make_telemetry(private()), [], []
+
+    def take(record: RoundRecord, state: RunState) -> None:
+        telemetry.round_committed(record, state)
+        pictures.append(telemetry.now)
+        scrapes.append(samples_of(registry_of(telemetry)))
+
+    replay(All(2), 1, records(), take)
+    telemetry.pinged(0, 0.1)
+    for picture, scrape in zip(pictures, scrapes, strict=True):
+        telemetry.now = picture
+        assert samples_of(registry_of(telemetry)) == scrape
+    assert scrapes[0] != scrapes[1]
+
+
+def test_a_long_run_keeps_a_curve_of_bounded_length() -> None:
+    curve = Curve.empty(2)
+    for t in range(1, 10_001):
+        curve = curve.add(t, 2 * t)
+    assert 256 < len(curve.points) <= 512
+    assert (np.diff(curve.points[:, 0]) == curve.stride).all()
+    assert curve.points[0].tolist() == [1, 2]
+    assert 10_000 - curve.points[-1, 0] < curve.stride
 
 
 @pytest.fixture
@@ -253,16 +366,13 @@ def test_a_taken_port_is_bad_input(registry: CollectorRegistry) -> None:
             MetricsServer(registry, "127.0.0.1", port)
 
 
-def test_a_client_of_any_name_can_be_scraped() -> None:
+def test_a_client_of_any_name_can_be_scraped(make_telemetry: MakeTelemetry) -> None:
     """Ids come from clients: quotes, newlines and backslashes must not break the exposition."""
-    metrics, name = private_metrics(), 'a"b\\c\nd{e="f"} 1'
-    state = RunState.start(All(2), seed=1)
+    telemetry, name = make_telemetry(private()), 'a"b\\c\nd{e="f"} 1'
     joined = (Event("joined", name, n_examples=10),)
     record = RoundRecord(1, 1, (name,), None, (observation(name, 1, 0.5),), joined, 1.0, 1.0, 0.003, "")
-    state.before_round(1, joined)
-    state.after_round(record)
-    metrics.round_committed(record, state)
-    server = MetricsServer(metrics.registry, "127.0.0.1", 0)
+    replay(All(2), 1, [record], telemetry.round_committed)
+    server = MetricsServer(registry_of(telemetry), "127.0.0.1", 0)
     families = list(text_string_to_metric_families(scrape(server.url)))
     server.close()
     (trip,) = [f for f in families if f.name == "pausefl_client_round_trip_seconds"]

@@ -26,7 +26,6 @@ from pausefl_server.clients import ClientTable, IntArray
 from pausefl_server.evaluation import EvaluatorActor
 from pausefl_server.ledger import Release
 from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Lost, Refusal, Register, Shutdown, Update
-from pausefl_server.metrics import ServerMetrics
 from pausefl_server.optimizers import ServerOptimizer
 from pausefl_server.records import Event, RoundRecord, Timing
 from pausefl_server.rounds import Coordinator
@@ -37,6 +36,7 @@ from pausefl_server.selection.uniform import Random
 from pausefl_server.settings import Privacy, ServerSettings
 from pausefl_server.state import RunState, replay
 from pausefl_server.store import Store, StoreActor
+from pausefl_server.telemetry import Telemetry
 
 SIZE = 8
 MANIFEST = Manifest((Tensor("w", (SIZE,)),))
@@ -151,7 +151,7 @@ class Rig:
         self.policy = policy or All(2)
         self.store = Store(folder / "run.db")
         self.checkpoint = Checkpoint(folder / "checkpoints")
-        self.metrics = ServerMetrics(self.settings.privacy, SIZE)
+        self.telemetry = Telemetry(self.settings)
         self.shown: list[dict[str, Any]] = []
         self._news = asyncio.Event()
         self.asked: asyncio.Queue[FakePeer] = asyncio.Queue()
@@ -159,7 +159,7 @@ class Rig:
         store_actor = StoreActor(self.store, self.checkpoint)
         self._actors: list[Actor[Any]] = [
             store_actor,
-            EvaluatorActor(None, store_actor, self.metrics, self._show),
+            EvaluatorActor(None, store_actor, self.telemetry, self._show),
         ]
         self.coordinator = Coordinator(
             self.settings,
@@ -167,7 +167,7 @@ class Rig:
             self.theta_0,
             store_actor,
             self._actors[1],  # type: ignore[arg-type]
-            self.metrics,
+            self.telemetry,
             self._show,
             late_events=[],
         )
@@ -271,8 +271,8 @@ class Rig:
         everything = [e for r in self.store.rounds() for e in r.events] + self.store.late_events()
         return [(e.kind, e.client_id) for e in everything if e.kind != "joined"]
 
-    def rejected(self) -> float:
-        return self.metrics.registry.get_sample_value("pausefl_rejected_updates_total") or 0.0
+    def rejected(self) -> int:
+        return self.telemetry.now.rejected
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import threading
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -38,7 +39,7 @@ from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.uniform import Random
 from pausefl_server.service import Endpoints, RunResult, serve
-from pausefl_server.settings import Privacy, ServerSettings
+from pausefl_server.settings import MetricsSettings, Privacy, ServerSettings
 from pausefl_server.store import Store
 from pausefl_server.transport import FederationServer
 
@@ -101,9 +102,9 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
     """Serve in `folder`; the server is gone with the block."""
     make(folder)
     evaluate = changes.pop("evaluate", None)
+    endpoints = Endpoints("127.0.0.1", 0, changes.pop("metrics", None))
     settings, run = settings_of(**changes), Federation()
     theta_0 = np.zeros(settings.manifest.size, np.float32)
-    endpoints = Endpoints("127.0.0.1", 0, None, 0)
     run.task = asyncio.ensure_future(
         serve(settings, policy or All(1), theta_0, evaluate, endpoints, folder, run.tell, on_ready=run.port.set_result)
     )
@@ -342,7 +343,7 @@ async def test_a_taken_port_is_bad_input(tmp_path: Path) -> None:
             All(1),
             np.zeros(SIZE, np.float32),
             None,
-            Endpoints("127.0.0.1", port, None, 0),
+            Endpoints("127.0.0.1", port),
             tmp_path,
             lambda event: None,  # noqa: ARG005
             on_ready=lambda port: None,  # noqa: ARG005
@@ -587,7 +588,7 @@ async def test_a_client_waits_for_a_server_that_is_not_there_yet(tmp_path: Path)
     async with clients() as some:
         goodbye = some.start("a", port, connecting=early)
         await asyncio.wait_for(attempts.wait(), 20)
-        endpoints = Endpoints("127.0.0.1", port, None, 0)
+        endpoints = Endpoints("127.0.0.1", port)
         await serve(
             settings_of(minimum_clients=1),
             All(1),
@@ -638,6 +639,22 @@ async def play(
 
 def choices_and_models(folder: Path) -> list[tuple[int, tuple[str, ...], str]]:
     return [(r.round, r.chosen, r.model_digest) for r in log_of(folder)]
+
+
+async def test_a_resumed_run_is_measured_before_anybody_is_back(tmp_path: Path) -> None:
+    result = await play(tmp_path, 3, privacy=PRIVATE)
+    resumed = {"privacy": PRIVATE, "rounds": 5, "metrics": MetricsSettings()}
+    async with federation(tmp_path, Random(2), **resumed) as run:
+        url = (await run.event("metrics"))["url"]
+        text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    spent = dict(zip(result.state.table.ids, result.state.table.epsilon_spent, strict=True))
+    assert float(samples["pausefl_round"]) == 3
+    assert float(samples["pausefl_total_latency_seconds"]) == pytest.approx(result.state.total_latency_s)
+    assert float(samples["pausefl_round_trip_seconds_count"]) == 6
+    for client_id in "abc":
+        sample = f'pausefl_client_epsilon_spent{{client="{client_id}",unit="coordinate"}}'
+        assert float(samples[sample]) == pytest.approx(spent[client_id])
 
 
 async def test_a_run_in_two_parts_is_the_run_in_one(tmp_path: Path) -> None:

@@ -225,11 +225,15 @@ class HostTable(_Table):
 
 
 class MetricsTable(_Table):
-    """Where Prometheus scrapes."""
+    """Where Prometheus scrapes, and how much it finds there by client."""
 
     enabled: bool = True
     host: str = "127.0.0.1"
     port: Port = 0
+    client_series_max: Annotated[int, Field(ge=0)] = 200
+    """With more clients than these, only those that matter most keep series of their own, beside quantiles over all."""
+    client_series_top: Annotated[int, Field(ge=0)] = 20
+    """How many matter most, by latency and by ε each."""
 
 
 class Experiment(_Table):

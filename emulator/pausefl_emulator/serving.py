@@ -27,7 +27,7 @@ from pausefl_emulator.summary import summarise
 from pausefl_server.evaluation import EvaluateModel
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.service import Endpoints, RunResult, serve
-from pausefl_server.settings import Privacy, ServerSettings
+from pausefl_server.settings import MetricsSettings, Privacy, RunInfo, ServerSettings
 from pausefl_server.store import Store
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -112,6 +112,9 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         aggregation=experiment.aggregation_rule(),
         optimizer=experiment.server_optimizer(),
         expected=presence.at if presence else None,
+        clients=experiment.clients.count,
+        total_delays=experiment.latency.mode == "total",
+        info=RunInfo(run_id, experiment.selection.policy, experiment.workload.dataset, experiment.workload.model),
     )
 
 
@@ -132,9 +135,9 @@ async def _evaluator(
 
 
 def _endpoints(experiment: Experiment) -> Endpoints:
-    server, metrics = experiment.server, experiment.metrics
-    metrics_host = metrics.host if metrics.enabled else None
-    return Endpoints(server.host, server.port, metrics_host, metrics.port, experiment.tls_files())
+    server, m = experiment.server, experiment.metrics
+    metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top)
+    return Endpoints(server.host, server.port, metrics if m.enabled else None, experiment.tls_files())
 
 
 def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:

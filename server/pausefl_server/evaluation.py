@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from pausefl.actor import Actor
 from pausefl.errors import EvaluatorLost
 from pausefl.wire import Vector
-from pausefl_server.metrics import ServerMetrics
 from pausefl_server.records import Evaluation
 from pausefl_server.store import SaveEvaluations, StoreActor
+from pausefl_server.telemetry import Telemetry
 
 
 class EvaluateModel(Protocol):
@@ -50,7 +50,7 @@ class EvaluatorActor(Actor[Evaluate]):
         self,
         evaluate: EvaluateModel | None,
         store: StoreActor,
-        metrics: ServerMetrics,
+        telemetry: Telemetry,
         progress: Callable[[Mapping[str, Any]], None],
     ) -> None:
         # A slow evaluator keeps at most this many models in memory, then rounds' evaluations wait their turn.
@@ -58,7 +58,7 @@ class EvaluatorActor(Actor[Evaluate]):
         self.best: Best | None = None
         self._evaluate = evaluate
         self._store = store
-        self._metrics = metrics
+        self._telemetry = telemetry
         self._progress = progress
         self._is_lost = False
 
@@ -74,7 +74,7 @@ class EvaluatorActor(Actor[Evaluate]):
         self._find(message.round)
         await self._store.ask(SaveEvaluations(message.round, evaluations))
         for e in evaluations:
-            self._metrics.evaluated(e)
+            self._telemetry.evaluated(message.round, e)
             if (
                 e.split == "validation"
                 and e.subset

@@ -1,166 +1,236 @@
-"""What Prometheus can scrape from the server; every metric is described in deploy/METRICS.md."""
+"""What Prometheus can scrape from the server; every metric is described in deploy/METRICS.md.
+
+All of it is made from the picture of the run when somebody scrapes. Every ε is labelled with the unit it protects;
+where that is the coordinate, it stands a second time for the whole upload vector, d times as large.
+"""
 
 import errno
 import math
 import threading
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from wsgiref.simple_server import WSGIServer
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from pausefl.budget import Budget
 from pausefl.errors import ConfigError
 from pausefl.honesty import HostReport
-from pausefl_server.clients import ClientTable
-from pausefl_server.records import Evaluation, RoundRecord
-from pausefl_server.settings import Privacy
-from pausefl_server.state import RunState
+from pausefl_server.clients import FloatArray, IntArray
+from pausefl_server.picture import PARTS, SECONDS, Clients, Histogram, Picture
+from pausefl_server.settings import MetricsSettings, Privacy, ServerSettings
+from pausefl_server.telemetry import Telemetry
 
-_PARTS = (
-    *("framing", "download", "injected_down", "queue", "train", "privatise", "injected_up", "upload"),
-    *("server_wait", "propagation"),
-)
-# From a millisecond to a minute, the times a federation's exchange can take.
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+Samples = Iterable[tuple[Sequence[str], float]]
+"""Label values and the value they have."""
+
+_QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 
 
-class ServerMetrics:
-    """The server's metrics, on a registry of their own. Every ε is labelled with the unit it protects.
+def make_registry(telemetry: Telemetry, limits: MetricsSettings) -> CollectorRegistry:
+    """A registry of its own that shows the run as it is when it is scraped."""
+    registry = CollectorRegistry()
+    registry.register(_RunCollector(telemetry, limits))
+    return registry
 
-    Where the unit is the coordinate, each ε stands a second time for the whole upload vector, d times as large.
-    """
 
-    def __init__(self, privacy: Privacy | None, model_size: int, *, is_served: bool = True) -> None:
-        """Unless `is_served`, nobody can read them, and rounds are spared the work."""
-        self._is_served = is_served
-        self.registry = registry = CollectorRegistry()
+class _RunCollector(Collector):
+    def __init__(self, telemetry: Telemetry, limits: MetricsSettings) -> None:
+        self._telemetry = telemetry
+        self._limits = limits
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"pausefl_{name}", text, labels, registry=registry)
+    def collect(self) -> Iterator[Metric]:
+        now, settings, limits = self._telemetry.now, self._telemetry.settings, self._limits
+        rows = shown_rows(now.clients, limits.client_series_max, limits.client_series_top)
+        yield from _run(now, settings)
+        yield from _rounds(now)
+        yield from _exchanges(now)
+        yield from _hosts(now)
+        yield from _each_client(now.clients, rows)
+        yield from _all_clients(now.clients)
+        yield from _privacy(now, settings.privacy, _factors(settings), rows)
 
-        def histogram(name: str, text: str, *labels: str) -> Histogram:
-            return Histogram(f"pausefl_{name}", text, labels, registry=registry, buckets=_SECONDS)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"pausefl_{name}", text, labels, registry=registry)
+def shown_rows(clients: Clients, most: int, top: int) -> IntArray:
+    """Rows that have series of their own: all, or with more than `most` clients the `top` by latency and by ε each."""
+    if len(clients.ids) <= most:
+        return np.arange(len(clients.ids))
+    latency_s = np.where(np.isnan(clients.latency_s), -np.inf, clients.latency_s)
+    return np.union1d(_greatest(latency_s, top), _greatest(clients.epsilon_spent, top))
 
-        self._budget = privacy.budget if privacy else None
-        # Unit -> how many times the privacy unit's ε its own is.
-        self._units = {privacy.unit: 1, "vector": privacy.vector_epsilon(1, model_size)} if privacy else {}
-        self._round = gauge("round", "Rounds committed so far")
-        self._accuracy = gauge("accuracy_ratio", "Accuracy at the last evaluation", "split")
-        self._connected = gauge("connected_clients", "Clients whose stream is open")
-        self._arrivals = counter("client_arrivals", "Times a client's stream opened")
-        self._departures = counter("client_departures", "Times a client's stream ended")
-        self._rejected = counter("rejected_updates", "Messages and updates that were not accepted")
-        self._round_latency = histogram("round_latency_seconds", "Greatest latency of a round's clients")
-        self._total_latency = gauge("total_latency_seconds", "Sum of the rounds' latencies")
-        self._selection = histogram("selection_seconds", "Time the policy took to choose")
-        self._round_trip = gauge("client_round_trip_seconds", "A client's last measured round trip", "client")
-        self._latency = gauge("client_latency_seconds", "A client's last latency as its policy sees it", "client")
-        self._round_trips = histogram("round_trip_seconds", "Round trips of all exchanges")
-        parts = histogram(
-            "exchange_part_seconds", "Where the exchanges' time went; propagation is the residual", "part"
-        )
-        self._parts = [(attrgetter(f"{part}_s"), parts.labels(part).observe) for part in _PARTS]
-        self._bytes_down = counter("client_down_bytes", "Bytes of jobs sent to a client", "client")
-        self._bytes_up = counter("client_up_bytes", "Bytes of updates received from a client", "client")
-        self._ping = gauge("client_ping_seconds", "Last idle round trip of an empty message", "client")
-        self._suspect = counter("suspect_rounds", "Rounds whose measurements are in doubt", "reason")
-        self._loop_lag = gauge("host_loop_lag_seconds", "Event-loop lag in the last round, the worst", "host")
-        self._overshoot = gauge("host_timer_overshoot_seconds", "Timer overshoot in the last round, the worst", "host")
-        self._steal = gauge("host_steal_ratio", "Processor time stolen in the last round, the worst", "host")
-        self._compute = gauge("host_compute_ratio", "Share of the last round spent computing, the most", "host")
-        self._selections = counter("client_selections", "Times a client was chosen", "client")
-        self._epsilon = gauge("client_epsilon_spent", "Privacy budget a client has spent", "client", "unit")
-        self._epsilon_max = gauge("epsilon_spent_max", "Greatest privacy budget any client has spent", "unit")
-        self._remaining = gauge("client_epsilon_remaining", "Privacy budget a client has left", "client", "unit")
-        self._next = gauge("client_epsilon_next", "What a client's next release would spend", "client", "unit")
-        self._epsilon_median = gauge("epsilon_spent_median", "Median over clients of the budget spent", "unit")
-        self._epsilon_budget = gauge("epsilon_budget", "Privacy budget of each client", "unit")
-        self._retired = gauge("retired_clients", "Clients that release nothing more")
-        self._budgets_end = gauge("budgets_end_round", "Round after which fewer than m clients have budget left")
-        self._is_private = gauge(
-            "private", "1: updates are noised from entropy; 0: they are not, the run is not private"
-        )
-        self._is_private.set(privacy is not None and not privacy.reproducible_noise)
-        if privacy is not None:
-            self._set(self._epsilon_budget, privacy.budget.epsilon_budget)
 
-    def arrived(self, connected: int) -> None:
-        """A client's stream opened; so many are open now."""
-        self._connected.set(connected)
-        self._arrivals.inc()
+def _greatest(values: FloatArray, n: int) -> IntArray:
+    rows: IntArray = np.argsort(-values, kind="stable")[:n]  # among equals the same ones every time
+    return rows
 
-    def departed(self, connected: int) -> None:
-        """A client's stream ended; so many are open now."""
-        self._connected.set(connected)
-        self._departures.inc()
 
-    def rejected(self) -> None:
-        """Something a client sent was not accepted."""
-        self._rejected.inc()
+def _run(now: Picture, settings: ServerSettings) -> Iterator[Metric]:
+    privacy, info = settings.privacy, settings.info
+    unit = privacy.unit if privacy else "none"
+    labels = ("run", "policy", "dataset", "model", "unit")
+    yield _gauge("run_info", "What is run: always 1", labels, [((*astuple(info), unit), 1)])
+    yield _gauge("rounds", "Rounds the run is to have", (), [((), settings.rounds)])
+    yield _gauge("round", "Rounds committed so far", (), [((), now.round)])
+    text = "Unix time of the last commit, or of the server's start where that came later"
+    yield _gauge("last_round_timestamp_seconds", text, (), [((), now.last_round_at_s)])
+    evaluations = [((split,), e.accuracy) for split, (_, e) in now.evaluations.items()]
+    yield _gauge("accuracy_ratio", "Accuracy at the last evaluation", ("split",), evaluations)
+    yield _gauge("connected_clients", "Clients whose stream is open", (), [((), now.connected)])
+    text = "Clients that should be connected in the round under way"
+    yield _gauge("expected_clients", text, (), [((), _expected(now, settings))])
+    yield _counter("client_arrivals", "Times a client's stream opened", (), [((), now.arrivals)])
+    yield _counter("client_departures", "Times a client's stream ended", (), [((), now.departures)])
+    yield _counter("rejected_updates", "Messages and updates that were not accepted", (), [((), now.rejected)])
 
-    def pinged(self, client_id: str, ping_s: float) -> None:
-        """An idle client answered a ping."""
-        self._ping.labels(client_id).set(ping_s)
 
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """A model was judged."""
-        self._accuracy.labels(evaluation.split).set(evaluation.accuracy)
+def _expected(now: Picture, settings: ServerSettings) -> int:
+    if settings.expected is not None:
+        return len(settings.expected(min(now.round + 1, settings.rounds)))
+    return settings.minimum_clients if settings.clients is None else settings.clients
 
-    def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
-        """A round is on disk; `budgets_end` is the round after which fewer than m clients have budget left."""
-        if not self._is_served:
-            return
-        self._round.set(record.round)
-        self._round_latency.observe(record.round_latency_s)
-        self._total_latency.set(state.total_latency_s)
-        self._selection.observe(record.selection_s)
-        for reason in record.suspect:
-            self._suspect.labels(reason).inc()
-        self._hosts_reported("server", [record.host])
-        if record.observations:
-            self._hosts_reported("clients", [o.host for o in record.observations])
-        for client_id in record.chosen:
-            self._selections.labels(client_id).inc()
-        for o in record.observations:
-            self._round_trip.labels(o.client_id).set(o.timing.round_trip_s)
-            self._latency.labels(o.client_id).set(o.latency_s)
-            self._round_trips.observe(o.timing.round_trip_s)
-            for part_of, observe in self._parts:
-                observe(part_of(o.timing))
-            self._bytes_down.labels(o.client_id).inc(o.bytes_down)
-            self._bytes_up.labels(o.client_id).inc(o.bytes_up)
-        self._retired.set(int(state.table.retired.sum()))
-        if self._budget is None:
-            return
-        for client_id in {o.client_id for o in record.observations} | {e.client_id for e in record.events}:
-            self._ledger_of(client_id, state.table, self._budget)
-        self._set(self._epsilon_max, float(state.table.epsilon_spent.max(initial=0.0)))
-        self._set(self._epsilon_median, float(np.median(state.table.epsilon_spent)))
-        self._budgets_end.set(math.inf if budgets_end is None else budgets_end)
 
-    def _ledger_of(self, client_id: str, table: ClientTable, budget: Budget) -> None:
-        row = table.row_of.get(client_id)
-        if row is None:
-            return
-        i, spent = int(table.released[row]) + 1, float(table.epsilon_spent[row])
-        self._set(self._epsilon, spent, client_id)
-        self._set(self._remaining, budget.epsilon_budget - spent, client_id)
-        self._set(self._next, budget.epsilon(i) if budget.affords(i) else 0.0, client_id)
+def _rounds(now: Picture) -> Iterator[Metric]:
+    yield _histogram("round_latency_seconds", "Greatest latency of a round's clients", now.round_latency)
+    yield _gauge("total_latency_seconds", "Sum of the rounds' latencies", (), [((), now.total_latency_s)])
+    yield _histogram("selection_seconds", "Time the policy took to choose", now.selection)
+    doubts = [((reason,), count) for reason, count in now.doubts.items()]
+    yield _counter("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
 
-    def _set(self, epsilon: Gauge, value: float, *labels: str) -> None:
-        for unit, factor in self._units.items():
-            epsilon.labels(*labels, unit).set(factor * value)
 
-    def _hosts_reported(self, host: str, reports: Sequence[HostReport]) -> None:
-        self._loop_lag.labels(host).set(max(r.loop_lag_s for r in reports))
-        self._overshoot.labels(host).set(max(r.timer_overshoot_s for r in reports))
-        self._steal.labels(host).set(max(r.steal_share for r in reports))
-        self._compute.labels(host).set(max(r.compute_share for r in reports))
+def _exchanges(now: Picture) -> Iterator[Metric]:
+    yield _histogram("round_trip_seconds", "Round trips of all exchanges", now.round_trips)
+    text = "Where the exchanges' time went; propagation is the residual"
+    yield _histogram("exchange_part_seconds", text, now.parts, "part", PARTS)
+    text = "Delays as drawn for the exchanges, at the injected scale"
+    yield _histogram("drawn_delay_seconds", text, now.drawn, "direction", ("down", "up"))
+    text = "How far an injected delay was from the one drawn, without sign"
+    yield _histogram("timing_error_seconds", text, now.timing_error)
+
+
+def _hosts(now: Picture) -> Iterator[Metric]:
+    reports: dict[str, list[HostReport]] = {}
+    if now.record is not None:
+        reports = {"server": [now.record.host], "clients": [o.host for o in now.record.observations]}
+
+    def worst(name: str, text: str, key: str) -> Metric:
+        samples = [((host,), max(getattr(r, key) for r in of_host)) for host, of_host in reports.items() if of_host]
+        return _gauge(name, text, ("host",), samples)
+
+    yield worst("host_loop_lag_seconds", "Event-loop lag in the last round, the worst", "loop_lag_s")
+    yield worst("host_timer_overshoot_seconds", "Timer overshoot in the last round, the worst", "timer_overshoot_s")
+    yield worst("host_steal_ratio", "Processor time stolen in the last round, the worst", "steal_share")
+    yield worst("host_compute_ratio", "Share of the last round spent computing, the most", "compute_share")
+
+
+def _each_client(clients: Clients, rows: IntArray) -> Iterator[Metric]:
+    ids = [(clients.ids[row],) for row in rows]
+
+    def of(column: FloatArray | IntArray) -> Samples:
+        pairs = zip(ids, column[rows].tolist(), strict=True)
+        return [(labels, value) for labels, value in pairs if not math.isnan(value)]
+
+    label = ("client",)
+    text = "A client's last measured round trip"
+    yield _gauge("client_round_trip_seconds", text, label, of(clients.round_trip_s))
+    text = "A client's last latency as its policy sees it"
+    yield _gauge("client_latency_seconds", text, label, of(clients.latency_s))
+    text = "Last idle round trip of an empty message"
+    yield _gauge("client_ping_seconds", text, label, of(clients.ping_s))
+    yield _counter("client_down_bytes", "Bytes of jobs sent to a client", label, of(clients.bytes_down))
+    yield _counter("client_up_bytes", "Bytes of updates received from a client", label, of(clients.bytes_up))
+    yield _counter("client_selections", "Times a client was chosen", label, of(clients.chosen))
+
+
+def _all_clients(clients: Clients) -> Iterator[Metric]:
+    text = "Quantiles over clients of the last measured round trip"
+    yield _summary("clients_round_trip_seconds", text, [({}, clients.round_trip_s)])
+    text = "Quantiles over clients of the last latency as the policy sees it"
+    yield _summary("clients_latency_seconds", text, [({}, clients.latency_s)])
+    yield _gauge("retired_clients", "Clients that release nothing more", (), [((), int(clients.retired.sum()))])
+
+
+def _factors(settings: ServerSettings) -> Mapping[str, float]:
+    """Unit -> how many times the privacy unit's ε its own is."""
+    privacy = settings.privacy
+    return {privacy.unit: 1, "vector": privacy.vector_epsilon(1, settings.manifest.size)} if privacy else {}
+
+
+def _privacy(now: Picture, privacy: Privacy | None, factors: Mapping[str, float], rows: IntArray) -> Iterator[Metric]:
+    clients, spent = now.clients, now.clients.epsilon_spent
+
+    def epsilon(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+        """One sample a unit."""
+        each = [((*values, unit), f * value) for values, value in samples for unit, f in factors.items()]
+        return _gauge(name, text, (*labels, "unit"), each)
+
+    of_client, budget = ("client",), privacy.budget if privacy else None
+    ledgers = [((clients.ids[r],), *_ledger(int(clients.released[r]), float(spent[r]), budget)) for r in rows]
+    samples = [(labels, e) for labels, e, _, _ in ledgers]
+    yield epsilon("client_epsilon_spent", "Privacy budget a client has spent", of_client, samples)
+    samples = [(labels, e) for labels, _, e, _ in ledgers]
+    yield epsilon("client_epsilon_remaining", "Privacy budget a client has left", of_client, samples)
+    samples = [(labels, e) for labels, _, _, e in ledgers]
+    yield epsilon("client_epsilon_next", "What a client's next release would spend", of_client, samples)
+    text = "Quantiles over clients of the privacy budget spent"
+    yield _summary("clients_epsilon_spent", text, [({"unit": unit}, f * spent) for unit, f in factors.items()])
+    text = "Greatest privacy budget any client has spent"
+    yield epsilon("epsilon_spent_max", text, (), [((), float(spent.max(initial=0.0)))])
+    median = float(np.median(spent)) if spent.size else 0.0
+    yield epsilon("epsilon_spent_median", "Median over clients of the budget spent", (), [((), median)])
+    whole = budget.epsilon_budget if budget else 0.0
+    yield epsilon("epsilon_budget", "Privacy budget of each client", (), [((), whole)])
+    ends = math.inf if now.budgets_end is None else now.budgets_end
+    text = "Round after which fewer than m clients have budget left"
+    yield _gauge("budgets_end_round", text, (), [((), ends)] if budget else [])
+    text = "1: updates are noised from entropy; 0: they are not, the run is not private"
+    yield _gauge("private", text, (), [((), privacy is not None and not privacy.reproducible_noise)])
+
+
+def _ledger(released: int, spent: float, budget: Budget | None) -> tuple[float, float, float]:
+    """ε spent, remaining and next."""
+    if budget is None:
+        return 0.0, 0.0, 0.0
+    i = released + 1
+    return spent, budget.epsilon_budget - spent, budget.epsilon(i) if budget.affords(i) else 0.0
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(f"pausefl_{name}", text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = CounterMetricFamily(f"pausefl_{name}", text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _summary(name: str, text: str, columns: Iterable[tuple[dict[str, str], FloatArray]]) -> Metric:
+    """Quantiles of each column's known values; a summary, as Prometheus wants quantiles to be, without sum or count."""
+    family = Metric(f"pausefl_{name}", text, "summary")
+    for labels, column in columns:
+        known = column[~np.isnan(column)]
+        for quantile in _QUANTILES if known.size else ():
+            value = float(np.quantile(known, quantile))
+            family.add_sample(family.name, {**labels, "quantile": f"{quantile:g}"}, value)
+    return family
+
+
+def _histogram(name: str, text: str, histogram: Histogram, label: str = "", series: Sequence[str] = ("",)) -> Metric:
+    """One series, or one for each value of a label."""
+    family = HistogramMetricFamily(f"pausefl_{name}", text, labels=[label] if label else [])
+    bounds = [*map(str, SECONDS.tolist()), "+Inf"]
+    for value, counts, sum_s in zip(series, histogram.counts.cumsum(axis=1), histogram.sums_s, strict=True):
+        buckets = list(zip(bounds, counts.tolist(), strict=True))
+        family.add_metric([value] if label else [], buckets, float(sum_s))
+    return family
 
 
 class MetricsServer:

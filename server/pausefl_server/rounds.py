@@ -33,7 +33,6 @@ from pausefl_server.messages import (
     Shutdown,
     Update,
 )
-from pausefl_server.metrics import ServerMetrics
 from pausefl_server.peer import ClientActor
 from pausefl_server.pings import Ping, PingRota
 from pausefl_server.records import Event, EventKind, Observation, RoundRecord
@@ -42,6 +41,7 @@ from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 from pausefl_server.store import CommitRound, SaveLateEvents, StoreActor
+from pausefl_server.telemetry import Telemetry
 
 Result = TypeVar("Result")
 
@@ -61,7 +61,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         theta: Vector,
         store: StoreActor,
         evaluator: EvaluatorActor,
-        metrics: ServerMetrics,
+        telemetry: Telemetry,
         progress: Progress,
         *,
         late_events: list[Event],
@@ -80,7 +80,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._optimizer_state = settings.optimizer.start(theta.size) if optimizer_state is None else optimizer_state
         self._store = store
         self._evaluator = evaluator
-        self._metrics = metrics
+        self._telemetry = telemetry
         self._progress = progress
         self._announcer = Announcer(settings, progress)
         self._oracle = oracle
@@ -125,7 +125,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
                 self._take_update(message)
             case Pinged(client_id, ping_s):
                 self._pings.append(Ping(self.state.round + 1, client_id, ping_s))
-                self._metrics.pinged(client_id, ping_s)
+                if (row := self.state.table.row_of.get(client_id)) is not None:
+                    self._telemetry.pinged(row, ping_s)
             case Refusal():
                 self._take_refusal(message)
             case Shutdown(reason):
@@ -312,7 +313,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 
     def _report(self, record: RoundRecord) -> None:
         ends = budgets_end(self.state.table, self._budget, self.state.round, self.state.policy.m)
-        self._metrics.round_committed(record, self.state, ends)
+        self._telemetry.round_committed(record, self.state, ends)
         self._announcer.round_committed(
             record,
             self.state,
@@ -401,7 +402,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
                 released=hello.ledger.released,
             )
         )
-        self._metrics.arrived(len(self._peers))
+        self._telemetry.arrived(len(self._peers))
         if self.state.round:
             self._announcer.say(f"client {client_id} joined")
         else:
@@ -420,7 +421,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         del self._peers[client_id]
         self._rota.leave(client_id)
         self._events.append(Event("left", client_id, message.reason))
-        self._metrics.departed(len(self._peers))
+        self._telemetry.departed(len(self._peers))
         if client_id in self._due:
             self._due[client_id] = min(self._due[client_id], self._clock() + self._settings.rejoin_timeout_s)
         if self.state.round:
@@ -454,7 +455,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 
     def _count_rejected(self, message: str) -> None:
         self.rejected_updates += 1
-        self._metrics.rejected()
+        self._telemetry.rejected()
         self._announcer.say(message)
 
     def _plausible(self, release: Release) -> bool:
@@ -470,6 +471,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         await self._tell_of_last_round()
         await self._store.ask(SaveLateEvents(self.state.round + 1, tuple(self._events)))
         self.state.before_round(self.state.round + 1, self._events)
+        self._telemetry.finished(self.state, self.stopped_because)
         for client_id in self._peers:
             self._offer(client_id, Dismiss(self.stopped_because))
 

@@ -17,13 +17,15 @@ from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
 from pausefl_server.leftovers import count_held, left_over
 from pausefl_server.messages import Shutdown
-from pausefl_server.metrics import MetricsServer, ServerMetrics
+from pausefl_server.metrics import MetricsServer, make_registry
 from pausefl_server.records import Evaluation, Event
+from pausefl_server.retirement import budgets_end
 from pausefl_server.rounds import Coordinator
 from pausefl_server.selection.base import Oracle, Policy
-from pausefl_server.settings import ServerSettings
+from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState, replay
 from pausefl_server.store import Store, StoreActor
+from pausefl_server.telemetry import Telemetry
 from pausefl_server.transport import FederationServer
 
 _GOODBYE_GRACE_S = 5.0
@@ -35,9 +37,8 @@ class Endpoints:
 
     host: str
     port: int
-    metrics_host: str | None
+    metrics: MetricsSettings | None = None
     """None: no metrics are served."""
-    metrics_port: int
     tls: Tls | None = None
     """None: clients are spoken to in the clear."""
 
@@ -78,13 +79,14 @@ async def serve(
     metrics_server = monitor = None
     try:
         settings = replace(settings, run_id=_run_id(store, settings.run_id))
-        state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint)
-        metrics = ServerMetrics(settings.privacy, theta.size, is_served=endpoints.metrics_host is not None)
-        if endpoints.metrics_host is not None:
-            metrics_server = MetricsServer(metrics.registry, endpoints.metrics_host, endpoints.metrics_port)
+        telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
+        state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint, telemetry)
+        if endpoints.metrics is not None:
+            registry = make_registry(telemetry, endpoints.metrics)
+            metrics_server = MetricsServer(registry, endpoints.metrics.host, endpoints.metrics.port)
             progress({"kind": "metrics", "url": metrics_server.url})
         store_actor = StoreActor(store, checkpoint)
-        evaluator = EvaluatorActor(evaluate, store_actor, metrics, progress)
+        evaluator = EvaluatorActor(evaluate, store_actor, telemetry, progress)
         monitor = HostMonitor()
         coordinator = Coordinator(
             settings,
@@ -92,7 +94,7 @@ async def serve(
             theta,
             store_actor,
             evaluator,
-            metrics,
+            telemetry,
             progress,
             late_events=late_events,
             first_attempt=store.attempt(state.round + 1),
@@ -178,7 +180,12 @@ def _interruptible(coordinator: Coordinator, group: asyncio.TaskGroup) -> Iterat
 
 
 def _restore(
-    settings: ServerSettings, policy: Policy, theta_0: Vector, store: Store, checkpoint: Checkpoint
+    settings: ServerSettings,
+    policy: Policy,
+    theta_0: Vector,
+    store: Store,
+    checkpoint: Checkpoint,
+    telemetry: Telemetry,
 ) -> tuple[RunState, Vector, list[Event]]:
     """The state, the model and the pending events to go on with: those of a fresh run, or of an interrupted one."""
     records = store.rounds()
@@ -189,7 +196,10 @@ def _restore(
         checkpoint.save(0, theta_0)
         theta = theta_0
         _agree_on(store, "initial_digest", digest(theta_0))
-    state = replay(policy, settings.seed, records)
+    state = replay(policy, settings.seed, records, telemetry.replayed)
+    budget = settings.privacy.budget if settings.privacy else None
+    ends = budgets_end(state.table, budget, state.round, policy.m) if records else None
+    telemetry.resumed(store.evaluations(), ends)
     late = store.late_events()
     return state, theta, [*late, *_departures(state, late)]
 

@@ -28,6 +28,29 @@ class Privacy:
 
 
 @dataclass(frozen=True)
+class RunInfo:
+    """What people call a run by; a policy never sees it."""
+
+    run: str = ""
+    """The run directory's name."""
+    policy: str = ""
+    dataset: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class MetricsSettings:
+    """Where a run can be watched, and how much of it by client."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    client_series_max: int = 200
+    """With more clients than these, only those that matter most keep series of their own."""
+    client_series_top: int = 20
+    """How many matter most, by latency and by ε each."""
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     """One run, as the server sees it."""
 
@@ -58,3 +81,8 @@ class ServerSettings:
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     expected: Callable[[int], frozenset[str]] | None = None
     """round -> the clients that will be there, where that is known; a round waits for those who come or go with it."""
+    clients: int | None = None
+    """How many clients there are to be in all, for whoever watches; None: `minimum_clients` of them."""
+    total_delays: bool = False
+    """Drawn delays are of whole exchanges, transfer and work included, not what comes on top of these."""
+    info: RunInfo = field(default_factory=RunInfo)

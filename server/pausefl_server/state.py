@@ -1,6 +1,6 @@
 """What a run knows: a fold over its log, so that resuming is replaying."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,16 @@ class RunState:
         self.suspect_rounds += bool(record.suspect)
 
 
-def replay(policy: Policy, seed: int, records: Iterable[RoundRecord]) -> RunState:
-    """The state after a recorded log: the one an uninterrupted run would have."""
+def replay(
+    policy: Policy,
+    seed: int,
+    records: Iterable[RoundRecord],
+    after_each: Callable[[RoundRecord, RunState], None] = lambda *_: None,
+) -> RunState:
+    """The state after a recorded log: the one an uninterrupted run would have. `after_each` sees it grow."""
     state = RunState.start(policy, seed)
     for record in records:
         state.before_round(record.round, record.events)
         state.after_round(record)
+        after_each(record, state)
     return state

@@ -1,0 +1,251 @@
+"""What a run looks like now: an immutable fold over its log, from which metrics and the live page are read.
+
+The event loop makes a new picture for whatever happens and never changes an old one, so that other threads read one
+without a lock. A round costs a few copies of small arrays; whatever is dear is left to those who look.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
+from pausefl_server.records import Evaluation, Observation, RoundRecord, Timing
+from pausefl_server.state import RunState
+
+PARTS = (
+    *("framing", "download", "injected_down", "queue", "train", "privatise", "injected_up", "upload"),
+    *("server_wait", "propagation"),
+)
+"""Where an exchange's time goes: each a property `<part>_s` of Timing, together its `exchange_s`."""
+SECONDS = np.array((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0))
+"""Upper bounds of the histograms' buckets: from a millisecond to a minute, the times an exchange can take."""
+
+# A curve is drawn some hundred pixels wide; more points would be sent for nothing.
+_POINTS_MAX = 512
+
+parts_of = attrgetter(*(f"{part}_s" for part in PARTS))
+"""A timing's parts, in the order of PARTS."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Histogram:
+    """Times sorted into the buckets of SECONDS, in one or more series."""
+
+    counts: IntArray
+    """(series, buckets + 1): how many fell into each, the last for what exceeds all bounds."""
+    sums_s: FloatArray
+    """(series,)."""
+
+    @staticmethod
+    def empty(series: int = 1) -> "Histogram":
+        """Before anything was observed."""
+        return Histogram(np.zeros((series, SECONDS.size + 1), np.int64), np.zeros(series))
+
+    def observe(self, times_s: FloatArray) -> "Histogram":
+        """With these as well: (series, n), n of each series."""
+        buckets = np.searchsorted(SECONDS, times_s)
+        series = np.arange(len(self.counts))[:, None] * self.counts.shape[1]
+        fresh = np.bincount((series + buckets).ravel(), minlength=self.counts.size)
+        return Histogram(self.counts + fresh.reshape(self.counts.shape), self.sums_s + times_s.sum(axis=1))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Curve:
+    """Points of a curve, thinned out as they become many: every `stride`-th that was added."""
+
+    points: FloatArray
+    """(n, columns), n bounded; the first column grows."""
+    stride: int = 1
+    added: int = 0
+
+    @staticmethod
+    def empty(columns: int) -> "Curve":
+        """Without a point."""
+        return Curve(np.empty((0, columns)))
+
+    def add(self, *point: float) -> "Curve":
+        """With one more."""
+        points, stride = self.points, self.stride
+        if self.added % stride == 0:
+            points = np.vstack((points, point))
+        if len(points) > _POINTS_MAX:
+            points, stride = points[::2], 2 * stride
+        return Curve(points, stride, self.added + 1)
+
+
+def _no_counts() -> IntArray:
+    return np.empty(0, np.int64)
+
+
+def _no_times() -> FloatArray:
+    return np.empty(0)
+
+
+def _no_flags() -> BoolArray:
+    return np.empty(0, np.bool_)
+
+
+_OF_THE_TABLE = ("chosen", "released", "epsilon_spent", "connected", "retired")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Clients:
+    """Columns of length K in the order of the client table, as of the last committed round."""
+
+    ids: tuple[str, ...] = ()
+    chosen: IntArray = field(default_factory=_no_counts)
+    released: IntArray = field(default_factory=_no_counts)
+    epsilon_spent: FloatArray = field(default_factory=_no_times)
+    connected: BoolArray = field(default_factory=_no_flags)
+    retired: BoolArray = field(default_factory=_no_flags)
+    bytes_down: IntArray = field(default_factory=_no_counts)
+    bytes_up: IntArray = field(default_factory=_no_counts)
+    round_trip_s: FloatArray = field(default_factory=_no_times)
+    """The last that was measured; NaN where none was. So are the next two."""
+    latency_s: FloatArray = field(default_factory=_no_times)
+    ping_s: FloatArray = field(default_factory=_no_times)
+
+    def after_round(self, observations: tuple[Observation, ...], table: ClientTable) -> "Clients":
+        """With what a round has told, whose record `table` has taken already."""
+        before = self._grown(table)
+        columns: dict[str, Any] = {name: getattr(table, name).copy() for name in _OF_THE_TABLE}
+        if observations:
+            rows = table.rows(o.client_id for o in observations)
+            columns["bytes_down"] = _added(before.bytes_down, rows, [o.bytes_down for o in observations])
+            columns["bytes_up"] = _added(before.bytes_up, rows, [o.bytes_up for o in observations])
+            columns["round_trip_s"] = _put(before.round_trip_s, rows, [o.timing.round_trip_s for o in observations])
+            columns["latency_s"] = _put(before.latency_s, rows, [o.latency_s for o in observations])
+        return replace(before, **columns)
+
+    def pinged(self, row: int, ping_s: float) -> "Clients":
+        """With a client's answer to a ping."""
+        return replace(self, ping_s=_put(self.ping_s, np.array([row]), [ping_s]))
+
+    def _grown(self, table: ClientTable) -> "Clients":
+        """With rows for those who came; the table appends and never moves one."""
+        came = len(table) - len(self.ids)
+        if not came:
+            return self
+        counts, times = np.zeros(came, np.int64), np.full(came, np.nan)
+        return replace(
+            self,
+            ids=tuple(table.ids),
+            **{name: np.concatenate([getattr(self, name), counts]) for name in ("bytes_down", "bytes_up")},
+            **{name: np.concatenate([getattr(self, name), times]) for name in ("round_trip_s", "latency_s", "ping_s")},
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Picture:
+    """All of it."""
+
+    last_round_at_s: float
+    """Unix time of the last commit, or of the server's start where that came later."""
+    status: str = "waiting for clients"
+    connected: int = 0
+    arrivals: int = 0
+    departures: int = 0
+    rejected: int = 0
+    round: int = 0
+    total_latency_s: float = 0.0
+    record: RoundRecord | None = None
+    """The last committed round."""
+    budgets_end: int | None = None
+    """The round after which fewer than m clients have budget left; None where no floor ends them."""
+    clients: Clients = Clients()
+    suspect_rounds: int = 0
+    doubts: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> suspect rounds."""
+    evaluations: Mapping[str, tuple[int, Evaluation]] = field(default_factory=dict)
+    """Split -> the round of the last model judged, and how it did."""
+    accuracy: Mapping[str, Curve] = field(default_factory=dict)
+    """Split -> (round, total latency in seconds, accuracy), all on the split's fixed subset."""
+    leakage: Curve = field(default_factory=partial(Curve.empty, 4))
+    """(round, total latency in seconds, greatest ε spent, median ε spent)."""
+    round_latency: Histogram = field(default_factory=Histogram.empty)
+    selection: Histogram = field(default_factory=Histogram.empty)
+    round_trips: Histogram = field(default_factory=Histogram.empty)
+    parts: Histogram = field(default_factory=partial(Histogram.empty, len(PARTS)))
+    drawn: Histogram = field(default_factory=partial(Histogram.empty, 2))
+    """Delays as drawn, down and up."""
+    timing_error: Histogram = field(default_factory=Histogram.empty)
+    """|injected − drawn|."""
+
+
+def after_round(now: Picture, record: RoundRecord, state: RunState, *, total_delays: bool = False) -> Picture:
+    """The picture with a committed round, which `state` has taken already. `total_delays`: see ServerSettings."""
+    clients = now.clients.after_round(record.observations, state.table)
+    spent = clients.epsilon_spent
+    # The median is worth its time only where the point is kept.
+    median = float(np.median(spent)) if spent.size and now.leakage.added % now.leakage.stride == 0 else 0.0
+    point = (record.round, state.total_latency_s, float(spent.max(initial=0.0)), median)
+    return replace(
+        now,
+        status="running",
+        round=record.round,
+        record=record,
+        total_latency_s=state.total_latency_s,
+        clients=clients,
+        suspect_rounds=state.suspect_rounds,
+        doubts=Counter(now.doubts) + Counter(record.suspect),
+        leakage=now.leakage.add(*point),
+        round_latency=now.round_latency.observe(np.array([[record.round_latency_s]])),
+        selection=now.selection.observe(np.array([[record.selection_s]])),
+        **_times(now, record.observations, total_delays=total_delays),
+    )
+
+
+def after_evaluation(now: Picture, round: int, evaluation: Evaluation) -> Picture:
+    """The picture with one more model judged; the best one is judged again last, and is not the last model."""
+    split, accuracy = evaluation.split, now.accuracy
+    if evaluation.subset:
+        x_s = _total_latency_at(now, round)
+        accuracy = {**accuracy, split: accuracy.get(split, Curve.empty(3)).add(round, x_s, evaluation.accuracy)}
+    known = now.evaluations.get(split)
+    if known is not None and round < known[0]:
+        return replace(now, accuracy=accuracy)
+    return replace(now, accuracy=accuracy, evaluations={**now.evaluations, split: (round, evaluation)})
+
+
+def _times(now: Picture, observations: tuple[Observation, ...], *, total_delays: bool) -> dict[str, Any]:
+    if not observations:
+        return {}
+    parts = np.array([parts_of(o.timing) for o in observations]).T
+    drawn = np.array([(o.drawn_down_s, o.drawn_up_s) for o in observations]).T
+    injected = np.array([_injected_s(o.timing, total_delays=total_delays) for o in observations])
+    return {
+        "round_trips": now.round_trips.observe(np.array([[o.timing.round_trip_s for o in observations]])),
+        "parts": now.parts.observe(parts),
+        "drawn": now.drawn.observe(drawn),
+        "timing_error": now.timing_error.observe(np.abs(injected - drawn.sum(axis=0))[None]),
+    }
+
+
+def _injected_s(timing: Timing, *, total_delays: bool) -> float:
+    """What the client's link made of the delays drawn for it; where these are total, of the whole exchange."""
+    injected_s = timing.injected_down_s + timing.injected_up_s
+    return injected_s + timing.download_s + timing.device_s if total_delays else injected_s
+
+
+def _total_latency_at(now: Picture, round: int) -> float:
+    """Σ of eq. (3) up to a round, as well as the thinned curve knows it."""
+    if round >= now.round or not len(now.leakage.points):
+        return now.total_latency_s
+    return float(np.interp(round, now.leakage.points[:, 0], now.leakage.points[:, 1]))
+
+
+def _put(column: FloatArray, rows: IntArray, values: list[float]) -> FloatArray:
+    changed = column.copy()
+    changed[rows] = values
+    return changed
+
+
+def _added(column: IntArray, rows: IntArray, values: list[int]) -> IntArray:
+    changed = column.copy()
+    np.add.at(changed, rows, values)
+    return changed
