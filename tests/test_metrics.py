@@ -2,10 +2,10 @@
 
 import re
 import shutil
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from pausefl.budget import Budget
-from pausefl.errors import ConfigError
-from pausefl_server.metrics import MetricsServer, make_registry
+from pausefl.web import WebServer
+from pausefl_client.ledger import Ledger, ReleaseKey
+from pausefl_client.metrics import HostMetrics
+from pausefl_client.session import Exchange
+from pausefl_server.metrics import exposition, make_registry
 from pausefl_server.picture import Curve
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.selection.everyone import All
@@ -115,18 +118,40 @@ def registry(make_telemetry: MakeTelemetry) -> CollectorRegistry:
     return registry_of(telemetry)
 
 
+@pytest.fixture(scope="module")
+def host_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorRegistry]:
+    """Of a client process with two clients; "a" has released twice."""
+    mktemp = tmp_path_factory.mktemp
+    with closing(ledger_in(mktemp("a"), 2)) as a, closing(ledger_in(mktemp("b"))) as b:
+        metrics = HostMetrics(2, {"a": a, "b": b}, {"coordinate": 1, "vector": SIZE}, client_series_max=2)
+        metrics.exchanged(Exchange("ok", 0.25, 2.0, 0.125, 0.5, 1.5, 0.003))
+        metrics.exchanged(Exchange("resent", queue_s=9.0))
+        yield metrics.registry
+
+
+def ledger_in(folder: Path, releases: int = 0) -> Ledger:
+    ledger = Ledger(folder / "ledger.db", BUDGET, unit="coordinate")
+    for t in range(1, releases + 1):
+        ledger.record(ReleaseKey("run", t, 1, "model"), ledger.next_charge(), "update", memoryview(b""))
+    return ledger
+
+
 def exposed_name(name: str, kind: str) -> str:
     return f"{name}_total" if kind == "counter" else name
 
 
-def test_the_document_lists_exactly_the_metrics_there_are(registry: CollectorRegistry) -> None:
-    there = {exposed_name(m.name, m.type) for m in registry.collect()}
+def test_the_document_lists_exactly_the_metrics_there_are(
+    registry: CollectorRegistry, host_registry: CollectorRegistry
+) -> None:
+    there = {exposed_name(m.name, m.type) for r in (registry, host_registry) for m in r.collect()}
     assert set(documented()) == there
 
 
-def test_the_document_is_right_about_types_labels_and_meanings(registry: CollectorRegistry) -> None:
+def test_the_document_is_right_about_types_labels_and_meanings(
+    registry: CollectorRegistry, host_registry: CollectorRegistry
+) -> None:
     table = documented()
-    for metric in registry.collect():
+    for metric in (*registry.collect(), *host_registry.collect()):
         row = table[exposed_name(metric.name, metric.type)]
         assert row.type == metric.type, metric.name
         labels = frozenset(label for sample in metric.samples for label in sample.labels) - {"le"}
@@ -211,6 +236,46 @@ def test_samples_are_what_happened(
     registry: CollectorRegistry, name: str, labels: dict[str, str], value: float
 ) -> None:
     assert registry.get_sample_value(name, labels) == pytest.approx(value)
+
+
+HOST_SAMPLES = [
+    ("clients", {}, 2),
+    ("exchanges_total", {"status": "ok"}, 1),
+    ("exchanges_total", {"status": "resent"}, 1),
+    ("train_seconds_sum", {}, 2.0),
+    ("queue_seconds_sum", {}, 0.25),
+    ("queue_seconds_count", {}, 1),
+    ("privatise_seconds_bucket", {"le": "0.2"}, 1),
+    ("injected_delay_seconds_sum", {"direction": "down"}, 0.5),
+    ("injected_delay_seconds_sum", {"direction": "up"}, 1.5),
+    ("event_loop_lag_seconds", {}, 0.003),
+    ("epsilon_spent", {"client": "a", "unit": "coordinate"}, BUDGET.spent(2)),
+    ("epsilon_spent", {"client": "b", "unit": "vector"}, 0),
+    ("epsilon_spent_max", {"unit": "vector"}, SIZE * BUDGET.spent(2)),
+]
+
+
+@pytest.mark.parametrize(("name", "labels", "value"), HOST_SAMPLES)
+def test_a_client_host_tells_what_it_did(
+    host_registry: CollectorRegistry, name: str, labels: dict[str, str], value: float
+) -> None:
+    assert host_registry.get_sample_value(f"pausefl_host_{name}", labels) == pytest.approx(value)
+
+
+def test_a_host_of_many_clients_tells_only_the_greatest_leakage(tmp_path: Path) -> None:
+    with closing(ledger_in(tmp_path, 1)) as ledger:
+        metrics = HostMetrics(3, dict.fromkeys("abc", ledger), {"vector": 1}, client_series_max=2)
+        told = {m.name: [s.value for s in m.samples] for m in metrics.registry.collect()}
+    assert told["pausefl_host_epsilon_spent"] == []
+    assert told["pausefl_host_epsilon_spent_max"] == [BUDGET.spent(1)]
+
+
+def test_a_host_tells_what_is_spent_as_soon_as_it_is_spent(tmp_path: Path) -> None:
+    with closing(ledger_in(tmp_path)) as ledger:
+        value = HostMetrics(1, {"a": ledger}, {"vector": 1}, client_series_max=2).registry.get_sample_value
+        assert value("pausefl_host_epsilon_spent_max", {"unit": "vector"}) == 0
+        ledger.record(ReleaseKey("run", 1, 1, "model"), ledger.next_charge(), "update", memoryview(b""))
+        assert value("pausefl_host_epsilon_spent_max", {"unit": "vector"}) == BUDGET.spent(1)
 
 
 def test_where_the_unit_is_the_vector_it_stands_once(make_telemetry: MakeTelemetry) -> None:
@@ -316,10 +381,14 @@ def test_a_long_run_keeps_a_curve_of_bounded_length() -> None:
     assert 10_000 - curve.points[-1, 0] < curve.stride
 
 
+def serving(registry: CollectorRegistry) -> WebServer:
+    return WebServer("127.0.0.1", 0, {"/metrics": exposition(registry)}, key="metrics.port")
+
+
 @pytest.fixture
-def endpoint(registry: CollectorRegistry) -> Iterator[MetricsServer]:
-    server = MetricsServer(registry, "127.0.0.1", 0)
-    yield server
+def endpoint(registry: CollectorRegistry) -> Iterator[str]:
+    server = serving(registry)
+    yield f"http://{server.address}/metrics"
     server.close()
 
 
@@ -330,40 +399,25 @@ def scrape(url: str) -> str:
         return str(response.read(), "utf-8")
 
 
-def test_a_scrape_over_http_tells_the_same(endpoint: MetricsServer) -> None:
+def test_a_scrape_over_http_tells_the_same(endpoint: str) -> None:
     samples = {
         (s.name, frozenset(s.labels.items())): s.value
-        for family in text_string_to_metric_families(scrape(endpoint.url))
+        for family in text_string_to_metric_families(scrape(endpoint))
         for s in family.samples
     }
     for name, labels, value in SAMPLES:
         assert samples[name, frozenset(labels.items())] == pytest.approx(value)
 
 
-def test_promtool_finds_nothing_to_complain_about(endpoint: MetricsServer) -> None:
+@pytest.mark.parametrize("side", ["registry", "host_registry"])
+def test_promtool_finds_nothing_to_complain_about(side: str, request: pytest.FixtureRequest) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool (part of Prometheus) is not installed")
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=scrape(endpoint.url), capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stderr
-
-
-def test_a_closed_endpoint_answers_no_more_and_frees_its_port(registry: CollectorRegistry) -> None:
-    server = MetricsServer(registry, "127.0.0.1", 0)
-    port = int(server.url.split(":")[2].split("/")[0])
+    server = serving(request.getfixturevalue(side))
+    text = scrape(f"http://{server.address}/metrics")
     server.close()
-    with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)
-
-
-def test_a_taken_port_is_bad_input(registry: CollectorRegistry) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"metrics\.port = {port}: cannot listen on 127\.0\.0\.1:{port}"):
-            MetricsServer(registry, "127.0.0.1", port)
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_a_client_of_any_name_can_be_scraped(make_telemetry: MakeTelemetry) -> None:
@@ -372,8 +426,8 @@ def test_a_client_of_any_name_can_be_scraped(make_telemetry: MakeTelemetry) -> N
     joined = (Event("joined", name, n_examples=10),)
     record = RoundRecord(1, 1, (name,), None, (observation(name, 1, 0.5),), joined, 1.0, 1.0, 0.003, "")
     replay(All(2), 1, [record], telemetry.round_committed)
-    server = MetricsServer(registry_of(telemetry), "127.0.0.1", 0)
-    families = list(text_string_to_metric_families(scrape(server.url)))
+    server = serving(registry_of(telemetry))
+    families = list(text_string_to_metric_families(scrape(f"http://{server.address}/metrics")))
     server.close()
     (trip,) = [f for f in families if f.name == "pausefl_client_round_trip_seconds"]
     assert [(s.labels, s.value) for s in trip.samples] == [({"client": name}, 0.5)]

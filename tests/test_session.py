@@ -30,7 +30,7 @@ from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Delays, DrawDelays, Link, no_delays
 from pausefl_client.privacy import Mechanism
 from pausefl_client.release import Privacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings
+from pausefl_client.session import ClientSession, ClientSettings, Exchange
 from pausefl_client.trainer import TrainingOutcome
 
 SCHEDULE = "what both agreed to"
@@ -200,6 +200,7 @@ class Rig:
         self.server = FakeServer(self.clock)
         self.trainer = FakeTrainer(self.clock, size, train_s)
         self.model = np.arange(size, dtype=np.float32)
+        self.observed: list[Exchange] = []
         settings = ClientSettings(
             "client-007",
             SCHEDULE if privacy else "",
@@ -215,6 +216,7 @@ class Rig:
             self.server.connect,
             executor or InlineExecutor(self.clock),
             self.clock,
+            observe=self.observed.append,
         )
 
     @asynccontextmanager
@@ -270,6 +272,7 @@ async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Pat
     t = result.timing
     assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.25, 2.0, 0.125)
     assert (t.injected_down_s, t.injected_up_s, t.drawn_down_s, t.drawn_up_s) == (0.0, 0.0, 0.0, 0.0)
+    assert rig.observed == [Exchange("ok", queue_s=0.25, train_s=2.0, privatise_s=0.125)]
 
 
 async def test_injected_delays_are_reported_as_measured_and_as_drawn() -> None:
@@ -359,6 +362,7 @@ async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charg
     assert (privacy.ledger.released, rig.trainer.rounds) == (1, [1])
     # The work belongs to the exchange before.
     assert (again.timing.train_s, again.timing.privatise_s) == (0.0, 0.0)
+    assert [exchange.status for exchange in rig.observed] == ["ok", "resent"]
 
 
 async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(tmp_path: Path) -> None:
@@ -462,6 +466,7 @@ async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> No
         refusal = (await stream.heard()).result
         assert (refusal.round, refusal.status) == (2, pb.STATUS_BUDGET_EXHAUSTED)
         assert "budget" in refusal.reason
+        assert rig.observed[1:] == [Exchange("budget_exhausted")]
         stream.say(ping=pb.Ping(nonce=5))
         assert (await stream.heard()).pong.nonce == 5
 

@@ -69,6 +69,27 @@ class _Work:
     queue_s: float = 0.0
     train_s: float = 0.0
     privatise_s: float = 0.0
+    is_resent: bool = False
+    """True: it was released before, in an exchange of which the server did not get the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One job answered, in the numbers a data holder may watch."""
+
+    status: str
+    """"ok"; "resent": the same bytes once more; else why there was no update, as in the Status of the protocol."""
+    queue_s: float = 0.0
+    train_s: float = 0.0
+    privatise_s: float = 0.0
+    injected_down_s: float = 0.0
+    injected_up_s: float = 0.0
+    loop_lag_s: float = 0.0
+    """The worst of the event loop meanwhile."""
+
+
+Observe = Callable[[Exchange], None]
+"""Told of every exchange once its answer has left."""
 
 
 class Dismissed(PauseflError):
@@ -88,6 +109,7 @@ class ClientSession:
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
         monitor: Watch = UNWATCHED,
+        observe: Observe = lambda _: None,
     ) -> None:
         self._settings = settings
         self._trainer = trainer
@@ -96,6 +118,7 @@ class ClientSession:
         self._connect = connect
         self._executor = executor
         self._monitor = monitor
+        self._observe = observe
         self._clock = clock
         self._run_id = ""
         # The work for one key, under way or released but not acknowledged. It outlives the stream that asked for it:
@@ -248,6 +271,8 @@ class ClientSession:
         await self._write(stream, pb.ClientMessage(result=result), frames[0])
         for index, frame in enumerate(frames[1:], 1):
             await self._write(stream, pb.ClientMessage(frame=pb.Frame(index=index)), frame)
+        parts = timing.queue_s, timing.train_s, timing.privatise_s, timing.injected_down_s, timing.injected_up_s
+        self._observe(Exchange("resent" if work.is_resent else "ok", *parts, host.loop_lag_s))
 
     async def _work(self, download: _Download, submitted_s: float) -> _Work:
         """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
@@ -256,7 +281,7 @@ class ClientSession:
         if self._kept is not None and self._kept[0] == key:
             # Its times belong to the exchange before; whatever is left of the work is a wait in this one.
             work = await asyncio.shield(self._kept[1])
-            return _Work(work.released, work.loss)
+            return _Work(work.released, work.loss, is_resent=True)
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._executor, self._compute, download, key, submitted_s)
         self._kept = key, future
@@ -266,7 +291,8 @@ class ClientSession:
         started_s = self._clock()
         theta: Vector = download.frames.finish(check_finite=False)
         if (kept := self._releaser.recall(key)) is not None:
-            return _Work(kept, loss=None, queue_s=started_s - submitted_s, privatise_s=self._clock() - started_s)
+            taken_s = self._clock() - started_s
+            return _Work(kept, loss=None, queue_s=started_s - submitted_s, privatise_s=taken_s, is_resent=True)
         outcome = self._trainer.train(theta, round=key.round)
         trained_s = self._clock()
         released = self._releaser.release(outcome.update, key)
@@ -293,6 +319,7 @@ class ClientSession:
     async def _refuse(self, stream: Stream, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
         await self._write(stream, pb.ClientMessage(result=result))
+        self._observe(Exchange(pb.Status.Name(status).removeprefix("STATUS_").lower()))
 
     async def _write(self, stream: Stream, message: pb.ClientMessage, payload: memoryview | None = None) -> None:
         data = message.SerializeToString() if payload is None else pack(message, payload)

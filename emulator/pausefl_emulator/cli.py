@@ -194,6 +194,7 @@ def _evaluator(options: argparse.Namespace) -> None:
 
 def _client(options: argparse.Namespace) -> None:
     import asyncio
+    import json
 
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -201,8 +202,13 @@ def _client(options: argparse.Namespace) -> None:
     from pausefl_emulator.processes import first_error
 
     experiment = load_experiment(options.config, options.overrides)
+
+    def tell(address: str) -> None:
+        print(json.dumps({"kind": "metrics", "url": f"http://{address}/metrics"}), flush=True)
+
     with first_error():
-        asyncio.run(take_part(experiment, [options.client_id], options.server, Path(options.ledger_dir)))
+        ledgers = Path(options.ledger_dir)
+        asyncio.run(take_part(experiment, [options.client_id], options.server, ledgers, on_metrics=tell))
 
 
 def _simulate(options: argparse.Namespace) -> None:

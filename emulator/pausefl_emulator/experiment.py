@@ -234,6 +234,9 @@ class MetricsTable(_Table):
     """With more clients than these, only those that matter most keep series of their own, beside quantiles over all."""
     client_series_top: Annotated[int, Field(ge=0)] = 20
     """How many matter most, by latency and by ε each."""
+    client_host: str = "127.0.0.1"
+    client_port: Annotated[int, Field(ge=-1, le=65_535)] = -1
+    """Where each client process can be scraped: 0: any free port; -1: nowhere. It tells more than the server needs."""
 
 
 class Experiment(_Table):
@@ -448,6 +451,11 @@ class Experiment(_Table):
         self.links()
         if self.latency.injection == "netem" and self.clients_per_process != 1:
             raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
+        if self.latency.injection == "netem" and self.metrics.client_port >= 0:
+            raise ConfigError(
+                f"metrics.client_port = {self.metrics.client_port}: clients in network namespaces of their own"
+                ' (latency.injection = "netem") cannot be scraped'
+            )
         for name, parameters in (self.selection.__pydantic_extra__ or {}).items():
             if not isinstance(parameters, dict):
                 raise ConfigError(_unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from pausefl.errors import ConfigError, PauseflError
 from pausefl_emulator.experiment import Experiment, GroupTable
@@ -16,6 +17,7 @@ from pausefl_emulator.host import run_host
 from pausefl_emulator.latency import processes
 from pausefl_emulator.namespaces import kernel_network
 from pausefl_emulator.serving import run_server_process
+from pausefl_emulator.targets import Targets
 
 _END_WITHIN_S = 10.0
 
@@ -49,7 +51,13 @@ class Fleet:
         self._address = ""
         self._hosts = list(_hosts(experiment))
         self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
+        self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
         self._interrupts = 0
+        if experiment.metrics.client_port > 0 and len(self._hosts) > 1:
+            raise ConfigError(
+                f"metrics.client_port = {experiment.metrics.client_port}: {len(self._hosts)} client processes run here,"
+                " each at a port of its own; 0 takes any free ones"
+            )
 
     def run(self, view: View) -> None:
         """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind."""
@@ -58,6 +66,8 @@ class Fleet:
                 self._watch(self._start_server(), view)
             finally:
                 self._end_all()
+                if self._targets is not None:
+                    self._targets.clear()
 
     def _start_server(self) -> "Connection[Any, Any]":
         context = multiprocessing.get_context("spawn")
@@ -73,7 +83,10 @@ class Fleet:
         assert self._server is not None
         playing = False
         while True:
-            for ready in wait([events, *self._clients]):
+            for ready in wait([events, *self._clients, *(self._targets.expected if self._targets else ())]):
+                if self._targets is not None and ready in self._targets.expected:
+                    self._targets.hear(ready)
+                    continue
                 if ready is not events:
                     self._bury(self._clients.pop(ready), view, playing)  # type: ignore[arg-type]  # a sentinel
                     continue
@@ -93,6 +106,8 @@ class Fleet:
                     case "done":
                         return
                     case _:
+                        if event["kind"] == "metrics" and self._targets is not None:
+                            self._targets.add("pausefl-server", urlsplit(event["url"]).netloc)
                         playing = playing or event["kind"] == "round"
                         view.show(event)
 
@@ -102,13 +117,15 @@ class Fleet:
         context.set_forkserver_preload([f"pausefl_emulator.{'host' if synthetic else 'torch_host'}"])
         for host in hosts:
             theirs, host.roll_calls = context.Pipe(duplex=False) if self._presence else (None, None)
-            arguments = (self._experiment, host.client_ids, self._address, self._run_dir, theirs)
+            told = self._targets.expect(context) if self._targets else None
+            arguments = (self._experiment, host.client_ids, self._address, self._run_dir, theirs, told)
             name = f"pausefl-{host.client_ids[0]}"
             host.process = context.Process(target=run_host, args=arguments, name=name)
             host.process.start()
             self._clients[host.process.sentinel] = host.process
-            if theirs is not None:
-                theirs.close()
+            for end in (theirs, told):
+                if end is not None:
+                    end.close()
 
     def _call_the_roll(self, round: int) -> None:
         """Start, tell and end processes, so that in this round those are there who should be."""

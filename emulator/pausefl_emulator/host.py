@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 from pausefl.draws import generator
 from pausefl.errors import ConfigError, PauseflError
 from pausefl.honesty import HostMonitor
+from pausefl.web import WebServer
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
 from pausefl_client.release import Privacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings
+from pausefl_client.session import ClientSession, ClientSettings, Observe
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import Trainer
 from pausefl_client.transport import connect
@@ -43,14 +44,22 @@ Result = TypeVar("Result")
 log = logging.getLogger("pausefl.client")
 
 
+def _ignore(_: object) -> None:
+    """Tell nobody."""
+
+
 def run_host(
     experiment: Experiment,
     client_ids: Sequence[str],
     address: str,
     run_dir: Path,
     roll_calls: "Connection[Any, Any] | None" = None,
+    told: "Connection[Any, Any] | None" = None,
 ) -> None:
-    """The main function of a client process that `fleet` started, which calls the rounds where clients come and go."""
+    """The main function of a client process that `fleet` started, which calls the rounds where clients come and go.
+
+    `told` gets the HOST:PORT at which the process can be scraped.
+    """
     die_with_parent()
     ignore_interrupts()
     allow_many_files()
@@ -63,7 +72,8 @@ def run_host(
 
             enter_namespace(experiment, run_dir, client_ids[0])
         with first_error():
-            asyncio.run(take_part(experiment, client_ids, address, run_dir / "ledgers", roll_calls))
+            on_metrics = told.send if told is not None else _ignore
+            asyncio.run(take_part(experiment, client_ids, address, run_dir / "ledgers", roll_calls, on_metrics))
     except PauseflError as error:
         log.error("%s", error)
         sys.exit(1)
@@ -75,10 +85,12 @@ async def take_part(
     address: str,
     ledgers: Path,
     roll_calls: "Connection[Any, Any] | None" = None,
+    on_metrics: Callable[[str], None] = _ignore,
 ) -> None:
     """Be these clients until the server dismisses them; PauseflError when one of them cannot go on.
 
-    With `roll_calls`, each of them only in the rounds it is there, until nobody calls any more.
+    With `roll_calls`, each of them only in the rounds it is there, until nobody calls any more. `on_metrics` hears at
+    which HOST:PORT they can be scraped, if they can.
     """
     known = experiment.client_ids
     for client_id in client_ids:
@@ -90,15 +102,15 @@ async def take_part(
     with ExitStack() as closing, _trainer_pool(experiment) as executor:
         monitor = HostMonitor()
         closing.callback(monitor.close)
+        privacies = {client_id: _open_privacy(experiment, client_id, ledgers, closing) for client_id in client_ids}
+        size = trainers[client_ids[0]].manifest.size
+        observe = _expose(experiment, privacies, size, on_metrics, closing)
         async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
-                privacy = _open_privacy(experiment, client_id, ledgers)
-                if privacy is not None:
-                    closing.callback(privacy.ledger.close)
-                session = _make_session(
-                    experiment, client_id, trainers[client_id], privacy, links[client_id], address, executor, monitor
+                sessions[client_id] = _make_session(
+                    *(experiment, client_id, trainers[client_id], privacies[client_id], links[client_id]),
+                    *(address, executor, monitor, observe),
                 )
-                sessions[client_id] = session
             if roll_calls is None:
                 for client_id, session in sessions.items():
                     group.create_task(_take_part(client_id, session))
@@ -130,6 +142,7 @@ def _make_session(
     address: str,
     executor: Executor,
     monitor: HostMonitor,
+    observe: Observe,
 ) -> ClientSession:
     settings = ClientSettings(
         client_id=client_id,
@@ -139,17 +152,45 @@ def _make_session(
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
     connecting = partial(connect, address, experiment.tls_files())
-    return ClientSession(settings, trainer, Releaser(privacy), link, connecting, executor, monitor=monitor)
+    return ClientSession(
+        settings, trainer, Releaser(privacy), link, connecting, executor, monitor=monitor, observe=observe
+    )
 
 
-def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path) -> Privacy | None:
+def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path, closing: ExitStack) -> Privacy | None:
     budget, mechanism = experiment.budget(), experiment.mechanism()
     if budget is None or mechanism is None:
         return None
     folder = Path(experiment.privacy.ledger_dir or ledgers)
     identity = {"unit": mechanism.unit, "client_id": client_id, "data": experiment.data_key}
     ledger = Ledger(folder / f"{client_id}.db", budget, **identity)
+    closing.callback(ledger.close)
     return Privacy(mechanism, ledger, partial(noise_for, experiment, client_id))
+
+
+def _expose(
+    experiment: Experiment,
+    privacies: Mapping[str, Privacy | None],
+    model_size: int,
+    on_metrics: Callable[[str], None],
+    closing: ExitStack,
+) -> Observe:
+    """Serve this process's metrics if it is to have any; returns who is to be told of its exchanges."""
+    settings = experiment.metrics
+    if settings.client_port < 0:
+        return _ignore
+    try:
+        from pausefl_client.metrics import HostMetrics
+    except ImportError as error:
+        raise ConfigError(f"metrics.client_port = {settings.client_port}: needs prometheus-client ({error})") from error
+    ledgers = {client_id: privacy.ledger for client_id, privacy in privacies.items() if privacy is not None}
+    units = {"vector": model_size, "coordinate": 1} if experiment.privacy.unit == "coordinate" else {"vector": 1}
+    metrics = HostMetrics(len(privacies), ledgers, units, settings.client_series_max)
+    routes = {"/metrics": metrics.scrape}
+    web = WebServer(settings.client_host, settings.client_port, routes, key="metrics.client_port")
+    closing.callback(web.close)
+    on_metrics(web.address)
+    return metrics.exchanged
 
 
 def noise_for(experiment: Experiment, client_id: str, key: ReleaseKey) -> LaplaceSource:

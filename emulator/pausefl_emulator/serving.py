@@ -114,8 +114,14 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         expected=presence.at if presence else None,
         clients=experiment.clients.count,
         total_delays=experiment.latency.mode == "total",
-        info=RunInfo(run_id, experiment.selection.policy, experiment.workload.dataset, experiment.workload.model),
+        info=_info(experiment, run_id),
     )
+
+
+def _info(experiment: Experiment, run_id: str) -> RunInfo:
+    workload = experiment.workload
+    dataset = "synthetic" if workload.model == "synthetic" else workload.dataset
+    return RunInfo(run_id, experiment.selection.policy, dataset, workload.model)
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ def summarise(
         "latency_signal": experiment.latency.signal,
         "time_scale": experiment.latency.time_scale,
         **_privacy(experiment, result.state.table, size),
-        "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose],
+        "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose, *_by_metrics(experiment)],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
         "selections_by_group": _selections(records, experiment),
         "rejected_updates": result.rejected_updates,
@@ -58,6 +58,10 @@ def summarise(
         "suspect_because": suspect_because(records),
         "stopped_because": result.stopped_because,
     }
+
+
+def _by_metrics(experiment: Experiment) -> list[str]:
+    return ["host_metrics"] if experiment.metrics.client_port >= 0 else []
 
 
 def _privacy(experiment: Experiment, table: ClientTable, size: int) -> dict[str, Any]:

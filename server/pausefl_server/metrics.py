@@ -4,22 +4,20 @@ All of it is made from the picture of the run when somebody scrapes. Every ε is
 where that is the coordinate, it stands a second time for the whole upload vector, d times as large.
 """
 
-import errno
 import math
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
-from wsgiref.simple_server import WSGIServer
 
 import numpy as np
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pausefl.budget import Budget
-from pausefl.errors import ConfigError
 from pausefl.honesty import HostReport
+from pausefl.web import Response, Route
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.picture import PARTS, SECONDS, Clients, Histogram, Picture
 from pausefl_server.settings import MetricsSettings, Privacy, ServerSettings
@@ -36,6 +34,16 @@ def make_registry(telemetry: Telemetry, limits: MetricsSettings) -> CollectorReg
     registry = CollectorRegistry()
     registry.register(_RunCollector(telemetry, limits))
     return registry
+
+
+def exposition(registry: CollectorRegistry) -> Route:
+    """The route on which a registry can be scraped."""
+
+    def scrape(headers: Mapping[str, str]) -> Response:
+        encode, content_type = choose_encoder(headers.get("Accept", ""))
+        return Response(content_type, [encode(registry)])
+
+    return scrape
 
 
 class _RunCollector(Collector):
@@ -231,24 +239,3 @@ def _histogram(name: str, text: str, histogram: Histogram, label: str = "", seri
         buckets = list(zip(bounds, counts.tolist(), strict=True))
         family.add_metric([value] if label else [], buckets, float(sum_s))
     return family
-
-
-class MetricsServer:
-    """Serves a registry at /metrics from a thread; ConfigError when the port is taken."""
-
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        self._server: WSGIServer
-        self._thread: threading.Thread
-        try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
-                raise
-            raise ConfigError(f"metrics.port = {port}: cannot listen on {host}:{port} ({error.strerror})") from None
-        self.url = f"http://{host}:{self._server.server_port}/metrics"
-
-    def close(self) -> None:
-        """Stop serving and wait for the thread."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

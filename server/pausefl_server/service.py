@@ -11,13 +11,14 @@ from pathlib import Path
 from pausefl.errors import ConfigError
 from pausefl.honesty import HostMonitor
 from pausefl.tls import Tls
+from pausefl.web import WebServer
 from pausefl.wire import Vector, digest
 from pausefl_server.announcer import Progress
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
 from pausefl_server.leftovers import count_held, left_over
 from pausefl_server.messages import Shutdown
-from pausefl_server.metrics import MetricsServer, make_registry
+from pausefl_server.metrics import exposition, make_registry
 from pausefl_server.records import Evaluation, Event
 from pausefl_server.retirement import budgets_end
 from pausefl_server.rounds import Coordinator
@@ -76,15 +77,15 @@ async def serve(
     SIGINT and SIGTERM end the run after the round in flight is given up, with everything saved.
     """
     store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
-    metrics_server = monitor = None
+    web = monitor = None
     try:
         settings = replace(settings, run_id=_run_id(store, settings.run_id))
         telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
         state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint, telemetry)
         if endpoints.metrics is not None:
-            registry = make_registry(telemetry, endpoints.metrics)
-            metrics_server = MetricsServer(registry, endpoints.metrics.host, endpoints.metrics.port)
-            progress({"kind": "metrics", "url": metrics_server.url})
+            routes = {"/metrics": exposition(make_registry(telemetry, endpoints.metrics))}
+            web = WebServer(endpoints.metrics.host, endpoints.metrics.port, routes, key="metrics.port")
+            progress({"kind": "metrics", "url": f"http://{web.address}/metrics"})
         store_actor = StoreActor(store, checkpoint)
         evaluator = EvaluatorActor(evaluate, store_actor, telemetry, progress)
         monitor = HostMonitor()
@@ -119,8 +120,8 @@ async def serve(
     finally:
         if monitor is not None:
             monitor.close()
-        if metrics_server is not None:
-            metrics_server.close()
+        if web is not None:
+            web.close()
         checkpoint.close()
         store.close()
 

@@ -35,6 +35,8 @@ DISCLOSURES = {
     "device_times": "device times: how long the client queued, trained and privatised",
     "host_load": "host load: event-loop lag, timer overshoot, stolen processor time and share of compute",
     "loss": "the training loss of each chosen round",
+    "host_metrics": "metrics of client hosts: training, queue, noise and delay times, event-loop lag and ε spent, to"
+    " whoever can reach them (metrics.client_host)",
 }
 SIGNAL_SENTENCES = {
     "round_trip": "round_trip: the policy saw the device's own time and the communication time together.",

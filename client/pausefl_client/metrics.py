@@ -1,0 +1,85 @@
+"""What Prometheus can scrape from a client host; every metric is described in deploy/METRICS.md.
+
+A host tells the data holder's own side of the run: the server needs none of it. ε is read from the ledgers, where it
+stands as soon as it is spent.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pausefl.web import Response
+from pausefl_client.ledger import Ledger
+from pausefl_client.session import Exchange
+
+# The server's buckets, so that both sides' times can be laid side by side.
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+
+
+class HostMetrics:
+    """The metrics of all clients of one process, on a registry of their own."""
+
+    def __init__(
+        self, clients: int, ledgers: Mapping[str, Ledger], units: Mapping[str, float], client_series_max: int
+    ) -> None:
+        """`ledgers` by client id, none in a run without privacy; unit -> how many times a ledger's ε its own is.
+
+        With more than `client_series_max` ledgers only the greatest ε is told.
+        """
+        self.registry = registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"pausefl_host_{name}", text, labels, registry=registry, buckets=_SECONDS)
+
+        self._train = histogram("train_seconds", "Time a client's training took")
+        self._queue = histogram("queue_seconds", "Time a client's training waited for a trainer")
+        self._privatise = histogram("privatise_seconds", "Time that clipping, noise and the ledger took")
+        injected = histogram("injected_delay_seconds", "Time the link held messages back", "direction")
+        self._injected_down, self._injected_up = injected.labels("down"), injected.labels("up")
+        text = "Jobs answered, by what was answered"
+        self._exchanges = Counter("pausefl_host_exchanges", text, ("status",), registry=registry)
+        text = "Event-loop lag in the last exchange, the worst"
+        self._lag = Gauge("pausefl_host_event_loop_lag_seconds", text, registry=registry)
+        Gauge("pausefl_host_clients", "Clients that share this process", registry=registry).set(clients)
+        registry.register(_LedgerCollector(ledgers, units, client_series_max))
+
+    def exchanged(self, exchange: Exchange) -> None:
+        """A client of this process has answered a job; times of work that was done before count once."""
+        self._exchanges.labels(exchange.status).inc()
+        if exchange.status != "ok":
+            return
+        self._train.observe(exchange.train_s)
+        self._queue.observe(exchange.queue_s)
+        self._privatise.observe(exchange.privatise_s)
+        self._injected_down.observe(exchange.injected_down_s)
+        self._injected_up.observe(exchange.injected_up_s)
+        self._lag.set(exchange.loop_lag_s)
+
+    def scrape(self, headers: Mapping[str, str]) -> Response:
+        """The route on which they can be scraped."""
+        encode, content_type = choose_encoder(headers.get("Accept", ""))
+        return Response(content_type, [encode(self.registry)])
+
+
+class _LedgerCollector(Collector):
+    def __init__(self, ledgers: Mapping[str, Ledger], units: Mapping[str, float], client_series_max: int) -> None:
+        self._ledgers = ledgers
+        self._units = units
+        self._client_series_max = client_series_max
+
+    def collect(self) -> Iterator[Metric]:
+        spent = {client_id: ledger.epsilon_spent for client_id, ledger in self._ledgers.items()}
+        text, labels = "Privacy budget a client of this process has spent", ("client", "unit")
+        each = GaugeMetricFamily("pausefl_host_epsilon_spent", text, labels=labels)
+        text = "Greatest privacy budget any client of this process has spent"
+        most = GaugeMetricFamily("pausefl_host_epsilon_spent_max", text, labels=("unit",))
+        for unit, factor in self._units.items() if spent else ():
+            most.add_metric((unit,), factor * max(spent.values()))
+            for client_id in spent if len(spent) <= self._client_series_max else ():
+                each.add_metric((client_id, unit), factor * spent[client_id])
+        yield each
+        yield most

@@ -1,0 +1,119 @@
+"""The small web server: what it answers, whom it answers, and that nobody keeps it from closing."""
+
+import http.client
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from pausefl.errors import ConfigError
+from pausefl.web import Response, WebServer, is_loopback
+
+
+def hello(headers: Mapping[str, str]) -> Response:
+    return Response("text/plain", [b"hello ", headers.get("Accept", "nobody").encode()], {"X-Extra": "yes"})
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    server = WebServer("127.0.0.1", 0, {"/hello": hello}, key="metrics.port")
+    yield server
+    server.close()
+
+
+def get(server: WebServer, path: str, **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(server.address, timeout=10)
+    connection.request("GET", path, headers=headers)
+    return connection.getresponse()
+
+
+def test_a_route_is_answered_chunk_by_chunk(server: WebServer) -> None:
+    response = get(server, "/hello?any=query", Accept="world")
+    assert (response.status, response.read()) == (200, b"hello world")
+    assert response.headers["X-Extra"] == "yes"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert "Python" not in response.headers["Server"]
+
+
+def test_other_paths_and_methods_are_refused(server: WebServer) -> None:
+    response = get(server, "/../etc/passwd")
+    assert (response.status, response.read()) == (404, b"try /hello\n")
+    with pytest.raises(urllib.error.HTTPError, match="501"):
+        urllib.request.urlopen(f"http://{server.address}/hello", data=b"change", timeout=10)
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "127.0.0.1:80", "localhost:9464", "LOCALHOST", "[::1]:1"])
+def test_on_loopback_it_answers_to_names_of_loopback(server: WebServer, name: str) -> None:
+    assert get(server, "/hello", Host=name).status == 200
+
+
+@pytest.mark.parametrize("name", ["rebound.example", "rebound.example:9464", "127.0.0.1.rebound.example", "", "[::1"])
+def test_on_loopback_it_answers_to_no_other_name(server: WebServer, name: str) -> None:
+    assert get(server, "/hello", Host=name).status == 403
+
+
+def test_elsewhere_it_answers_to_any_name() -> None:
+    server = WebServer("0.0.0.0", 0, {"/hello": hello}, key="metrics.port")
+    port = server.address.rpartition(":")[2]
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
+    connection.request("GET", "/hello", headers={"Host": "server.federation.svc"})
+    assert connection.getresponse().status == 200
+    server.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_addresses_are_known(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_all_others_can_be_reached_from_elsewhere(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_a_closed_server_frees_its_port(server: WebServer) -> None:
+    other = WebServer("127.0.0.1", 0, {}, key="metrics.port")
+    port = int(other.address.rpartition(":")[2])
+    other.close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_whoever_is_being_answered_gets_the_rest_before_it_closes() -> None:
+    asked, closing = threading.Event(), threading.Event()
+
+    def slow(_: Mapping[str, str]) -> Response:
+        def chunks() -> Iterator[bytes]:
+            yield b"first "
+            asked.set()
+            closing.wait(10)
+            yield b"last"
+
+        return Response("text/plain", chunks())
+
+    server = WebServer("127.0.0.1", 0, {"/": slow}, key="metrics.port")
+    response = get(server, "/")
+    assert asked.wait(10)
+    closer = threading.Thread(target=server.close)
+    closer.start()
+    closing.set()
+    assert response.read() == b"first last"
+    closer.join(10)
+    assert not closer.is_alive()
+
+
+def test_a_taken_port_is_bad_input() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"^metrics\.port = {port}: cannot listen on 127\.0\.0\.1:{port} \("):
+            WebServer("127.0.0.1", port, {}, key="metrics.port")
+
+
+def test_an_unknown_host_is_bad_input() -> None:
+    with pytest.raises(ConfigError, match=r'^metrics\.client_host = "no such host": no such host$'):
+        WebServer("no such host", 0, {}, key="metrics.client_port")
