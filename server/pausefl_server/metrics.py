@@ -19,7 +19,7 @@ from pausefl.budget import Budget
 from pausefl.honesty import HostReport
 from pausefl.web import Response, Route
 from pausefl_server.clients import FloatArray, IntArray
-from pausefl_server.picture import PARTS, SECONDS, Clients, Histogram, Picture
+from pausefl_server.picture import EXCHANGE, PARTS, SECONDS, Clients, Picture, greatest_and_median
 from pausefl_server.settings import MetricsSettings, Privacy, ServerSettings
 from pausefl_server.telemetry import Telemetry
 
@@ -102,21 +102,23 @@ def _expected(now: Picture, settings: ServerSettings) -> int:
 
 
 def _rounds(now: Picture) -> Iterator[Metric]:
-    yield _histogram("round_latency_seconds", "Greatest latency of a round's clients", now.round_latency)
+    latency, selection = now.rounds.series()
+    yield _histogram("round_latency_seconds", "Greatest latency of a round's clients", {(): latency})
     yield _gauge("total_latency_seconds", "Sum of the rounds' latencies", (), [((), now.total_latency_s)])
-    yield _histogram("selection_seconds", "Time the policy took to choose", now.selection)
+    yield _histogram("selection_seconds", "Time the policy took to choose", {(): selection})
     doubts = [((reason,), count) for reason, count in now.doubts.items()]
     yield _counter("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
 
 
 def _exchanges(now: Picture) -> Iterator[Metric]:
-    yield _histogram("round_trip_seconds", "Round trips of all exchanges", now.round_trips)
+    series = dict(zip(EXCHANGE, now.exchanges.series(), strict=True))
+    yield _histogram("round_trip_seconds", "Round trips of all exchanges", {(): series["round_trip"]})
     text = "Where the exchanges' time went; propagation is the residual"
-    yield _histogram("exchange_part_seconds", text, now.parts, "part", PARTS)
-    text = "Delays as drawn for the exchanges, at the injected scale"
-    yield _histogram("drawn_delay_seconds", text, now.drawn, "direction", ("down", "up"))
+    yield _histogram("exchange_part_seconds", text, {(part,): series[part] for part in PARTS}, ["part"])
+    text, ways = "Delays as drawn for the exchanges, at the injected scale", ("down", "up")
+    yield _histogram("drawn_delay_seconds", text, {(way,): series[way] for way in ways}, ["direction"])
     text = "How far an injected delay was from the one drawn, without sign"
-    yield _histogram("timing_error_seconds", text, now.timing_error)
+    yield _histogram("timing_error_seconds", text, {(): series["timing_error"]})
 
 
 def _hosts(now: Picture) -> Iterator[Metric]:
@@ -186,8 +188,8 @@ def _privacy(now: Picture, privacy: Privacy | None, factors: Mapping[str, float]
     text = "Quantiles over clients of the privacy budget spent"
     yield _summary("clients_epsilon_spent", text, [({"unit": unit}, f * spent) for unit, f in factors.items()])
     text = "Greatest privacy budget any client has spent"
-    yield epsilon("epsilon_spent_max", text, (), [((), float(spent.max(initial=0.0)))])
-    median = float(np.median(spent)) if spent.size else 0.0
+    greatest, median = greatest_and_median(spent)
+    yield epsilon("epsilon_spent_max", text, (), [((), greatest)])
     yield epsilon("epsilon_spent_median", "Median over clients of the budget spent", (), [((), median)])
     whole = budget.epsilon_budget if budget else 0.0
     yield epsilon("epsilon_budget", "Privacy budget of each client", (), [((), whole)])
@@ -231,11 +233,12 @@ def _summary(name: str, text: str, columns: Iterable[tuple[dict[str, str], Float
     return family
 
 
-def _histogram(name: str, text: str, histogram: Histogram, label: str = "", series: Sequence[str] = ("",)) -> Metric:
-    """One series, or one for each value of a label."""
-    family = HistogramMetricFamily(f"pausefl_{name}", text, labels=[label] if label else [])
+def _histogram(
+    name: str, text: str, series: Mapping[tuple[str, ...], tuple[list[int], float]], labels: Sequence[str] = ()
+) -> Metric:
+    """Label values -> counts and sum, as Histogram.series has them."""
+    family = HistogramMetricFamily(f"pausefl_{name}", text, labels=labels)
     bounds = [*map(str, SECONDS.tolist()), "+Inf"]
-    for value, counts, sum_s in zip(series, histogram.counts.cumsum(axis=1), histogram.sums_s, strict=True):
-        buckets = list(zip(bounds, counts.tolist(), strict=True))
-        family.add_metric([value] if label else [], buckets, float(sum_s))
+    for values, (counts, sum_s) in series.items():
+        family.add_metric(values, list(zip(bounds, counts, strict=True)), sum_s)
     return family

@@ -22,6 +22,8 @@ PARTS = (
     *("server_wait", "propagation"),
 )
 """Where an exchange's time goes: each a property `<part>_s` of Timing, together its `exchange_s`."""
+EXCHANGE = ("round_trip", "timing_error", "down", "up", *PARTS)
+"""What is counted of every exchange: |injected − drawn|, and the delays drawn both ways, among it."""
 SECONDS = np.array((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0))
 """Upper bounds of the histograms' buckets: from a millisecond to a minute, the times an exchange can take."""
 
@@ -42,7 +44,7 @@ class Histogram:
     """(series,)."""
 
     @staticmethod
-    def empty(series: int = 1) -> "Histogram":
+    def empty(series: int) -> "Histogram":
         """Before anything was observed."""
         return Histogram(np.zeros((series, SECONDS.size + 1), np.int64), np.zeros(series))
 
@@ -52,6 +54,10 @@ class Histogram:
         series = np.arange(len(self.counts))[:, None] * self.counts.shape[1]
         fresh = np.bincount((series + buckets).ravel(), minlength=self.counts.size)
         return Histogram(self.counts + fresh.reshape(self.counts.shape), self.sums_s + times_s.sum(axis=1))
+
+    def series(self) -> list[tuple[list[int], float]]:
+        """Each series as how many fell below each bound and below infinity, and their sum in seconds."""
+        return list(zip(self.counts.cumsum(axis=1).tolist(), self.sums_s.tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -167,23 +173,19 @@ class Picture:
     """Split -> (round, total latency in seconds, accuracy), all on the split's fixed subset."""
     leakage: Curve = field(default_factory=partial(Curve.empty, 4))
     """(round, total latency in seconds, greatest ε spent, median ε spent)."""
-    round_latency: Histogram = field(default_factory=Histogram.empty)
-    selection: Histogram = field(default_factory=Histogram.empty)
-    round_trips: Histogram = field(default_factory=Histogram.empty)
-    parts: Histogram = field(default_factory=partial(Histogram.empty, len(PARTS)))
-    drawn: Histogram = field(default_factory=partial(Histogram.empty, 2))
-    """Delays as drawn, down and up."""
-    timing_error: Histogram = field(default_factory=Histogram.empty)
-    """|injected − drawn|."""
+    rounds: Histogram = field(default_factory=partial(Histogram.empty, 2))
+    """Of each round, its latency and the time its selection took."""
+    exchanges: Histogram = field(default_factory=partial(Histogram.empty, len(EXCHANGE)))
+    """Of each exchange, the times named in EXCHANGE."""
 
 
 def after_round(now: Picture, record: RoundRecord, state: RunState, *, total_delays: bool = False) -> Picture:
     """The picture with a committed round, which `state` has taken already. `total_delays`: see ServerSettings."""
     clients = now.clients.after_round(record.observations, state.table)
-    spent = clients.epsilon_spent
-    # The median is worth its time only where the point is kept.
-    median = float(np.median(spent)) if spent.size and now.leakage.added % now.leakage.stride == 0 else 0.0
-    point = (record.round, state.total_latency_s, float(spent.max(initial=0.0)), median)
+    exchanges = now.exchanges
+    if record.observations:
+        times_s = [_exchange(o, total_delays=total_delays) for o in record.observations]
+        exchanges = exchanges.observe(np.array(times_s).T)
     return replace(
         now,
         status="running",
@@ -193,11 +195,18 @@ def after_round(now: Picture, record: RoundRecord, state: RunState, *, total_del
         clients=clients,
         suspect_rounds=state.suspect_rounds,
         doubts=Counter(now.doubts) + Counter(record.suspect),
-        leakage=now.leakage.add(*point),
-        round_latency=now.round_latency.observe(np.array([[record.round_latency_s]])),
-        selection=now.selection.observe(np.array([[record.selection_s]])),
-        **_times(now, record.observations, total_delays=total_delays),
+        leakage=now.leakage.add(record.round, state.total_latency_s, *greatest_and_median(clients.epsilon_spent)),
+        rounds=now.rounds.observe(np.array([[record.round_latency_s], [record.selection_s]])),
+        exchanges=exchanges,
     )
+
+
+def greatest_and_median(values: FloatArray) -> tuple[float, float]:
+    """0 where there are none; a tenth of the time that numpy's median takes for so few."""
+    if not values.size:
+        return 0.0, 0.0
+    ordered, last = np.sort(values), values.size - 1
+    return float(ordered[-1]), float(ordered[last // 2] + ordered[(last + 1) // 2]) / 2
 
 
 def after_evaluation(now: Picture, round: int, evaluation: Evaluation) -> Picture:
@@ -212,18 +221,10 @@ def after_evaluation(now: Picture, round: int, evaluation: Evaluation) -> Pictur
     return replace(now, accuracy=accuracy, evaluations={**now.evaluations, split: (round, evaluation)})
 
 
-def _times(now: Picture, observations: tuple[Observation, ...], *, total_delays: bool) -> dict[str, Any]:
-    if not observations:
-        return {}
-    parts = np.array([parts_of(o.timing) for o in observations]).T
-    drawn = np.array([(o.drawn_down_s, o.drawn_up_s) for o in observations]).T
-    injected = np.array([_injected_s(o.timing, total_delays=total_delays) for o in observations])
-    return {
-        "round_trips": now.round_trips.observe(np.array([[o.timing.round_trip_s for o in observations]])),
-        "parts": now.parts.observe(parts),
-        "drawn": now.drawn.observe(drawn),
-        "timing_error": now.timing_error.observe(np.abs(injected - drawn.sum(axis=0))[None]),
-    }
+def _exchange(o: Observation, *, total_delays: bool) -> tuple[float, ...]:
+    """The times of EXCHANGE."""
+    error_s = abs(_injected_s(o.timing, total_delays=total_delays) - o.drawn_down_s - o.drawn_up_s)
+    return o.timing.round_trip_s, error_s, o.drawn_down_s, o.drawn_up_s, *parts_of(o.timing)
 
 
 def _injected_s(timing: Timing, *, total_delays: bool) -> float:
