@@ -234,6 +234,8 @@ class MetricsTable(_Table):
     """With more clients than these, only those that matter most keep series of their own, beside quantiles over all."""
     client_series_top: Annotated[int, Field(ge=0)] = 20
     """How many matter most, by latency and by ε each."""
+    page: Literal["auto", "on", "off"] = "auto"
+    """The live page, at /; auto: where only this machine can see it."""
     client_host: str = "127.0.0.1"
     client_port: Annotated[int, Field(ge=-1, le=65_535)] = -1
     """Where each client process can be scraped: 0: any free port; -1: nowhere. It tells more than the server needs."""

@@ -50,6 +50,7 @@ class Progress:
     """By split: the last accuracy and its round."""
     messages: tuple[str, ...] = ()
     metrics_url: str | None = None
+    page_url: str | None = None
 
     @property
     def last(self) -> Event | None:
@@ -81,7 +82,7 @@ def fold(progress: Progress, event: Event) -> Progress:
         case "event":
             changes = {"messages": (*progress.messages, event["message"])[-LAST_MESSAGES:]}
         case "metrics":
-            changes = {"metrics_url": event["url"]}
+            changes = {"metrics_url": event["url"], "page_url": event.get("page")}
         case "finished":
             changes = {"status": f"finished: {event['reason']}"}
     return replace(progress, **changes)
@@ -172,7 +173,7 @@ def _line(progress: Progress, event: Event) -> str | None:
         case "waiting" | "finished":
             return progress.status
         case "metrics":
-            return f"metrics at {event['url']}"
+            return _where_to_look(progress)
         case "event":
             return str(event["message"])
         case "round":
@@ -206,8 +207,13 @@ def _duration(seconds: float) -> str:
 
 def _headline(title: str, progress: Progress) -> Text:
     clients = f"{progress.connected} clients connected"
-    metrics = [progress.metrics_url] if progress.metrics_url else []
-    return Text.assemble((title, "bold"), "  ", ("  ".join([progress.status, clients, *metrics]), "dim"))
+    where = [_where_to_look(progress)] if progress.metrics_url else []
+    return Text.assemble((title, "bold"), "  ", ("  ".join([progress.status, clients, *where]), "dim"))
+
+
+def _where_to_look(progress: Progress) -> str:
+    page = [f"live page at {progress.page_url}"] if progress.page_url else []
+    return "  ".join([*page, f"metrics at {progress.metrics_url}"])
 
 
 def _bar(progress: Progress, last: Event) -> Table:

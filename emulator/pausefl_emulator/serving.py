@@ -13,6 +13,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from pausefl.errors import ConfigError, PauseflError
+from pausefl.web import is_loopback
 from pausefl.wire import Manifest, Tensor, Vector
 from pausefl_emulator.delays import known_means
 from pausefl_emulator.experiment import Experiment
@@ -142,7 +143,8 @@ async def _evaluator(
 
 def _endpoints(experiment: Experiment) -> Endpoints:
     server, m = experiment.server, experiment.metrics
-    metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top)
+    page = m.page == "on" or (m.page == "auto" and is_loopback(m.host))
+    metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top, page)
     return Endpoints(server.host, server.port, metrics if m.enabled else None, experiment.tls_files())
 
 

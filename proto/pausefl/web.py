@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 
 from pausefl.errors import ConfigError
 
-# Whoever neither asks nor takes an answer for so long is cut off, so that closing waits no longer for anybody.
-_PATIENCE_S = 5.0
+# Whoever does not say what it wants, or does not take what it gets, is cut off; closing waits no longer for anybody.
+# Browsers open connections for later.
+_ASK_WITHIN_S = 1.0
+_TAKE_WITHIN_S = 5.0
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -98,7 +100,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = _PATIENCE_S
+    timeout = _ASK_WITHIN_S
     server_version, sys_version = "pausefl", ""
 
     def do_GET(self) -> None:
@@ -116,6 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: a scrape each second would drown the log."""
 
     def _answer(self, response: Response) -> None:
+        self.connection.settimeout(_TAKE_WITHIN_S)
         with suppress(OSError):  # whoever asked has gone, or takes nothing any more
             self.send_response(response.status)
             for key, value in {**_HEADERS, "Content-Type": response.content_type, **response.headers}.items():

@@ -19,6 +19,7 @@ from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorAc
 from pausefl_server.leftovers import count_held, left_over
 from pausefl_server.messages import Shutdown
 from pausefl_server.metrics import exposition, make_registry
+from pausefl_server.page import LivePage
 from pausefl_server.records import Evaluation, Event
 from pausefl_server.retirement import budgets_end
 from pausefl_server.rounds import Coordinator
@@ -77,15 +78,13 @@ async def serve(
     SIGINT and SIGTERM end the run after the round in flight is given up, with everything saved.
     """
     store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
-    web = monitor = None
+    hide = monitor = None
     try:
         settings = replace(settings, run_id=_run_id(store, settings.run_id))
         telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
         state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint, telemetry)
         if endpoints.metrics is not None:
-            routes = {"/metrics": exposition(make_registry(telemetry, endpoints.metrics))}
-            web = WebServer(endpoints.metrics.host, endpoints.metrics.port, routes, key="metrics.port")
-            progress({"kind": "metrics", "url": f"http://{web.address}/metrics"})
+            hide = _show(telemetry, endpoints.metrics, progress)
         store_actor = StoreActor(store, checkpoint)
         evaluator = EvaluatorActor(evaluate, store_actor, telemetry, progress)
         monitor = HostMonitor()
@@ -120,10 +119,25 @@ async def serve(
     finally:
         if monitor is not None:
             monitor.close()
-        if web is not None:
-            web.close()
+        if hide is not None:
+            hide()
         checkpoint.close()
         store.close()
+
+
+def _show(telemetry: Telemetry, settings: MetricsSettings, progress: Progress) -> Callable[[], None]:
+    """Serve metrics, and the live page if it is wanted; returns what ends that."""
+    page = LivePage(telemetry)
+    routes = {"/metrics": exposition(make_registry(telemetry, settings)), **(page.routes if settings.page else {})}
+    web = WebServer(settings.host, settings.port, routes, key="metrics.port")
+    url = f"http://{web.address}"
+    progress({"kind": "metrics", "url": f"{url}/metrics", "page": f"{url}/" if settings.page else None})
+
+    def hide() -> None:
+        page.close()
+        web.close()
+
+    return hide
 
 
 async def _run_actors(

@@ -48,6 +48,8 @@ class MetricsSettings:
     """With more clients than these, only those that matter most keep series of their own."""
     client_series_top: int = 20
     """How many matter most, by latency and by ε each."""
+    page: bool = False
+    """Whether the live page is there, too."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,431 @@
+"""The live page: its frames over real HTTP, and what a real browser makes of a real run."""
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pausefl.budget import Budget
+from pausefl.web import WebServer
+from pausefl_emulator.experiment import load_experiment
+from pausefl_emulator.fleet import Fleet
+from pausefl_emulator.serving import _endpoints
+from pausefl_server.page import READERS_MAX, ROWS_MAX, LivePage, frame
+from pausefl_server.picture import PARTS
+from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.selection.everyone import All
+from pausefl_server.settings import Privacy, RunInfo
+from pausefl_server.state import replay
+from pausefl_server.telemetry import Telemetry
+
+MakeTelemetry = Callable[..., Telemetry]
+BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
+PRIVATE = Privacy(BUDGET, "coordinate", "agreed")
+INFO = RunInfo("run-1", "pause", "digits", "mlp")
+NASTY = "<img src=x onerror=alert(1)>"
+
+
+def record(t: int, names: list[str], **changes: Any) -> RoundRecord:
+    """Everybody answers; number k takes k + 1 seconds, and who comes first in the alphabet has released most."""
+    seen = tuple(
+        Observation(
+            name, Timing(1.0 + k, train_s=0.5), 1.0 + k, 10, t, BUDGET.epsilon(t), BUDGET.spent(t + 1 - k / 1e3)
+        )
+        for k, name in enumerate(names)
+    )
+    joined = tuple(Event("joined", name, n_examples=10) for name in names) if t == 1 else ()
+    plain = RoundRecord(t, 1, tuple(names), None, seen, joined, float(len(names)), float(t), 0.003, "")
+    return replace(plain, **changes)
+
+
+@contextmanager
+def served(telemetry: Telemetry) -> Iterator[tuple[LivePage, str]]:
+    page = LivePage(telemetry)
+    server = WebServer("127.0.0.1", 0, page.routes, key="metrics.port")
+    try:
+        yield page, server.address
+    finally:
+        page.close()
+        server.close()
+
+
+def get(address: str, path: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(address, timeout=20)
+    connection.request("GET", path)
+    return connection.getresponse()
+
+
+def next_frame(stream: http.client.HTTPResponse) -> dict[str, Any] | None:
+    """The next frame of the stream, None at its end."""
+    while line := stream.readline():
+        if line.startswith(b"data: "):
+            found: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+            return found
+    return None
+
+
+# -- frames
+
+
+def test_a_frame_before_round_1_says_who_is_awaited(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE, info=INFO, minimum_clients=30)
+    for connected in (1, 2, 3):
+        telemetry.arrived(connected)
+    shown = frame(telemetry.now, telemetry.settings)
+    assert (shown["status"], shown["connected"], shown["minimum"]) == ("waiting for clients", 3, 30)
+    assert (shown["round"], shown["rounds"], shown["last"]) == (0, 10, None)
+    assert shown["clients"] == {"total": 0, "shown_max": ROWS_MAX, "rows": []}
+    assert (shown["run"]["policy"], shown["unit"], shown["budget"], shown["private"]) == (
+        "pause",
+        "coordinate",
+        10.0,
+        True,
+    )
+    json.dumps(shown, allow_nan=False)
+
+
+def test_a_frame_shows_curves_parts_and_doubts(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE, info=INFO)
+    rounds = [record(1, ["a", "b"]), record(2, ["a", "b"], suspect=("clients steal_share",))]
+    replay(All(2), 1, rounds, telemetry.round_committed)
+    telemetry.evaluated(2, Evaluation("test", subset=True, n_examples=9, accuracy=0.75, loss=1.0))
+    telemetry.evaluated(2, Evaluation("test", subset=False, n_examples=99, accuracy=0.8, loss=1.0))
+    shown = frame(telemetry.now, telemetry.settings)
+    json.dumps(shown, allow_nan=False)
+    assert shown["accuracy"] == {"test": [[2, 4.0, 0.75]]}
+    assert shown["evaluations"] == {"test": {"round": 2, "accuracy": 0.8}}
+    assert [point[:2] for point in shown["leakage"]] == [[1, 2.0], [2, 4.0]]
+    assert shown["leakage"][1][2] == pytest.approx(BUDGET.spent(3), rel=1e-5)
+    assert shown["leakage"][1][3] < shown["leakage"][1][2]
+    (slow, fast) = shown["last"]["exchanges"]
+    assert (slow["client"], fast["client"]) == ("b", "a")
+    assert dict(zip(shown["parts"], slow["parts"], strict=True)) == dict.fromkeys(PARTS, 0.0) | {
+        "train": 0.5,
+        "propagation": 1.5,
+    }
+    (doubt,) = shown["doubts"]
+    assert doubt["rounds"] == 1
+    assert doubt["advice"].startswith("client hosts, steal_share: the hypervisor")
+
+
+def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telemetry: MakeTelemetry) -> None:
+    telemetry, names = make_telemetry(PRIVATE), [f"c{k:04}" for k in range(1000)]
+    replay(All(1000), 1, [record(1, names)], telemetry.round_committed)
+    shown = frame(telemetry.now, telemetry.settings)
+    assert shown["clients"]["total"] == 1000
+    ids = [row["id"] for row in shown["clients"]["rows"]]
+    assert ids == names[:ROWS_MAX] + names[-ROWS_MAX:]
+    assert len(shown["last"]["exchanges"]) == ROWS_MAX
+    assert shown["last"]["exchanges"][0]["client"] == names[-1]
+
+
+def test_a_run_without_privacy_shows_no_epsilon(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(None)
+    replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+    shown = frame(telemetry.now, telemetry.settings)
+    assert (shown["unit"], shown["budget"], shown["leakage"], shown["private"]) == (None, None, [], False)
+
+
+# -- over HTTP
+
+
+def test_everything_comes_from_this_server_and_nothing_is_inline(make_telemetry: MakeTelemetry) -> None:
+    with served(make_telemetry(PRIVATE)) as (_, address):
+        pages = {path: get(address, path) for path in ("/", "/page.js", "/page.css")}
+        texts = {path: page.read().decode() for path, page in pages.items()}
+    kinds = [page.headers["Content-Type"].split(";")[0] for page in pages.values()]
+    assert kinds == ["text/html", "text/javascript", "text/css"]
+    policy = pages["/"].headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for text in texts.values():
+        assert "https:" not in text
+        assert "http:" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "innerHTML" not in texts["/page.js"]
+    assert "style=" not in texts["/"]
+
+
+def test_a_reader_is_shown_what_is_there_then_what_changes_then_the_end(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE)
+    with served(telemetry) as (page, address):
+        stream = get(address, "/events")
+        assert stream.headers["Content-Type"] == "text/event-stream"
+        assert (next_frame(stream) or {})["round"] == 0
+        state = replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+        assert (next_frame(stream) or {})["round"] == 1
+        telemetry.finished(state, "all rounds done")
+        page.close()
+        assert (next_frame(stream) or {})["status"] == "finished: all rounds done"
+        assert next_frame(stream) is None
+
+
+def test_whoever_comes_late_or_back_is_shown_the_whole_run(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE)
+    replay(All(2), 1, [record(t, ["a", "b"]) for t in (1, 2, 3)], telemetry.round_committed)
+    with served(telemetry) as (_, address):
+        for _ in range(2):
+            stream = get(address, "/events")
+            assert len((next_frame(stream) or {})["leakage"]) == 3
+            stream.close()
+
+
+def test_a_reader_that_takes_nothing_holds_nobody_up(make_telemetry: MakeTelemetry) -> None:
+    """Frames of a large fleet fill its socket; others read on, rounds are told, and the server closes in time."""
+    telemetry, names = make_telemetry(PRIVATE), [f"c{k:04}" for k in range(400)]
+    with served(telemetry) as (_, address):
+        asleep, awake = get(address, "/events"), get(address, "/events")
+        state = replay(All(400), 1, [record(1, names)], telemetry.round_committed)
+        assert (next_frame(awake) or {})["round"] in {0, 1}
+        telemetry.finished(state, "all rounds done")
+        while (shown := next_frame(awake)) is not None and not shown["status"].startswith("finished"):
+            pass
+        assert shown is not None
+    asleep.close()
+
+
+def test_readers_are_bounded_and_leave_their_seats(make_telemetry: MakeTelemetry) -> None:
+    with served(make_telemetry(PRIVATE)) as (page, address):
+        readers = [get(address, "/events") for _ in range(READERS_MAX)]
+        assert get(address, "/events").status == 503
+        assert get(address, "/").status == 200
+        page.close()
+        for reader in readers:
+            while next_frame(reader) is not None:
+                pass
+    with served(make_telemetry(PRIVATE)) as (page, address):
+        page.close()
+        for _ in range(READERS_MAX + 1):
+            stream = get(address, "/events")
+            assert stream.status == 200
+            while next_frame(stream) is not None:
+                pass
+
+
+@pytest.mark.parametrize(
+    ("host", "page", "is_there"),
+    [
+        ("127.0.0.1", "auto", True),
+        ("localhost", "auto", True),
+        ("0.0.0.0", "auto", False),
+        ("0.0.0.0", "on", True),
+        ("127.0.0.1", "off", False),
+    ],
+)
+def test_the_page_is_there_by_itself_only_on_loopback(host: str, page: str, is_there: bool) -> None:
+    metrics = _endpoints(load_experiment("demo", [f"metrics.host={host}", f"metrics.page={page}"])).metrics
+    assert metrics is not None
+    assert metrics.page is is_there
+
+
+# -- in a browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+    "--remote-debugging-pipe",
+)
+PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+DESK = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+
+
+class Browser:
+    """A headless Chromium with one tab, driven over its debugging pipe (the DevTools protocol)."""
+
+    def __init__(self, executable: str, profile: Path) -> None:
+        its_commands, commands = os.pipe()
+        answers, its_answers = os.pipe()
+        self._commands, self._answers = os.fdopen(commands, "wb"), os.fdopen(answers, "rb")
+        # It looks for its ends of the pipes at descriptors 3 and 4.
+        command = ["bash", "-c", f'exec "$@" 3<&{its_commands} 4>&{its_answers}', "browser", executable]
+        self._process = subprocess.Popen(
+            [*command, *FLAGS, f"--user-data-dir={profile}"],
+            pass_fds=(its_commands, its_answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(its_commands)
+        os.close(its_answers)
+        self._numbers = count(1)
+        self.events: list[dict[str, Any]] = []
+        self._session = ""
+        target = self.do("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Runtime", "Log", "Page"):
+            self.do(f"{domain}.enable")
+
+    def do(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Carry out a command of the protocol."""
+        number = next(self._numbers)
+        session = {"sessionId": self._session} if self._session else {}
+        message = {"id": number, "method": method, "params": parameters, **session}
+        self._commands.write(json.dumps(message).encode() + b"\0")
+        self._commands.flush()
+        while (answer := self._read()).get("id") != number:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        found: dict[str, Any] = answer["result"]
+        return found
+
+    def open(self, url: str) -> None:
+        """Go to a page, until it is loaded."""
+        self.events.clear()
+        self.do("Page.navigate", url=url)
+        while all(event["method"] != "Page.loadEventFired" for event in self.events):
+            self.events.append(self._read())
+
+    def complaints(self) -> list[str]:
+        """Exceptions nobody caught, and what the page's policy forbade."""
+        return [
+            json.dumps(event["params"])
+            for event in self.events
+            if event["method"] == "Runtime.exceptionThrown"
+            or (event["method"] == "Log.entryAdded" and event["params"]["entry"]["source"] == "security")
+        ]
+
+    def ask(self, expression: str) -> Any:
+        """The value of a JavaScript expression, or what its promise comes to."""
+        found = self.do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def wait_for(self, condition: str) -> None:
+        """Return when a condition on the document holds, looked at again whenever it changes."""
+        self.ask(
+            f"new Promise((resolve) => {{ const look = () => {{ if ({condition}) resolve(true); }};"
+            " new MutationObserver(look).observe(document,"
+            " {subtree: true, childList: true, characterData: true, attributes: true}); look(); })"
+        )
+
+    def look_like(self, screen: Mapping[str, Any], scheme: str) -> None:
+        """A screen, and a colour scheme that its user prefers."""
+        self.do("Emulation.setDeviceMetricsOverride", **screen)
+        self.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.ask("new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+
+    def press(self, key: str, code: int) -> None:
+        """One key, down and up."""
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            self.do("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+
+    def close(self) -> None:
+        """End it, with all its processes."""
+        self._commands.close()
+        self._answers.close()
+        self._process.terminate()
+        self._process.wait(20)
+
+    def _read(self) -> dict[str, Any]:
+        data = bytearray()
+        while (byte := self._answers.read(1)) != b"\0":
+            assert byte, "the browser has ended"
+            data += byte
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)} is on the PATH")
+    browser = Browser(executable, tmp_path / "profile")
+    yield browser
+    browser.close()
+
+
+class Visitor:
+    """Opens the page before any client is started, which the fleet does only when this returns."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "metrics":
+            self._browser.open(event["page"])
+            self._browser.wait_for("document.querySelector('#state').textContent === 'waiting for clients: 0 of 4'")
+
+
+TEXTS = "(selector) => [...document.querySelectorAll(selector)].map((e) => e.textContent)"
+
+
+@pytest.mark.end_to_end
+def test_a_browser_shows_a_real_run(browser: Browser, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    short = ["clients.count=4", "selection.m=2", "experiment.rounds=12", "evaluation.every=3"]
+    short += ["latency.time_scale=0.02"]
+    browser.look_like(DESK, "light")
+    Fleet(load_experiment("demo", short), run_dir).run(Visitor(browser))
+    browser.wait_for("document.querySelector('#state').textContent === 'finished: all rounds done'")
+    assert browser.ask("document.querySelector('#rounds').textContent") == "round 12 of 12"
+    assert browser.ask("document.querySelector('#progress').value") == 12
+    assert browser.ask(f"({TEXTS})('#accuracy polyline').length") == 2
+    assert browser.ask("document.querySelector('#accuracy polyline').points.length") == 4
+    assert browser.ask("document.querySelector('#leakage polyline').points.length") == 12
+    names = browser.ask(f"({TEXTS})('#rows td:first-child')")
+    assert sorted(names) == [f"client-{k:03}" for k in range(4)]
+    assert browser.ask(f"({TEXTS})('#waterfall text.name > title').length") == 2
+    assert browser.ask(f"({TEXTS})('#waterfall rect').length") > 8
+    summary = json.loads((run_dir / "summary.json").read_text())
+    numbers = "".join(browser.ask(f"({TEXTS})('#numbers dd')"))
+    assert f"{100 * summary['final_accuracy']:.1f} %" in numbers
+    for screen in (PHONE, DESK):
+        for scheme in ("light", "dark"):
+            browser.look_like(screen, scheme)
+            assert browser.ask("document.documentElement.scrollWidth") <= screen["width"], (screen, scheme)
+            assert browser.ask("[...document.querySelectorAll('.chart > svg')].every((e) => e.clientWidth > 200)")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    browser.look_like(PHONE, "dark")
+    dark = browser.ask(colour)
+    browser.look_like(PHONE, "light")
+    assert browser.ask(colour) != dark
+    assert browser.complaints() == []
+
+
+def test_it_can_be_used_with_the_keyboard_alone(browser: Browser, make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE, info=INFO)
+    replay(All(3), 1, [record(1, ["a", "b", NASTY])], telemetry.round_committed)
+    with served(telemetry) as (_, address):
+        browser.open(f"http://{address}/")
+        browser.wait_for("document.querySelectorAll('#rows tr').length === 3")
+        assert browser.ask(f"({TEXTS})('#rows td:first-child')") == [NASTY, "b", "a"]
+        assert browser.ask("document.querySelectorAll('img').length") == 0
+        reached = []
+        for _ in range(8):
+            browser.press("Tab", 9)
+            reached.append(browser.ask("document.activeElement.textContent.trim().slice(0, 20)"))
+            assert browser.ask("parseFloat(getComputedStyle(document.activeElement).outlineWidth)") >= 2
+            if reached[-1] == "ε spent":
+                break
+        assert reached[:3] == ["Skip to the clients", "over rounds", "over total latency"]
+        browser.press("Enter", 13)
+        browser.wait_for("document.querySelector('[data-sort=epsilon]').getAttribute('aria-sort') === 'descending'")
+        assert browser.ask("document.querySelector('[data-sort=latency_s]').getAttribute('aria-sort')") == "none"
+        assert browser.ask(f"({TEXTS})('#rows td:first-child')") == ["a", "b", NASTY]
+    browser.wait_for("document.querySelector('#state').dataset.state === 'lost'")
+    assert browser.complaints() == []
+
+
+def test_it_comes_back_when_the_server_does(browser: Browser, make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE, info=INFO)
+    with served(telemetry) as (_, address):
+        browser.open(f"http://{address}/")
+        browser.wait_for("document.querySelector('#state').textContent === 'waiting for clients: 0 of 2'")
+    browser.wait_for("document.querySelector('#state').dataset.state === 'lost'")
+    replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+    page = LivePage(telemetry)
+    server = WebServer("127.0.0.1", int(address.rpartition(":")[2]), page.routes, key="metrics.port")
+    browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+    page.close()
+    server.close()
