@@ -15,6 +15,7 @@ from pausefl.errors import ConfigError
 
 BENCHMARKS = {
     "rounds": "a whole round against a bare gRPC echo of the same bytes",
+    "scraping": "rounds while somebody scrapes or watches the live page, against rounds left alone",
     "fidelity": "measured minus drawn latency",
     "scale": "how many clients one machine holds, and how fast the rounds still are",
     "access_points": "rounds of clients that share buckets: R1, R2, random",
