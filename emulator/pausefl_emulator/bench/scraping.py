@@ -129,14 +129,14 @@ class _Audience:
             signal.raise_signal(signal.SIGINT)
 
     def _watch(self) -> None:
-        time.sleep(_WARM_UP_S)
-        watchers = deque[tuple[str, Callable[[float], None]]](
-            [("alone", _look_away), ("scrape", self._scrape), ("page", self._read_page)]
-        )
-        for _ in range(_BLOCKS):
-            self.blocks.append({name: self._segment(watch) for name, watch in watchers})
-            watchers.rotate()  # none of them always comes after the same one
-        self._is_over = True
+        try:
+            time.sleep(_WARM_UP_S)
+            watchers = deque([("alone", _look_away), ("scrape", self._scrape), ("page", self._read_page)])
+            for _ in range(_BLOCKS):
+                self.blocks.append({name: self._segment(watch) for name, watch in watchers})
+                watchers.rotate()  # none of them always comes after the same one
+        finally:
+            self._is_over = True
 
     def _segment(self, watch: Callable[[float], None]) -> tuple[float, float]:
         since_s = time.monotonic()
