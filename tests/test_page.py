@@ -320,10 +320,14 @@ class Browser:
 
     def close(self) -> None:
         """End it, with all its processes."""
-        self._commands.close()
-        self._answers.close()
-        self._process.terminate()
-        self._process.wait(20)
+        self._session = ""
+        self.do("Browser.close")
+        try:
+            self._process.wait(20)
+        finally:
+            self._process.kill()
+            self._commands.close()
+            self._answers.close()
 
     def _read(self) -> dict[str, Any]:
         data = bytearray()
