@@ -70,6 +70,10 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["data", "mnist9"], 2, 'workload.dataset = "mnist9": must be one of'),
         (["report", "nowhere"], 2, "nowhere"),
         (["client", "demo", "--server", "127.0.0.1:1", "--client-id", "me"], 2, "client id 'me': must be one of"),
+        (["client", "demo", "--server", "127.0.0.1:1", "--slot", "x"], 2, "--slot x: must be auto or a number from 0"),
+        (["client", "demo", "--server", "127.0.0.1:1", "--slot", "30"], 2, "--slot 30: must be at most 29"),
+        (["client", "demo", "--server", "h:1", "--slot", "0", "--count", "0"], 2, "--count 0: must be at least 1"),
+        (["client", "demo", "--server", "h:1", "--client-id", "a", "--count", "2"], 2, "--count: goes with --slot"),
     ],
 )
 def test_bad_input_is_said_in_one_line(

@@ -5,6 +5,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(sub)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
 
-    sub = command("client", _client, "a client alone")
+    sub = command("client", _client, "a client alone, or the clients of a slot")
     _add_config(sub)
-    sub.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
-    sub.add_argument("--client-id", required=True, metavar="ID", help="who this is (client-000, client-001, ...)")
-    sub.add_argument("--ledger-dir", default="ledgers", metavar="DIR", help="where its ledger lies (default: ledgers)")
+    _add_who(sub)
 
     sub = command("evaluator", _evaluator, "the evaluator alone, for servers whose evaluation.address names it")
     _add_config(sub)
@@ -117,6 +116,16 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 def _add_set(parser: argparse.ArgumentParser) -> None:
     text = "override a key, e.g. --set experiment.rounds=60; repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
+
+
+def _add_who(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--client-id", metavar="ID", help="who this is (client-000, client-001, ...)")
+    slot = "clients number N*C to N*C+C-1; auto: the first N that no other process holds in --ledger-dir"
+    who.add_argument("--slot", metavar="auto|N", help=slot)
+    parser.add_argument("--count", type=int, default=1, metavar="C", help="clients a slot has (default 1)")
+    parser.add_argument("--ledger-dir", default="ledgers", metavar="DIR", help="where ledgers lie (default: ledgers)")
 
 
 def _load(options: argparse.Namespace) -> Experiment:
@@ -195,20 +204,39 @@ def _evaluator(options: argparse.Namespace) -> None:
 def _client(options: argparse.Namespace) -> None:
     import asyncio
     import json
+    import logging
 
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pausefl_emulator.host import take_part
-    from pausefl_emulator.processes import first_error
+    from pausefl_emulator.processes import allow_many_files, first_error, keep_freed_memory
 
-    experiment = load_experiment(options.config, options.overrides)
+    experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
+    allow_many_files()
+    keep_freed_memory()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
 
     def tell(address: str) -> None:
         print(json.dumps({"kind": "metrics", "url": f"http://{address}/metrics"}), flush=True)
 
-    with first_error():
-        ledgers = Path(options.ledger_dir)
-        asyncio.run(take_part(experiment, [options.client_id], options.server, ledgers, on_metrics=tell))
+    with _clients_to_be(experiment, options) as client_ids, first_error():
+        asyncio.run(take_part(experiment, client_ids, options.server, ledgers, on_metrics=tell))
+
+
+def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> AbstractContextManager[list[str]]:
+    """The ids of the clients this process is, held against others where they go by slot."""
+    from pausefl_emulator.slots import claimed_clients
+
+    if options.count < 1:
+        raise ConfigError(f"--count {options.count}: must be at least 1")
+    if options.slot is None:
+        if options.count > 1:
+            raise ConfigError("--count: goes with --slot")
+        return nullcontext([options.client_id])
+    if options.slot != "auto" and not options.slot.isdecimal():
+        raise ConfigError(f"--slot {options.slot}: must be auto or a number from 0")
+    slot = None if options.slot == "auto" else int(options.slot)
+    return claimed_clients(experiment.client_ids, slot, options.count, Path(options.ledger_dir))
 
 
 def _simulate(options: argparse.Namespace) -> None:
