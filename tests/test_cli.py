@@ -1,6 +1,7 @@
 """The `pausefl` command as a user types it: what it prints, what it leaves, how it ends."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["bench", "selection", "--payload-bytes", "1"], 2, "bench selection: takes no --payload-bytes"),
         (["data", "mnist9"], 2, 'workload.dataset = "mnist9": must be one of'),
         (["report", "nowhere"], 2, "nowhere"),
+        (["server", "demo", "--resume"], 2, "--resume: needs --run-dir"),
         (["client", "demo", "--server", "127.0.0.1:1", "--client-id", "me"], 2, "client id 'me': must be one of"),
         (["client", "demo", "--server", "127.0.0.1:1", "--slot", "x"], 2, "--slot x: must be auto or a number from 0"),
         (["client", "demo", "--server", "127.0.0.1:1", "--slot", "30"], 2, "--slot 30: must be at most 29"),
@@ -147,3 +149,27 @@ def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
     assert kinds[-1] == "finished"
     assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 4
     assert {path.name for path in (tmp_path / "ledgers").glob("*.db")} == {f"client-{k:03}.db" for k in range(3)}
+
+
+@pytest.mark.end_to_end
+def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> None:
+    """The same command again, as a container is started again; its clients, one slot of three, wait for it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = ["--set", f"server.port={port}", "--set", "workload.train_s=0.2"]
+    serve = [*PAUSEFL, "server", str(tiny), "--run-dir", str(tmp_path / "run"), "--resume", *settings]
+    join = [*PAUSEFL, "client", str(tiny), "--server", f"127.0.0.1:{port}", "--slot", "0", "--count", "3", *settings]
+    with subprocess.Popen(join, cwd=tmp_path) as client:
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as killed:
+            assert killed.stdout is not None
+            assert any(json.loads(line)["kind"] == "round" for line in killed.stdout)
+            killed.kill()
+        again = subprocess.run(serve, capture_output=True, text=True, timeout=60, check=True)
+        assert client.wait(30) == 0
+    played = [event["round"] for event in map(json.loads, again.stdout.splitlines()) if event["kind"] == "round"]
+    assert played == list(range(played[0], 5))
+    assert played[0] > 1
+    other = subprocess.run([*serve, "--set", "selection.m=3"], capture_output=True, text=True, check=False)
+    assert other.returncode == 2
+    assert "holds the run of another experiment" in other.stderr

@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("server", _server, "the server alone")
     _add_config(sub)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
+    sub.add_argument("--resume", action="store_true", help="go on with the run in --run-dir, where there is one")
 
     sub = command("client", _client, "a client alone, or the clients of a slot")
     _add_config(sub)
@@ -183,10 +184,14 @@ def _compare(options: argparse.Namespace) -> None:
 def _server(options: argparse.Namespace) -> None:
     import json
 
-    from pausefl_emulator.running import new_run_dir
+    from pausefl_emulator.running import new_run_dir, resumed_run_dir
     from pausefl_emulator.serving import serve_experiment
 
-    experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
+    experiment = _load(options)
+    if options.resume:
+        run_dir = resumed_run_dir(experiment, options.run_dir)
+    else:
+        run_dir = new_run_dir(_name(options), options.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.toml").write_text(experiment.to_toml(), "utf-8")
     serve_experiment(experiment, run_dir, lambda event: print(json.dumps(event), flush=True))

@@ -23,6 +23,16 @@ def new_run_dir(name: str, run_dir: str | None) -> Path:
     return path
 
 
+def resumed_run_dir(experiment: Experiment, run_dir: str | None) -> Path:
+    """The directory asked for, whether it holds this run already or not; ConfigError when it holds another's."""
+    if run_dir is None:
+        raise ConfigError("--resume: needs --run-dir")
+    path = Path(run_dir)
+    if (path / "run.db").exists() and stored_experiment(path) != experiment:
+        raise ConfigError(f"--run-dir {path}: holds the run of another experiment, see its config.toml")
+    return path
+
+
 def run_experiment(experiment: Experiment, run_dir: Path, view: View) -> dict[str, Any]:
     """Run to the end, write the report, return the summary. Bad input leaves no directory behind."""
     if experiment.workload.model != "synthetic":
