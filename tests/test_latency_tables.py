@@ -7,7 +7,7 @@ import pytest
 
 from pausefl.errors import ConfigError
 from pausefl_emulator.delay_tables import KINDS
-from pausefl_emulator.delays import Constant, Exponential, FlooredNormal, Gamma, Markov, Sum
+from pausefl_emulator.delays import Constant, Exponential, FlooredNormal, Gamma, Markov, Sum, published_halves
 from pausefl_emulator.experiment import Experiment, parse_experiment
 from pausefl_emulator.latency import make_links, processes
 
@@ -26,6 +26,12 @@ def test_without_a_word_the_published_halves_hold() -> None:
     laws = list(experiment("").delays().values())
     assert all(isinstance(law, FlooredNormal) for law in laws)
     assert [law.location_s for law in laws] == pytest.approx([0.125, 0.2, 0.8, 0.9])  # type: ignore[attr-defined]
+
+
+def test_ten_thousand_links_are_planned_one_by_one() -> None:
+    """Planning all of them anew for each would take half an hour."""
+    laws = list(parse_experiment("[clients]\ncount = 10_000").delays().values())
+    assert laws == published_halves(10_000)
 
 
 TABLES = {

@@ -13,7 +13,7 @@ from pausefl.draws import generator
 from pausefl.errors import ConfigError
 from pausefl_client.link import Delays, Link, Mode, TokenBucket
 from pausefl_emulator.delay_tables import make_record, read_delay
-from pausefl_emulator.delays import Delay, NoDelay, Sum, published_halves
+from pausefl_emulator.delays import Delay, NoDelay, Sum, published_delay
 from pausefl_emulator.tables import Count, Positive, Share, Table
 
 
@@ -204,7 +204,7 @@ def _with_delays(
         k, clients = position
         values = {name: value for name, value in table.delay.items() if name != "kind"}
         halves: _Halves = make_record(_Halves, values, "latency.delay", rng_for)
-        return replace(plan, delay=published_halves(clients, floor_s=halves.floor_s, sd_s=halves.sd_s)[k])
+        return replace(plan, delay=published_delay(k, clients, floor_s=halves.floor_s, sd_s=halves.sd_s))
     return replace(plan, delay=read_delay(table.delay, f"{key}.delay", rng_for))
 
 

@@ -14,7 +14,7 @@ from pausefl_emulator.delays.laws import (
     Pareto,
     Weibull,
 )
-from pausefl_emulator.delays.published import FlooredNormal, published_halves
+from pausefl_emulator.delays.published import FlooredNormal, published_delay, published_halves
 
 __all__ = [
     "Constant",
@@ -38,5 +38,6 @@ __all__ = [
     "Sum",
     "Weibull",
     "known_means",
+    "published_delay",
     "published_halves",
 ]

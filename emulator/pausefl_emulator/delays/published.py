@@ -47,21 +47,17 @@ class FlooredNormal:
         return self.floor_s
 
 
-def published_halves(
-    clients: int, *, floor_s: float = 0.05, sd_s: float = 0.05, fast_s: float = 0.2, slow_s: float = 0.7
-) -> list[Delay]:
-    """The published latencies: a fast and a slow half, means rising within each, normal, floored at τ_min.
+def published_halves(clients: int, *, floor_s: float = 0.05, sd_s: float = 0.05) -> list[Delay]:
+    """The published latencies of so many clients."""
+    return [published_delay(k, clients, floor_s=floor_s, sd_s=sd_s) for k in range(clients)]
 
-    mean_k = floor + (fast − floor)(k+1)/h for k < h = K/2, else slow + 0.2 (k+1−h)/(K−h).
+
+def published_delay(k: int, clients: int, *, floor_s: float = 0.05, sd_s: float = 0.05) -> FlooredNormal:
+    """Client k's: a fast and a slow half, means rising within each, normal, floored at τ_min.
+
+    mean_k = floor + (0.2 − floor)(k+1)/h for k < h = K/2, else 0.7 + 0.2 (k+1−h)/(K−h).
     """
     half = clients // 2
-    return [
-        FlooredNormal(
-            floor_s + (fast_s - floor_s) * (k + 1) / half
-            if k < half
-            else slow_s + 0.2 * (k + 1 - half) / (clients - half),
-            sd_s,
-            floor_s,
-        )
-        for k in range(clients)
-    ]
+    fast = k < half
+    mean_s = floor_s + (0.2 - floor_s) * (k + 1) / half if fast else 0.7 + 0.2 * (k + 1 - half) / (clients - half)
+    return FlooredNormal(mean_s, sd_s, floor_s)
