@@ -21,6 +21,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy deploy/grafana
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_stubs.py
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-FOLDER = Path(__file__).parent.parent / "deploy/prometheus"
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "deploy/prometheus"
 CONFIGURATIONS = ["prometheus.yml", "files.yml", "kubernetes.yml"]
 # Debian leaves it out of its build.
 NO_KUBERNETES = "kubernetes_sd_configs not found"
@@ -72,6 +74,14 @@ def test_an_alert_is_set_off_by_the_bad_run_alone(name: str) -> None:
     fired = [sample["labels"] for case in unit_tests()[name] for sample in case["exp_samples"]]
     assert fired
     assert all(f'alertname="{name}"' in labels and 'run="bad"' in labels for labels in fired)
+
+
+def test_the_rules_ask_for_metrics_that_there_are() -> None:
+    metrics = set(re.findall(r"^\| `(pausefl_\w+)`", (ROOT / "deploy/METRICS.md").read_text("utf-8"), re.MULTILINE))
+    recorded = {rule["record"] for rule in rules("recording.yml")}
+    for rule in rules("recording.yml") + rules("alerts.yml"):
+        for name in re.findall(r"[\w:]*pausefl_[\w:]+", rule["expr"]):
+            assert name in recorded or re.sub(r"_(bucket|sum|count)$", "", name) in metrics, name
 
 
 def pod(**labels: str) -> dict[str, str]:

@@ -1,0 +1,254 @@
+"""What the dashboards are made of. Every panel has a title, a description, a unit, and a line to show without data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    heatmap,
+    prometheus,
+    stat,
+    table,
+    timeseries,
+    xychart,
+)
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import common as models
+from grafana_foundation_sdk.models import dashboard as shapes
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.xychart import SeriesMapping, XYSeriesConfig, XYShowMode
+
+NONE, SECONDS, SHARE, BYTES_PER_S, EPSILON = "none", "s", "percentunit", "Bps", "prefix:ε "
+NO_DATA = "No data: is this run being scraped?"
+NOT_PRIVATE = "No ε: this run has no privacy, or is not being scraped"
+NO_HOSTS = "Client hosts are not being scraped (metrics.client_port)"
+
+WIDTH = 24
+"""Of a dashboard, in the units of `span`."""
+
+_SOURCE = shapes.DataSourceRef(type_val="prometheus", uid="${source}")
+# Shares of the range up to the maximum at which a colour changes.
+_WARN, _ALARM = 0.7, 0.9
+# Grafana takes rates over four steps: rounds of a few seconds then leave no gaps.
+_RATE_STEP = "5s"
+_LEGEND = common.VizLegendOptions().show_legend(True).placement(models.LegendPlacement.BOTTOM)
+
+AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, bargauge.Panel, table.Panel, heatmap.Panel, xychart.Panel)
+
+
+@dataclass(frozen=True)
+class About:
+    """What every panel says of itself."""
+
+    title: str
+    description: str
+    unit: str
+    span: int
+    height: int = 8
+    no_data: str = NO_DATA
+
+
+@dataclass(frozen=True)
+class Query:
+    """A PromQL expression and what its series are called."""
+
+    expr: str
+    legend: str = ""
+    ref: str = ""
+    """How transformations call it; a letter by position unless said otherwise."""
+
+
+BUDGET = Query('max(pausefl_epsilon_budget{run="$run",unit="$unit"})', "budget", ref="budget")
+
+
+def lines(about: About, *queries: Query, stacked: bool = False, limit: Query | None = None) -> timeseries.Panel:
+    """Values over time; with `limit` the axis ends there, and dashed lines mark 70 % and 90 % of it."""
+    panel = _describe(timeseries.Panel(), about)
+    panel.span_nulls(True).show_points(models.VisibilityMode.NEVER).fill_opacity(30 if stacked else 0)
+    panel.legend(_LEGEND).tooltip(common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI))
+    if any("$__rate_interval" in query.expr for query in queries):
+        panel.interval(_RATE_STEP)
+    if stacked:
+        panel.stacking(common.StackingConfig().mode(models.StackingMode.NORMAL).group("A"))
+    for target in _targets(queries, PromQueryFormat.TIME_SERIES):
+        panel.with_target(target.range())
+    if limit is not None:
+        style = common.GraphThresholdsStyleConfig().mode(models.GraphThresholdsStyleMode.DASHED)
+        _limit(panel, limit).thresholds_style(style)
+    return panel
+
+
+def number(about: About, *queries: Query, share: bool = False) -> stat.Panel:
+    """The last value, large; a `share` changes colour as it nears 1."""
+    panel = _describe(stat.Panel(), about).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    for target in _targets(queries, PromQueryFormat.TIME_SERIES):
+        panel.with_target(target.range())
+    steps = [(None, "green"), (_WARN, "orange"), (_ALARM, "red")] if share else [(None, "text")]
+    return panel.thresholds(_thresholds(shapes.ThresholdsMode.ABSOLUTE, steps))
+
+
+def bars(about: About, query: Query, limit: Query) -> bargauge.Panel:
+    """The last value of each series as a bar that ends at a limit."""
+    panel = _describe(bargauge.Panel(), about).orientation(models.VizOrientation.HORIZONTAL)
+    panel.display_mode(models.BarGaugeDisplayMode.BASIC)
+    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    for target in _targets([query], PromQueryFormat.TIME_SERIES):
+        panel.with_target(target.instant())
+    return _limit(panel, limit)
+
+
+def heat(about: About, query: Query) -> heatmap.Panel:
+    """Histogram buckets over time."""
+    panel = _describe(heatmap.Panel(), about).calculate(False).interval(_RATE_STEP)
+    panel.color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64))
+    panel.y_axis(heatmap.YAxisConfig().unit(about.unit)).cell_values(heatmap.CellValues().unit(NONE))
+    for target in _targets([query], PromQueryFormat.HEATMAP):
+        panel.with_target(target.range())
+    return panel
+
+
+def curve(about: About, x: Query, *ys: Query) -> xychart.Panel:
+    """Some values against another one."""
+    panel = _describe(xychart.Panel(), about).show(XYShowMode.POINTS_AND_LINES).axis_label(x.legend)
+    panel.point_size(xychart.XychartFieldConfigPointSize().fixed(4)).legend(_LEGEND)
+    for target in _targets([x, *ys], PromQueryFormat.TIME_SERIES):
+        panel.with_target(target.range())
+    panel.with_transformation(_transformation("joinByField", byField="Time", mode="outer"))
+    series: list[Builder[XYSeriesConfig]] = [
+        xychart.XYSeriesConfig()
+        .name(xychart.XychartXYSeriesConfigName().fixed(y.legend))
+        .frame(xychart.XychartXYSeriesConfigFrame().matcher(_matcher("byIndex", 0)))
+        .x(xychart.XychartXYSeriesConfigX().matcher(_matcher("byName", x.legend)))
+        .y(xychart.XychartXYSeriesConfigY().matcher(_matcher("byName", y.legend)))
+        for y in ys
+    ]
+    return panel.mapping(SeriesMapping.MANUAL).series(series)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: a query with a single label, and how its values are shown."""
+
+    title: str
+    expr: str
+    unit: str
+    is_share: bool = False
+
+
+def rows(about: About, key: str, columns: Sequence[Column], *, sort: str, link: str) -> table.Panel:
+    """A table with a row per value of the label `key`, each a link to `link`, the greatest of column `sort` first."""
+    panel = _describe(table.Panel(), about)
+    for target in _targets([Query(c.expr) for c in columns], PromQueryFormat.TABLE):
+        panel.with_target(target.instant())
+    # Grafana calls the values of query A "Value #A".
+    values = {f"Value #{_ref(i)}": column.title for i, column in enumerate(columns)}
+    panel.with_transformation(_transformation("joinByField", byField=key, mode="outer"))
+    panel.with_transformation(_transformation("filterFieldsByName", include={"pattern": f"^({key}|Value.*)$"}))
+    panel.with_transformation(_transformation("organize", renameByName=values, excludeByName={}, indexByName={}))
+    panel.override_by_name(key, [_property("links", [{"title": f"This {key} alone", "url": link}])])
+    for column in columns:
+        panel.override_by_name(column.title, _column_style(column))
+    return panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(True)])
+
+
+def labels(about: About, query: Query, names: Sequence[str]) -> table.Panel:
+    """The labels of a query's series as a table."""
+    panel = _describe(table.Panel(), about)
+    for target in _targets([query], PromQueryFormat.TABLE):
+        panel.with_target(target.instant())
+    order = {name: place for place, name in enumerate(names)}
+    panel.with_transformation(_transformation("filterFieldsByName", include={"names": list(names)}))
+    return panel.with_transformation(_transformation("organize", indexByName=order, renameByName={}, excludeByName={}))
+
+
+def board(name: str, title: str, description: str) -> dashboard.Dashboard:
+    """A dashboard without panels; its variables are where the data lies, the run, the client and the unit of ε."""
+    made = dashboard.Dashboard(f"pausefl · {title}").uid(f"pausefl-{name}").description(description).tags(["pausefl"])
+    made.refresh("5s").time("now-15m", "now").timezone("browser").tooltip(shapes.DashboardCursorSync.CROSSHAIR)
+    made.with_variable(dashboard.DatasourceVariable("source").label("Data source").type("prometheus"))
+    made.with_variable(_choice("run", "Run", "pausefl_run_info"))
+    clients = _choice("client", "Client", 'pausefl_client_selections_total{run="$run"}')
+    made.with_variable(clients.multi(True).include_all(True).all_value(".*").current(_ALL))
+    made.with_variable(_choice("unit", "ε protects a", 'pausefl_epsilon_budget{run="$run"}'))
+    others = dashboard.DashboardLink("pausefl").type(shapes.DashboardLinkType.DASHBOARDS).tags(["pausefl"])
+    return made.link(others.include_vars(True).keep_time(True))
+
+
+_ALL = shapes.VariableOption(text="All", value="$__all", selected=True)
+
+
+def link_to(name: str, **variables: str) -> str:
+    """The address of another dashboard for the same run, time and whatever else is said."""
+    chosen = "".join(f"&var-{variable}={value}" for variable, value in variables.items())
+    return f"/d/pausefl-{name}?${{run:queryparam}}&${{__url_time_range}}{chosen}"
+
+
+def _choice(label: str, title: str, series: str) -> dashboard.QueryVariable:
+    variable = dashboard.QueryVariable(label).label(title).datasource(_SOURCE)
+    variable.query({"query": f"label_values({series}, {label})", "refId": label})
+    return variable.refresh(shapes.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(shapes.VariableSort.NATURAL_ASC)
+
+
+def _describe(panel: AnyPanel, about: About) -> AnyPanel:
+    panel.title(about.title).description(about.description).unit(about.unit).no_value(about.no_data)
+    return panel.span(about.span).height(about.height).datasource(_SOURCE)
+
+
+def _targets(queries: Sequence[Query], format: PromQueryFormat) -> list[prometheus.Dataquery]:
+    return [
+        prometheus.Dataquery()
+        .datasource(_SOURCE)
+        .expr(query.expr)
+        .legend_format(query.legend)
+        .format(format)
+        .ref_id(query.ref or _ref(place))
+        for place, query in enumerate(queries)
+    ]
+
+
+def _ref(place: int) -> str:
+    return chr(ord("A") + place)
+
+
+LimitedPanel = TypeVar("LimitedPanel", timeseries.Panel, bargauge.Panel)
+
+
+def _limit(panel: LimitedPanel, limit: Query) -> LimitedPanel:
+    """Let the range end at what a query says: Grafana takes a colour's threshold as a percentage of the range."""
+    for target in _targets([limit], PromQueryFormat.TIME_SERIES):
+        panel.with_target(target.range())
+    mapping = {"fieldName": limit.legend, "handlerKey": "max", "reducerId": "lastNotNull"}
+    panel.with_transformation(_transformation("configFromData", configRefId=limit.ref, mappings=[mapping]))
+    steps = [(None, "green"), (100 * _WARN, "orange"), (100 * _ALARM, "red")]
+    return panel.min(0).thresholds(_thresholds(shapes.ThresholdsMode.PERCENTAGE, steps))
+
+
+def _thresholds(mode: shapes.ThresholdsMode, steps: Sequence[tuple[float | None, str]]) -> dashboard.ThresholdsConfig:
+    made = [shapes.Threshold(value, color) for value, color in steps]
+    return dashboard.ThresholdsConfig().mode(mode).steps(made)
+
+
+def _column_style(column: Column) -> list[shapes.DynamicConfigValue]:
+    style = [_property("unit", column.unit)]
+    if column.is_share:
+        steps = [(None, "green"), (_WARN, "orange"), (_ALARM, "red")]
+        thresholds = _thresholds(shapes.ThresholdsMode.ABSOLUTE, steps).build()
+        style += [_property("thresholds", thresholds), _property("min", 0), _property("max", 1)]
+        style.append(_property("custom.cellOptions", {"type": "gauge", "mode": "basic"}))
+    return style
+
+
+def _property(name: str, value: object) -> shapes.DynamicConfigValue:
+    return shapes.DynamicConfigValue(name, value)
+
+
+def _matcher(kind: str, options: object) -> xychart.MatcherConfig:
+    return xychart.MatcherConfig().id(kind).options(options)
+
+
+def _transformation(name: str, **options: object) -> shapes.DataTransformerConfig:
+    return shapes.DataTransformerConfig(id_val=name, options=options)
