@@ -505,6 +505,12 @@ async def test_a_run_without_enough_clients_says_so(rig: MakeRig) -> None:
             await r.played()
 
 
+async def test_a_run_without_rounds_left_waits_for_nobody(rig: MakeRig) -> None:
+    async with rig(rounds=0, connect_timeout_s=0.05).running() as r:
+        await r.played()
+        assert r.coordinator.stopped_because == "all rounds done"
+
+
 async def test_a_run_that_everybody_left_ends(rig: MakeRig) -> None:
     async with rig(rounds=100, minimum_clients=1, connect_timeout_s=0.05, rejoin_timeout_s=0.0).running() as r:
         peer = await r.join("a", manual=True)

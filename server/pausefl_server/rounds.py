@@ -331,6 +331,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
     # -- who is there
 
     async def _gather_clients(self) -> None:
+        if self.state.round >= self._settings.rounds:
+            return  # the server was started again after the last round: nobody need come
         minimum, timeout_s = self._settings.minimum_clients, self._settings.connect_timeout_s
         if self._settings.expected is not None:
             minimum = min(minimum, len(self._settings.expected(self.state.round + 1)))
