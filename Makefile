@@ -24,6 +24,7 @@ lint: $(READY)
 	$(BIN)/mypy deploy/grafana
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_stubs.py
+	$(BIN)/python tests/check_manifests.py
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --mypy_out=proto \

@@ -1,0 +1,38 @@
+"""Fails when a Kubernetes overlay does not render, or not to what Kubernetes takes (part of `make lint`)."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import yaml
+
+OVERLAYS = Path(__file__).resolve().parent.parent / "deploy/kubernetes/overlays"
+# The oldest that the manifests are made for, and the newest whose schemas are at hand.
+VERSIONS = ("1.31", kubernetes_validate.latest_version())
+
+
+def main() -> None:
+    """Render all overlays, and hold every object against the published schemas, where nothing unknown is let by."""
+    commands = {"kubectl": ["kubectl", "kustomize"], "kustomize": ["kustomize", "build"]}
+    command = next((c for name, c in commands.items() if shutil.which(name)), None)
+    if command is None:
+        print("deploy/kubernetes: not checked, neither kubectl nor kustomize is installed")
+        return
+    for folder in sorted(OVERLAYS.iterdir()):
+        rendered = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
+        if rendered.returncode != 0:
+            sys.exit(f"{folder}: {rendered.stderr.strip()}")
+        for thing in yaml.safe_load_all(rendered.stdout):
+            for version in VERSIONS:
+                try:
+                    kubernetes_validate.validate(thing, version, strict=True)
+                except kubernetes_validate.ValidationError as error:
+                    where = ".".join(map(str, error.absolute_path))
+                    name = f"{thing['kind']} {thing['metadata']['name']}"
+                    sys.exit(f"{folder}: {name}: {where}: {error.message} (Kubernetes {version})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""deploy/kubernetes: its parts fit each other and the command line, and its two scripts do what they say."""
+
+import functools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pausefl.web import WebServer
+from pausefl_client.metrics import HostMetrics
+from pausefl_emulator.cli import main
+from pausefl_emulator.experiment import Experiment, parse_experiment
+
+KUBERNETES = Path(__file__).parent.parent / "deploy/kubernetes"
+OVERLAYS = ["laptop", "cluster", "gpu"]
+Thing = dict[str, Any]
+
+
+def render(folder: Path) -> list[Thing]:
+    """What `kubectl apply -k` would apply."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    rendered = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(rendered.stdout))
+
+
+@functools.cache
+def rendered(overlay: str) -> list[Thing]:
+    return render(KUBERNETES / "overlays" / overlay)
+
+
+def of_kind(things: list[Thing], *kinds: str) -> dict[str, Thing]:
+    """Things of these kinds, by their name without the project's."""
+    return {t["metadata"]["name"].removeprefix("pausefl-"): t for t in things if t["kind"] in kinds}
+
+
+def pods(things: list[Thing]) -> dict[str, Thing]:
+    """Pod templates, by who they are of."""
+    return {name: t["spec"]["template"] for name, t in of_kind(things, "StatefulSet", "Deployment").items()}
+
+
+def container(pod: Thing) -> Thing:
+    (found,) = pod["spec"]["containers"]
+    return dict(found)
+
+
+def ports(pod: Thing) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container(pod)["ports"]}
+
+
+def selected(things: list[Thing], selector: Thing) -> list[Thing]:
+    """The pods that a selector means."""
+    wanted = selector.get("matchLabels", selector).items()
+    return [pod for pod in pods(things).values() if wanted <= pod["metadata"]["labels"].items()]
+
+
+@functools.cache
+def experiment(overlay: str, part: str) -> Experiment:
+    """As a pod of this part reads it."""
+    things = rendered(overlay)
+    (config,) = [t for t in things if t["kind"] == "ConfigMap" and "experiment.toml" in t["data"]]
+    overrides = [a.removeprefix("--set=") for a in container(pods(things)[part])["args"] if a.startswith("--set=")]
+    return parse_experiment(config["data"]["experiment.toml"], overrides)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_there_is_a_place_for_every_client(overlay: str) -> None:
+    things = rendered(overlay)
+    clients = of_kind(things, "StatefulSet")["clients"]
+    (count,) = [e["value"] for e in container(pods(things)["clients"])["env"] if e["name"] == "COUNT"]
+    assert clients["spec"]["replicas"] * int(count) == experiment(overlay, "server").clients.count
+
+
+@pytest.mark.parametrize("part", ["server", "evaluator", "clients"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pods_command_is_one_that_there_is(overlay: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    things = rendered(overlay)
+    experiment(overlay, part).check_policies()
+    pod = container(pods(things)[part])
+    place = pod["command"].index("pausefl")
+    with pytest.raises(SystemExit):
+        main([pod["command"][place + 1], "--help"])
+    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    assert {argument.partition("=")[0] for argument in pod["args"]} <= known
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_parts_call_each_other_where_they_listen(overlay: str) -> None:
+    things = rendered(overlay)
+    all_ports = {part: ports(pod) for part, pod in pods(things).items()}
+    server = experiment(overlay, "server")
+    assert server.server.port == all_ports["server"]["grpc"]
+    assert server.metrics.port == all_ports["server"]["metrics"]
+    assert experiment(overlay, "clients").metrics.client_port == all_ports["clients"]["metrics"]
+    assert experiment(overlay, "evaluator").evaluation.port == all_ports["evaluator"]["grpc"]
+    calls = [server.evaluation.address]
+    calls += [a.removeprefix("--server=") for a in container(pods(things)["clients"])["args"] if "--server=" in a]
+    services = of_kind(things, "Service")
+    for host, port in (call.split(":") for call in calls):
+        assert int(port) in [p["port"] for p in services[host.removeprefix("pausefl-")]["spec"]["ports"]]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_selectors_mean_pods_that_have_the_ports(overlay: str) -> None:
+    things = rendered(overlay)
+    for name, service in of_kind(things, "Service").items():
+        (pod,) = selected(things, service["spec"]["selector"])
+        assert {p["targetPort"] for p in service["spec"]["ports"]} <= set(ports(pod)), name
+    for name, budget in of_kind(things, "PodDisruptionBudget").items():
+        assert len(selected(things, budget["spec"]["selector"])) == 1, name
+    for name, stateful in of_kind(things, "StatefulSet").items():
+        assert stateful["spec"]["serviceName"] == f"pausefl-{name}"
+        assert of_kind(things, "Service")[name]["spec"]["clusterIP"] == "None"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_whoever_must_speak_with_each_other_may_and_nobody_else(overlay: str) -> None:
+    policies = of_kind(things := rendered(overlay), "NetworkPolicy")
+    default = policies.pop("default")["spec"]
+    assert len(selected(things, default["podSelector"])) == 3
+    assert default["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in default
+    allowed: dict[str, set[tuple[str, str, str]]] = {"ingress": set(), "egress": set()}
+    for policy in policies.values():
+        (here,) = selected(things, policy["spec"]["podSelector"])
+        for way, side in (("ingress", "from"), ("egress", "to")):
+            for rule in policy["spec"].get(way, []):
+                ((kind, selector),) = rule[side][0].items()
+                peers = (
+                    ["monitoring"]
+                    if kind == "namespaceSelector"
+                    else [component(p) for p in selected(things, selector)]
+                )
+                target = here if way == "ingress" else selected(things, selector)[0]
+                assert {p["port"] for p in rule["ports"]} <= set(ports(target))
+                ends = (peers[0], component(here)) if way == "ingress" else (component(here), peers[0])
+                allowed[way] |= {(*ends, p["port"]) for p in rule["ports"]}
+    inside = {("clients", "server", "grpc"), ("server", "evaluator", "grpc")}
+    assert allowed["egress"] == inside
+    scraped = {("monitoring", "server", "metrics"), ("monitoring", "clients", "metrics")}
+    assert allowed["ingress"] == inside | scraped
+
+
+def component(pod: Thing) -> str:
+    return str(pod["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_pod_may_more_than_it_needs(overlay: str) -> None:
+    for pod in pods(rendered(overlay)).values():
+        spec, only = pod["spec"], container(pod)
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert only["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert only["resources"]["limits"]["memory"]
+        assert only["resources"]["requests"]["cpu"]
+        assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(only)
+        (certificate,) = [v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v]
+        assert certificate == f"pausefl-{component(pod)}-tls"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_must_outlive_a_pod_lies_on_a_claim_that_is_kept(overlay: str) -> None:
+    for name, mount in (("server", "/runs"), ("clients", "/ledgers")):
+        stateful = of_kind(rendered(overlay), "StatefulSet")[name]["spec"]
+        (claim,) = stateful["volumeClaimTemplates"]
+        mounts = {m["name"]: m["mountPath"] for m in container(stateful["template"])["volumeMounts"]}
+        assert mounts[claim["metadata"]["name"]] == mount
+        assert stateful["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_prometheus_finds_the_metrics_by_annotation(overlay: str) -> None:
+    for name in ("server", "clients"):
+        pod = pods(rendered(overlay))[name]
+        notes, labels = pod["metadata"]["annotations"], pod["metadata"]["labels"]
+        assert notes["prometheus.io/scrape"] == "true"
+        assert int(notes["prometheus.io/port"]) == ports(pod)["metrics"]
+        assert labels["app.kubernetes.io/name"] == "pausefl"
+        assert labels["app.kubernetes.io/instance"] == overlay
+
+
+def test_the_operators_monitors_can_be_added_and_mean_the_same(tmp_path: Path) -> None:
+    def from_here(path: str) -> str:
+        return os.path.relpath(KUBERNETES / path, tmp_path)
+
+    own = {"resources": [from_here("overlays/laptop")], "components": [from_here("components/monitors")]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own), "utf-8")
+    things = render(tmp_path)
+    monitor, podmonitor = (of_kind(things, kind) for kind in ("ServiceMonitor", "PodMonitor"))
+    wanted = monitor["server"]["spec"]["selector"]["matchLabels"].items()
+    (service,) = [s for s in of_kind(things, "Service").values() if wanted <= s["metadata"]["labels"].items()]
+    (endpoint,) = monitor["server"]["spec"]["endpoints"]
+    assert endpoint["port"] in [p["name"] for p in service["spec"]["ports"]]
+    (pod,) = selected(things, podmonitor["clients"]["spec"]["selector"])
+    (pod_endpoint,) = podmonitor["clients"]["spec"]["podMetricsEndpoints"]
+    assert pod_endpoint["port"] in ports(pod)
+    for name, found in (("server", endpoint), ("clients", pod_endpoint)):
+        given = {r["targetLabel"]: r for r in found["relabelings"]}
+        assert given["job"]["replacement"] == f"pausefl-{name}"
+        assert "run" in given
+
+
+def test_the_documented_overlay_renders(tmp_path: Path) -> None:
+    text = (KUBERNETES.parent.parent / "docs/kubernetes.md").read_text("utf-8")
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    example = example.replace("../..", os.path.relpath(KUBERNETES, tmp_path))
+    (tmp_path / "kustomization.yaml").write_text(example, "utf-8")
+    (tmp_path / "experiment.toml").write_text("[clients]\ncount = 300\n", "utf-8")
+    things = render(tmp_path)
+    (count,) = [e["value"] for e in container(pods(things)["clients"])["env"] if e["name"] == "COUNT"]
+    assert of_kind(things, "StatefulSet")["clients"]["spec"]["replicas"] * int(count) == 300
+
+
+PART = ["sh", str(KUBERNETES / "base/part.sh")]
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> dict[str, str]:
+    """The environment of a container, with a temporary folder of its own."""
+    return {**os.environ, "TMPDIR": str(tmp_path)}
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Until the file is there; it is made within milliseconds."""
+    while not path.exists():
+        assert process.poll() is None
+
+
+def test_a_part_that_is_over_is_waited_upon_and_not_played_again(tmp_path: Path, pod: dict[str, str]) -> None:
+    note = ["sh", "-c", 'echo played >> "$TMPDIR/notes"']
+    for _ in range(2):  # Kubernetes starts the container again
+        with subprocess.Popen([*PART, *note], env=pod) as waiting:
+            wait_for(tmp_path / "over", waiting)
+            waiting.terminate()
+            assert waiting.wait(10) == 128 + signal.SIGTERM
+    assert (tmp_path / "notes").read_text("utf-8") == "played\n"
+
+
+def test_a_part_that_fails_ends_its_container(tmp_path: Path, pod: dict[str, str]) -> None:
+    assert subprocess.run([*PART, "sh", "-c", "exit 3"], env=pod, check=False).returncode == 3
+    assert not (tmp_path / "over").exists()
+
+
+def test_a_part_is_killed_with_its_pod(tmp_path: Path, pod: dict[str, str]) -> None:
+    """It is not asked to end: a server would take that for the end of its run."""
+    play = 'trap "echo asked > \\"$TMPDIR/asked\\"" TERM; mkfifo "$TMPDIR/playing"; read -r _ < "$TMPDIR/playing"'
+    with subprocess.Popen([*PART, "sh", "-c", play], env=pod) as playing:
+        wait_for(tmp_path / "playing", playing)
+        playing.terminate()
+        assert playing.wait(10) == 128 + signal.SIGTERM
+    assert not (tmp_path / "over").exists()
+    assert not (tmp_path / "asked").exists()
+    with pytest.raises(OSError, match="No such device"):  # nobody is left to read
+        os.open(tmp_path / "playing", os.O_WRONLY | os.O_NONBLOCK)
+
+
+@pytest.fixture
+def metrics() -> Iterator[int]:
+    """The port of a client process's metrics."""
+    routes = {"/metrics": HostMetrics(1, {}, {}, 200).scrape}
+    server = WebServer("127.0.0.1", 0, routes, key="metrics.client_port")
+    yield int(server.address.rpartition(":")[2])
+    server.close()
+
+
+def is_alive(port: int, pod: dict[str, str]) -> bool:
+    probe = ["bash", KUBERNETES / "base/alive.sh", str(port)]
+    return subprocess.run(probe, env=pod, capture_output=True, check=False).returncode == 0
+
+
+def test_alive_is_whose_metrics_can_be_read_or_whose_part_is_over(
+    tmp_path: Path, pod: dict[str, str], metrics: int
+) -> None:
+    assert is_alive(metrics, pod)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        assert not is_alive(port, pod)
+        (tmp_path / "over").touch()
+        assert is_alive(port, pod)
