@@ -257,6 +257,15 @@ def test_an_archive_is_downloaded_and_unpacked(tmp_path: Path, web: str, monkeyp
     assert not (tmp_path / "data" / "cifar-10-batches-bin" / "readme.html").exists()
 
 
+def test_a_data_set_of_one_file_is_downloaded_as_it_is(
+    tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "web" / "test.csv").write_text('"4","Probe lands","It did."\n' * 1700)
+    publish(monkeypatch, "ag-news", [f"{web}/test.csv"], tmp_path / "web")
+    assert len(load_dataset("ag-news", seed=1).train) == 90
+    assert [path.name for path in (tmp_path / "data" / "ag-news").iterdir()] == ["test.csv"]
+
+
 def test_a_download_with_the_wrong_checksum_is_thrown_away(
     tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +310,7 @@ def test_an_own_dataset_is_made_from_the_seed() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("emnist", "must be one of digits, mnist, fashion-mnist, cifar10, or"),
+        ("emnist", "must be one of digits, mnist, fashion-mnist, cifar10, ag-news, or"),
         ("no_such_package:data", "cannot be imported"),
         ("own_datasets:not_a_dataset", "returned int, not a Dataset"),
     ],

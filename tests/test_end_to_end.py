@@ -98,6 +98,8 @@ def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["rounds"] == 12
     assert summary["final_accuracy"] > 0.5
+    assert summary["data"] == "digits, examples: 1,200 with the clients, 297 for validation, 300 to test on"
+    assert summary["data"] in (tmp_path / "run/report.html").read_text("utf-8")
     assert summary["privacy_unit"] == "coordinate"
     assert summary["vector_epsilon_max"] == pytest.approx(summary["max_epsilon_spent"] * summary["model_size"])
     for name in ("config.toml", "run.db", "model.safetensors", "report.html", "server.log", "clients.log"):

@@ -1,5 +1,6 @@
 """An experiment's file: every mistake is one line that names the key and what is allowed; what is right comes back."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl.errors import ConfigError
+from pausefl_client import datasets, models
 from pausefl_emulator.experiment import Experiment, build, load_experiment, parse_experiment, preset_names
 from pausefl_server.selection import POLICIES
 
@@ -331,3 +333,14 @@ def test_a_record_takes_nothing_it_does_not_know(values: dict[str, Any], message
     with pytest.raises(ConfigError) as caught:
         build(Knob, "knob", {"m": 1} | values)
     assert str(caught.value) == message
+
+
+# -- docs/workloads.md
+
+
+def test_every_data_set_and_model_is_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "workloads.md").read_text("utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert parse_experiment(block).workload.dataset == "ag-news"
+    named = set(re.findall(r"^\| `([a-z0-9_-]+)` \|", text, re.MULTILINE))
+    assert named == {*datasets.NAMES, *models.NAMES, "synthetic"}

@@ -60,7 +60,8 @@ def test_an_image_too_small_for_fed_tss_nets_is_named(name: str, shape: tuple[in
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_model_keeps_statistics_of_the_data(name: str) -> None:
-    assert not list(build_model(name, CIFAR, 10, seed=1).buffers())
+    for_texts = name == "fedts_agnews"
+    assert not list(build_model(name, (48,) if for_texts else CIFAR, 10, seed=1, has_tokens=for_texts).buffers())
 
 
 def test_the_seed_decides_and_the_global_generator_does_not() -> None:
@@ -115,7 +116,7 @@ def test_a_vector_of_another_size_is_refused(size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("resnet", MNIST, r"must be one of mlp, cnn3, cnn5, fedts_fashion, fedts_cifar, or"),
+        ("resnet", MNIST, r"must be one of mlp, cnn3, cnn5, fedts_fashion, fedts_cifar, fedts_agnews, or"),
         ("cnn3", (1, 8, 8), "images of 8x8 are too small"),
         ("cnn5", MNIST, "images of 28x28 are too small"),
         ("cnn3", (64,), "needs images"),

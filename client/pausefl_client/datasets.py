@@ -4,6 +4,7 @@ The published files are decompressed once into a cache of .npy files and memory-
 client processes share one copy and each takes only its own rows out of it.
 """
 
+import csv
 import gzip
 import hashlib
 import importlib.resources
@@ -26,13 +27,18 @@ import numpy.typing as npt
 from pausefl.draws import generator
 from pausefl.errors import ConfigError
 from pausefl_client.factories import is_factory, resolve_factory
+from pausefl_client.text import BUCKETS, hashed_tokens
 
-Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
 Labels = npt.NDArray[np.int64]
 
 VALIDATION_EXAMPLES = 10_000
 DIGITS_VALIDATION_EXAMPLES = 297
 DIGITS_TEST_EXAMPLES = 300
+AG_NEWS_WORDS = 48
+"""Words of an article that are kept; nine in ten have at most 51."""
+AG_NEWS_TEST_EXAMPLES = 1_600
+"""Of the 7,600 published test examples, where the training examples are not at hand."""
 DOWNLOAD_PATIENCE_S = 5.0
 
 _KEY = "workload.dataset"
@@ -43,13 +49,13 @@ class Examples:
     """n labelled examples; may be memory-mapped from the cache, so read-only."""
 
     inputs: Inputs
-    """(n, channels, height, width) uint8 images in 0..255, or (n, ...) float32 features."""
+    """(n, channels, height, width) uint8 images in 0..255, (n, words) int32 tokens, or (n, ...) float32 features."""
     labels: Labels
     """(n,) int64 in [0, classes)."""
 
     def __post_init__(self) -> None:
-        if self.inputs.dtype not in (np.uint8, np.float32) or self.labels.dtype != np.int64:
-            raise ConfigError(f"{_KEY}: inputs must be uint8 or float32 and labels int64")
+        if self.inputs.dtype not in (np.uint8, np.float32, np.int32) or self.labels.dtype != np.int64:
+            raise ConfigError(f"{_KEY}: inputs must be uint8, int32 or float32 and labels int64")
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
 
@@ -73,14 +79,20 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, (channels, height, width) for images."""
+        """Shape of one input: (channels, height, width) for images, (words,) for texts."""
         return self.train.inputs.shape[1:]
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether inputs are texts as tokens, which no model for numbers can take."""
+        return self.train.inputs.dtype == np.int32
 
 
 def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Dataset:
     """A data set by name: one of `NAMES`, or "package.module:factory", called as factory(seed) and returning a Dataset.
 
-    The last 10,000 published training examples are `validation` (digits: 297 of its 1,797, and 300 are `test`).
+    The last 10,000 published training examples are `validation` (AG-News: a tenth of them; digits: 297 of its 1,797,
+    and 300 are `test`). Without AG-News's train.csv, its test.csv alone is split, the same for every seed.
     `examples` keeps that many training examples, drawn by the seed. ConfigError if the data are missing or malformed.
     """
     if is_factory(name):
@@ -102,6 +114,13 @@ def prepare_dataset(name: str) -> None:
     """
     if not is_factory(name) and name != "digits":
         cached_folder(name)
+
+
+def split_note(name: str, test_examples: int) -> str:
+    """What a reader of a result should know of a data set of so many test examples; empty where it is as published."""
+    if name == "ag-news" and test_examples == AG_NEWS_TEST_EXAMPLES:
+        return "the published test split alone, of which 6,000 to train on and 1,600 to test on"
+    return ""
 
 
 def data_folder() -> Path:
@@ -148,7 +167,26 @@ def read_cifar(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
 
 
-_Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
+def read_ag_news(path: Path) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Tokens (n, 48) of titles and descriptions, and labels (n,) in 0..3, of a published CSV file.
+
+    ConfigError if it is not one: a row is "class (1 to 4)", "title", "description".
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [(int(label) - 1, f"{title} {description}") for label, title, description in csv.reader(file)]
+        labels = np.array([label for label, _ in rows])
+        if not rows or labels.min() < 0 or labels.max() > 3:
+            raise ValueError("a class is not one of 1, 2, 3 and 4" if rows else "it is empty")
+    except (OSError, ValueError, csv.Error) as error:
+        raise ConfigError(f"{path}: is not a file of AG-News ({error})") from error
+    # A backslash stands for a line break.
+    texts = [text.replace("\\", " ") for _, text in rows]
+    return hashed_tokens(texts, AG_NEWS_WORDS), labels.astype(np.uint8)
+
+
+_Tensor = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
+_Arrays = tuple[_Tensor, npt.NDArray[np.uint8], _Tensor, npt.NDArray[np.uint8]]
 _FILES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 
 
@@ -160,7 +198,20 @@ class _Published:
     urls: tuple[str, ...]
     """One URL per file, or one archive that holds them all."""
     sha256: dict[str, str]
+    """Of each file that must be there."""
     read: Callable[[Path], _Arrays]
+    classes: int = 10
+    held_out: int | None = VALIDATION_EXAMPLES
+    """How many of the last training examples are for validation; None: a tenth of them."""
+    optional: tuple[str, ...] = ()
+    """Files that are read where they are, and never downloaded."""
+    layout: tuple[int, ...] = ()
+    """What else the cached arrays depend on."""
+
+    def sources(self, folder: Path) -> list[Path]:
+        """The files in `folder` that are read."""
+        present = (folder / file for file in self.optional if (folder / file).is_file())
+        return [*(folder / file for file in self.sha256), *present]
 
 
 def _read_mnist_like(source: Path) -> _Arrays:
@@ -172,6 +223,16 @@ def _read_cifar10(source: Path) -> _Arrays:
     batches = [read_cifar(source / f"data_batch_{i}.bin") for i in range(1, 6)]
     images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
     return images, labels, *read_cifar(source / "test_batch.bin")
+
+
+def _read_ag_news(source: Path) -> _Arrays:
+    """train.csv and test.csv; without the former, a part of test.csv drawn once and for all is the test set."""
+    inputs, labels = read_ag_news(source / "test.csv")
+    if (source / "train.csv").is_file():
+        return *read_ag_news(source / "train.csv"), inputs, labels
+    order = generator(0, "ag-news").permutation(len(labels))
+    train, test = order[:-AG_NEWS_TEST_EXAMPLES], order[-AG_NEWS_TEST_EXAMPLES:]
+    return inputs[train], labels[train], inputs[test], labels[test]
 
 
 _MNIST_FILES = (
@@ -222,6 +283,16 @@ _PUBLISHED = {
         _CIFAR10_SHA256,
         _read_cifar10,
     ),
+    "ag-news": _Published(
+        "ag-news",
+        ("https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/test.csv",),
+        {"test.csv": "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"},
+        _read_ag_news,
+        classes=4,
+        held_out=None,
+        optional=("train.csv",),
+        layout=(AG_NEWS_WORDS, BUCKETS),
+    ),
 }
 
 NAMES = ("digits", *_PUBLISHED)
@@ -255,13 +326,15 @@ def _load_cached(name: str) -> Dataset:
     train, test = (
         Examples(arrays[f"{split}_inputs"], arrays[f"{split}_labels"].astype(np.int64)) for split in ("train", "test")
     )
-    if len(train) <= VALIDATION_EXAMPLES:
+    published = _PUBLISHED[name]
+    n_held_out = published.held_out or max(1, len(train) // 10)
+    if len(train) <= n_held_out:
         raise ConfigError(
-            f'{_KEY} = "{name}": has {len(train)} training examples, must be more than the 10,000 held out'
+            f'{_KEY} = "{name}": has {len(train)} training examples, must be more than the {n_held_out:,} held out'
         )
-    held_out = slice(len(train) - VALIDATION_EXAMPLES, None)
+    held_out = slice(len(train) - n_held_out, None)
     kept = slice(0, held_out.start)
-    return Dataset(name, _slice(train, kept), _slice(train, held_out), test, classes=10)
+    return Dataset(name, _slice(train, kept), _slice(train, held_out), test, published.classes)
 
 
 def _slice(examples: Examples, rows: slice) -> Examples:
@@ -284,12 +357,12 @@ def _cache_folder() -> Path:
 
 def _fingerprint(source: Path, published: _Published) -> str:
     """Changes when a source file does. From path, size and time of change: 300 clients cannot each read 180 MB."""
-    stats = [(str((source / file).resolve()), (source / file).stat()) for file in published.sha256]
-    text = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats])
+    stats = [(str(file.resolve()), file.stat()) for file in published.sources(source)]
+    text = repr((published.layout, [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _write_cache(folder: Path, *arrays: npt.NDArray[np.uint8]) -> None:
+def _write_cache(folder: Path, *arrays: _Tensor) -> None:
     """All or nothing: written beside its place and renamed; whoever comes second throws its own copy away."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -311,7 +384,7 @@ def _write_cache(folder: Path, *arrays: npt.NDArray[np.uint8]) -> None:
 
 def _download(name: str, published: _Published, folder: Path, missing: list[str]) -> None:
     """Fetch the missing files and check them; ConfigError, one line, if that fails."""
-    archive = len(published.urls) == 1
+    archive = Path(published.urls[0]).name not in published.sha256
     urls = published.urls if archive else [url for url in published.urls if Path(url).name in missing]
     try:
         folder.mkdir(parents=True, exist_ok=True)

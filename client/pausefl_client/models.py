@@ -7,25 +7,34 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from pausefl.draws import stable_hash
 from pausefl.errors import ConfigError
 from pausefl.wire import Manifest, Tensor, Vector
 from pausefl_client.factories import is_factory, resolve_factory
+from pausefl_client.text import BUCKETS
 
 _KEY = "workload.model"
 # Group normalisation (Wu & He, 2018) keeps no statistics of the data; the published batch normalisation sends them.
 _GROUPS = 8
+# Of a text's words, while training.
+_HIDDEN_SHARE = 0.5
 
 
-def build_model(name: str, input_shape: Sequence[int], classes: int, seed: int) -> nn.Module:
+def build_model(
+    name: str, input_shape: Sequence[int], classes: int, seed: int, *, has_tokens: bool = False
+) -> nn.Module:
     """A model by name: one of `NAMES`, or "package.module:factory", called as factory(input_shape, classes).
 
-    Its initial weights depend on `name` and `seed` alone, and torch's global generator is left as it was.
-    ConfigError for an unknown name, or an input too small for the model.
+    `has_tokens`: inputs are texts as tokens. Its initial weights depend on `name` and `seed` alone, and torch's global
+    generator is left as it was. ConfigError for an unknown name, or inputs that the model cannot take.
     """
     if not is_factory(name) and name not in _MODELS:
         raise ConfigError(f'{_KEY} = "{name}": must be one of {", ".join(_MODELS)}, or "package.module:factory"')
+    if not is_factory(name) and has_tokens != (name in _FOR_TEXTS):
+        wanted, found = ("texts", "numbers") if name in _FOR_TEXTS else ("numbers", "texts")
+        raise ConfigError(f'{_KEY} = "{name}": needs {wanted}, but workload.dataset holds {found}')
     factory = resolve_factory(_KEY, name) if is_factory(name) else _MODELS[name]
     # devices=[]: the CPU's generator only. A parent that is yet to fork must not wake CUDA.
     with torch.random.fork_rng(devices=[]):
@@ -87,6 +96,15 @@ def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
+def fedts_agnews(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Fed-TS on AG-News: a transformer encoder of one layer, 32 wide, whose outputs' mean over the words is classified.
+
+    272,420 parameters, 262,144 of them embeddings. The paper leaves its configuration to a reference; this one is
+    small, for a processor.
+    """
+    return _TextEncoder(input_shape[0], classes, width=32, heads=4)
+
+
 def manifest_of(model: nn.Module) -> Manifest:
     """Names and shapes of the model's parameters and persistent buffers, in the order of its flat vector."""
     return Manifest(tuple(Tensor(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()))
@@ -108,6 +126,57 @@ def unflatten(model: nn.Module, theta: Vector) -> None:
     parts = manifest.split(theta.copy())
     for name, tensor in model.state_dict().items():
         tensor.copy_(torch.from_numpy(parts[name]))
+
+
+class _Attention(nn.Module):
+    """Multi-head self-attention (Vaswani et al., NIPS 2017) among the words of a text."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.project = nn.Linear(width, 3 * width)
+        self.merge = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
+        """(n, words, width) of the same; nobody attends to what is no word."""
+        n, words, width = x.shape
+        split = self.project(x).view(n, words, 3, self._heads, width // self._heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=is_word[:, None, None, :])
+        merged: torch.Tensor = self.merge(mixed.transpose(1, 2).reshape(n, words, width))
+        return merged
+
+
+class _TextEncoder(nn.Module):
+    """One transformer layer, normalised before each part, over embedded tokens; then the words' mean and a classifier.
+
+    Embeddings start at sd 0.02 and are multiplied by √width, as in Vaswani et al.: from larger ones the model learns
+    its texts by heart. So does it, later, unless words are hidden while it trains (word dropout, Iyyer et al., ACL
+    2015): 85 % of AG-News's test examples in place of 82 %, from 5,400 to train on.
+    """
+
+    def __init__(self, words: int, classes: int, *, width: int, heads: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(BUCKETS, width)
+        self.place = nn.Parameter(torch.empty(words, width))
+        nn.init.normal_(self.embed.weight, std=0.02)
+        nn.init.normal_(self.place, std=0.02)
+        self.attend = _Attention(width, heads)
+        self.transform = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.classify = nn.Linear(width, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(n, classes) logits of (n, words) tokens; every text has a word at least."""
+        is_word = tokens != 0
+        if self.training:
+            is_word[:, 1:] &= torch.rand(tokens[:, 1:].shape, device=tokens.device) >= _HIDDEN_SHARE
+        x = self.embed(tokens) * math.sqrt(self.embed.embedding_dim) + self.place
+        x = x + self.attend(self.norms[0](x), is_word)
+        x = x + self.transform(self.norms[1](x))
+        mean = (x * is_word[..., None]).sum(1) / is_word.sum(1, keepdim=True)
+        logits: torch.Tensor = self.classify(self.norms[2](mean))
+        return logits
 
 
 def _cnn(
@@ -157,6 +226,8 @@ _MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "cnn5": cnn5,
     "fedts_fashion": fedts_fashion,
     "fedts_cifar": fedts_cifar,
+    "fedts_agnews": fedts_agnews,
 }
+_FOR_TEXTS = {"fedts_agnews"}
 NAMES = tuple(_MODELS)
 """The models that need no code of one's own."""

@@ -89,7 +89,7 @@ class TorchTrainer:
 
 
 def normalise(inputs: torch.Tensor) -> torch.Tensor:
-    """uint8 images to float32 in [−1, 1] (mean 0.5, sd 0.5 of values in [0, 1]); float32 features as they are."""
+    """uint8 images to float32 in [−1, 1] (mean 0.5, sd 0.5 of values in [0, 1]); features and tokens as they are."""
     return inputs.float().div_(127.5).sub_(1) if inputs.dtype == torch.uint8 else inputs
 
 

@@ -291,11 +291,13 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _data(options: argparse.Namespace) -> None:
-    from pausefl_client.datasets import load_dataset
+    from pausefl_client.datasets import load_dataset, split_note
 
     data = load_dataset(options.name, seed=0)
     sizes = f"{len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test examples"
     print(f"{data.name}: {sizes}, {data.classes} classes, inputs {'x'.join(map(str, data.input_shape))}")
+    if note := split_note(data.name, len(data.test)):
+        print(f"from {note}")
 
 
 def _validate(options: argparse.Namespace) -> None:

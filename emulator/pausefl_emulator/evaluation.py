@@ -28,7 +28,8 @@ class Evaluator:
         """Names as in `[workload]`. The subset is drawn from the seed, and is all of a split that has no more."""
         data = load_dataset(dataset, seed=seed)
         self._device = resolve_device(device)
-        self._model = build_model(model, data.input_shape, data.classes, seed).to(self._device).eval()
+        built = build_model(model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
+        self._model = built.to(self._device).eval()
         self.manifest: Manifest = manifest_of(self._model)
         """What the values of θ mean."""
         self.theta_0: Vector = flatten(self._model)

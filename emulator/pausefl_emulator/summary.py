@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from pausefl_client.datasets import split_note
 from pausefl_client.link import Mode
 from pausefl_emulator.accounting import tighter_epsilon
 from pausefl_emulator.choices import choices_by_group
@@ -39,6 +40,7 @@ def summarise(
         "rounds": result.state.round,
         "clients": experiment.clients.count,
         "m": experiment.selection.m,
+        "data": _data(experiment, result),
         "model_size": size,
         "final_accuracy": _test_accuracy(result.final_evaluations),
         "best_accuracy": _test_accuracy(result.best_evaluations),
@@ -62,6 +64,16 @@ def summarise(
 
 def _by_metrics(experiment: Experiment) -> list[str]:
     return ["host_metrics"] if experiment.metrics.client_port >= 0 else []
+
+
+def _data(experiment: Experiment, result: RunResult) -> str | None:
+    """How many examples clients trained on and models were judged on; None where nobody judged."""
+    name, judged = experiment.workload.dataset, {e.split: e.n_examples for e in result.final_evaluations}
+    if not judged:
+        return None
+    note = split_note(name, judged["test"])
+    sizes = f"{result.state.table.n_examples.sum():,} with the clients, {judged['validation']:,} for validation"
+    return f"{name}, examples: {sizes}, {judged['test']:,} to test on" + (f"; {note}" if note else "")
 
 
 def _privacy(experiment: Experiment, table: ClientTable, size: int) -> dict[str, Any]:
@@ -145,6 +157,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     rounds = f"{summary['rounds']} with {summary['clients']} clients, {summary['m']} a round"
     table.add_row("policy", f"{summary['policy']} (seed {summary['seed']})")
     table.add_row("rounds", f"{rounds}; {summary['stopped_because']}")
+    if summary["data"] is not None:
+        table.add_row("data", summary["data"])
     if summary["final_accuracy"] is not None:
         best = f"best model {summary['best_accuracy']:.1%} at round {summary['best_round']}"
         table.add_row("test accuracy", f"{summary['final_accuracy']:.1%} at the end, {best}")

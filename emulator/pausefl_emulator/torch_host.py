@@ -42,7 +42,7 @@ def make_torch_trainers(experiment: Experiment, client_ids: Sequence[str]) -> di
     def trainer_of(client_id: str) -> Trainer:
         chain = experiment.chain(client_id)
         trainer = TorchTrainer(
-            build_model(w.model, data.input_shape, data.classes, seed),
+            build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
             chain.examples(data.train.take(rows[client_id]), data.classes),
             chain.settings(experiment.training()),
             device=device,

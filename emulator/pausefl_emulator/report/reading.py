@@ -53,6 +53,8 @@ class Summary(TypedDict):
     rounds: int
     clients: int
     m: int
+    data: NotRequired[str | None]
+    """How many examples there were; None: no model was judged."""
     model_size: int
     """Parameters of the model: the length of an upload."""
     final_accuracy: float | None
