@@ -17,6 +17,8 @@ from pausefl_client.trainer import TrainingSettings
 from pausefl_client.training import TorchTrainer
 from pausefl_emulator.cli import main
 from pausefl_emulator.evaluation import Evaluator
+from pausefl_emulator.experiment import load_experiment
+from pausefl_emulator.torch_host import make_torch_trainers
 
 REAL_DATA = os.environ.get("PAUSEFL_DATA")
 needs_real_data = pytest.mark.skipif(not REAL_DATA, reason="PAUSEFL_DATA is not set: no published data here")
@@ -169,5 +171,30 @@ def test_the_published_file_is_learnt_from() -> None:
     assert train(news, 5400, epochs=1) > 0.7
 
 
-def test_the_model_is_small() -> None:
+@needs_real_data
+@pytest.mark.usefixtures("real_data")
+def test_a_flipped_client_of_the_preset_teaches_the_next_class() -> None:
+    """Its loss falls on its own labels, so what it teaches is wrong for everybody else's."""
+    few = ("workload.examples=5400", "workload.batch_size=20")
+    experiment = load_experiment("fedts_flip_agnews", [*few, "workload.epochs=8"])
+    honest, flipped = make_torch_trainers(experiment, ["relevant0-000", "flipped0-000"]).values()
+    assert honest.n_examples == flipped.n_examples == 360
+    evaluator = Evaluator("ag-news", "fedts_agnews", seed=1)
+    accuracies = []
+    for trainer in (honest, flipped):
+        theta = evaluator.theta_0 + trainer.train(evaluator.theta_0, round=1).update
+        accuracies.append(evaluator.evaluate(theta, "test", subset=False).accuracy)
+    assert accuracies[0] > 0.4
+    assert accuracies[1] < 0.25
+
+
+def test_presets_join_at_the_four_insertion_times() -> None:
+    for name, newcomers in (("fedts_flip_agnews", 10), ("fedts_skew_agnews", 10), ("fedts_poison_agnews", 16)):
+        groups = load_experiment(name).groups
+        joined = {group.join_round: 0 for group in groups.values()}
+        for group in groups.values():
+            joined[group.join_round] += group.count
+        assert list(joined) == [1, 11, 19, 35, 56]
+        assert sum(joined.values()) - joined[1] == newcomers
+        assert groups["original"].count == newcomers // 2
     assert flatten(build_model("fedts_agnews", (48,), 4, 1, has_tokens=True)).size == 272_420
