@@ -20,11 +20,10 @@ from pausefl_emulator.simulate import (
     growth_fits,
     least_gap,
     regret_bound,
-    run_simulation,
-    setting_of,
     simulate,
     simulate_pause,
 )
+from pausefl_emulator.simulating import run_simulation, setting_of
 from pausefl_server.selection import policy_class
 from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.pause import Pause

@@ -246,7 +246,7 @@ def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> Abstr
 
 def _simulate(options: argparse.Namespace) -> None:
     from pausefl_emulator.running import new_run_dir
-    from pausefl_emulator.simulate import run_simulation
+    from pausefl_emulator.simulating import run_simulation
 
     if options.rounds < 1:
         raise ConfigError(f"--rounds {options.rounds}: must be at least 1")
