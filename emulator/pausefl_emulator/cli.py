@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("evaluator", _evaluator, "the evaluator alone, for servers whose evaluation.address names it")
     _add_config(sub)
 
-    sub = command("simulate", _simulate, "policy and latencies only: regret and leakage, no network, no training")
+    sub = command("simulate", _simulate, "policy and drawn latencies or drifts only: regret, no network, no training")
     _add_config(sub)
     sub.add_argument("--rounds", type=int, required=True, metavar="N")
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
@@ -246,7 +246,7 @@ def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> Abstr
 
 def _simulate(options: argparse.Namespace) -> None:
     from pausefl_emulator.running import new_run_dir
-    from pausefl_emulator.simulating import run_simulation
+    from pausefl_emulator.simulating import in_words, run_simulation
 
     if options.rounds < 1:
         raise ConfigError(f"--rounds {options.rounds}: must be at least 1")
@@ -254,12 +254,8 @@ def _simulate(options: argparse.Namespace) -> None:
     console, experiment = Console(), _load(options)
     with console.status(f"simulating {options.rounds:,} rounds of {experiment.selection.policy}"):
         summary = run_simulation(experiment, options.rounds, folder)
-    console.print(f"total latency {summary['total_latency_s']:.1f} s, greatest ε {summary['max_epsilon_spent']:.3g}")
-    for name, text in (("regret", "regret"), ("genie_regret", "genie regret")):
-        fits = summary["growth_fits"][name].items()
-        grows = ", ".join(f"{f}: R² {fit['r_squared']:.4f}" for f, fit in fits)
-        # A policy whose rounds are not of m clients has no regret against a genie that chooses m.
-        console.print(f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f} ({grows})")
+    for line in in_words(summary):
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(f"figure: {folder / 'simulation.png'}", soft_wrap=True)
 
 

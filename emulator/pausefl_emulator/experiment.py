@@ -26,6 +26,7 @@ from pausefl_client.release import schedule_key
 from pausefl_client.trainer import TrainingSettings
 from pausefl_emulator.behaviours import BEHAVIOURS, Behaviour, Chain
 from pausefl_emulator.delays import Delay
+from pausefl_emulator.drifts import DRIFTS, DriftLaw
 from pausefl_emulator.latency import LatencyTable, LinkPlan, plan_links
 from pausefl_emulator.presence import AVAILABILITIES, Availability, Presence
 from pausefl_emulator.tables import Count, NonNegative, Port, Positive, Share
@@ -66,6 +67,8 @@ class GroupTable(_Table):
     """How they go: they close their streams, or their processes are killed."""
     availability: dict[str, Any] = Field(default={})
     """When they can be reached while they take part, by `kind` (pausefl_emulator.presence); always, unless said."""
+    drift: dict[str, Any] = Field(default={})
+    """What `pausefl simulate` draws as their path drifts, by `kind` (pausefl_emulator.drifts); a run measures them."""
 
     def client_ids(self, name: str) -> list[str]:
         """The ids of the group of this name, in order."""
@@ -329,7 +332,9 @@ class Experiment(_Table):
         if self.workload.model == "synthetic":
             return "synthetic"
         w = self.workload.model_dump(include={"dataset", "examples", "partition", "concentration", "dominant_share"})
-        groups = self.clients.model_dump(include={"groups"}, exclude_defaults=True)
+        groups = self.clients.model_dump(
+            include={"groups"}, exclude={"groups": {"__all__": {"drift"}}}, exclude_defaults=True
+        )
         return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed, **groups})
 
     @property
@@ -379,9 +384,9 @@ class Experiment(_Table):
         """How a client behaves."""
         return Chain(self._behaviours(group_of(client_id)), seed=self.experiment.seed, client_id=client_id)
 
-    def presence(self) -> Presence | None:
-        """Who is there in which round; None when all clients are, in all rounds."""
-        groups, rounds, seed = self.groups, self.experiment.rounds, self.experiment.seed
+    def presence(self, rounds: int | None = None) -> Presence | None:
+        """Who is there in which round, of all of the experiment's or so many; None when all clients are, always."""
+        groups, rounds, seed = self.groups, rounds or self.experiment.rounds, self.experiment.seed
         if all(g.join_round == 1 and g.leave_round is None and not g.availability for g in groups.values()):
             return None
         columns = []
@@ -393,6 +398,30 @@ class Experiment(_Table):
                 on[(group.leave_round or rounds + 1) - 1 :] = False
                 columns.append(on)
         return Presence(tuple(self.client_ids), np.stack(columns, axis=1))
+
+    def drifts(self) -> dict[str, DriftLaw]:
+        """The law of each client's drifts in a simulation, by id; ConfigError where a group has none."""
+        laws = {}
+        for name, group in self.groups.items():
+            law = self._drift(name)
+            if law is None:
+                raise ConfigError(
+                    f"clients.groups.{name}.drift: a simulation of {self.selection.policy} draws drifts and needs their"
+                    ' law, such as { kind = "lognormal", mean = 1.0, sd = 0.2 }'
+                )
+            laws.update(dict.fromkeys(group.client_ids(name), law))
+        return laws
+
+    def _drift(self, group: str) -> DriftLaw | None:
+        """A group's law of drifts, with its parameters checked; None where none is given."""
+        key, table = f"clients.groups.{group}.drift", self.groups[group].drift
+        if not table:
+            return None
+        kind, parameters = table.get("kind", ""), {name: value for name, value in table.items() if name != "kind"}
+        if kind not in DRIFTS:
+            raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(DRIFTS)}")
+        law: DriftLaw = build(DRIFTS[kind], key, parameters)
+        return law
 
     def _availability(self, group: str) -> Availability:
         """A group's availability, with its parameters checked."""
@@ -435,6 +464,7 @@ class Experiment(_Table):
             raise ConfigError(f"clients.count = {self.clients.count}: its groups add up to {len(self.client_ids)}")
         for name, group in self.groups.items():
             self._behaviours(name)
+            self._drift(name)
             if group.leave_round is not None and group.leave_round <= group.join_round:
                 raise ConfigError(
                     f"clients.groups.{name}.leave_round = {group.leave_round}: must be after its join_round ="

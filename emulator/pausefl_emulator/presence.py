@@ -1,10 +1,10 @@
 """Who is there in which round: groups that join and leave, and clients that come and go. Pure functions of a seed."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -121,7 +121,23 @@ class Presence:
         if not self.table[0].any():
             raise ConfigError("clients.groups: nobody is there in round 1")
 
+    @classmethod
+    def of_all(cls, client_ids: Iterable[str]) -> Self:
+        """All of these clients, in every round."""
+        ids = tuple(client_ids)
+        return cls(ids, np.ones((1, len(ids)), np.bool_))
+
     def at(self, round: int) -> frozenset[str]:
         """Who is there in this round; after the last one, who was there then."""
         row = self.table[min(round, len(self.table)) - 1]
         return frozenset(client_id for client_id, is_on in zip(self.client_ids, row, strict=True) if is_on)
+
+    def changes(self, round: int) -> tuple[list[str], list[str]]:
+        """Who comes, and who goes, before this round."""
+        if round > len(self.table):
+            return [], []
+        now, before = self.table[round - 1], self.table[round - 2] if round > 1 else np.zeros_like(self.table[0])
+        if np.array_equal(now, before):
+            return [], []
+        come, gone = now & ~before, before & ~now
+        return [self.client_ids[k] for k in np.flatnonzero(come)], [self.client_ids[k] for k in np.flatnonzero(gone)]

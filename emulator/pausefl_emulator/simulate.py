@@ -17,6 +17,7 @@ from pausefl.budget import Budget
 from pausefl.draws import generator
 from pausefl_emulator import _simulate_kernel
 from pausefl_emulator.delays import Delay, known_means
+from pausefl_emulator.presence import Presence
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Oracle, Policy, Selection
@@ -38,6 +39,8 @@ class Setting:
     tau_min_s: float
     budget: Budget | None = None
     seed: int = 1
+    presence: Presence | None = None
+    """Who is there in which round; None: everyone, always."""
 
     @cached_property
     def oracle(self) -> Oracle:
@@ -86,17 +89,20 @@ def simulate(
 ) -> SimulationResult:
     """Run `policy` for `rounds` rounds, one call of it a round, against the genie that weighs as it does.
 
-    Ends early, at the last recorded round, if every client's budget has retired it.
+    Ends early, at the last recorded round, if every client's budget has retired it; a round with nobody there passes.
 
     Without regret, reward and both regrets are NaN and a policy that needs no oracle costs no expectation of a law.
     `watch` is shown every selection.
     """
     genie = genie_of(policy) if with_regret else None
-    table, state = _connected(setting), policy.start()
+    table, state = ClientTable(seed=setting.seed), policy.start()
+    ids, presence = sorted(setting.laws), setting.presence or Presence.of_all(sorted(setting.laws))
     curves, penalty_s, t = _Curves(rounds), 0.0, 0
     for block in setting.latencies_s(rounds):
-        for latency_s in block:
+        for of_ids in block:
             t += 1
+            table.apply_events(arrivals(presence, t, setting.examples), t)
+            latency_s = of_ids[np.searchsorted(ids, table.ids)] if setting.presence else of_ids
             context = Context(
                 round=t,
                 table=table,
@@ -107,8 +113,11 @@ def simulate(
                 oracle=setting.oracle if policy.needs_oracle else None,
                 clock=time.monotonic,
             )
-            if not context.eligible.size:
+            if len(table) == len(ids) and table.retired.all():
                 return curves.result(tuple(table.ids), table.chosen, penalty_s)
+            if not context.eligible.size:
+                curves.add(t, np.zeros((1, 4)), np.array([table.epsilon_spent.max()]))
+                continue
             selection = policy.select(state, context)
             if watch:
                 watch(selection)
@@ -129,8 +138,9 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     ValueError for any other policy or for options the compiled rounds do not know.
     """
     if not is_compiled(policy, setting):
-        raise ValueError("only pause with reward R1, a plain mean, m <= K and no privacy.epsilon_floor is compiled")
-    table, oracle = _connected(setting), setting.oracle
+        raise ValueError("only pause with R1, a plain mean, m <= K, everyone there and no epsilon_floor is compiled")
+    table, oracle = ClientTable(seed=setting.seed), setting.oracle
+    table.apply_events(arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples), 1)
     order = np.argsort(table.tie_key)
     share = policy.m * table.n_examples[order] / table.n_examples.sum()
     mu = setting.tau_min_s * np.array([oracle.mean_inverse_latency[table.ids[row]] for row in order])
@@ -164,9 +174,16 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     return curves.result(tuple(table.ids), in_table_order)
 
 
+def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[Event]:
+    """The events of clients that come and go before round t; |D_k| by id, 1 unless said otherwise."""
+    come, gone = presence.changes(t)
+    joined = [Event("joined", i, n_examples=examples[i] if examples else 1) for i in come]
+    return joined + [Event("left", i) for i in gone]
+
+
 def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
     """Whether `simulate_pause` knows this policy and setting."""
-    if (setting.budget and setting.budget.epsilon_floor) or policy.m > len(setting.laws):
+    if setting.presence or (setting.budget and setting.budget.epsilon_floor) or policy.m > len(setting.laws):
         return False
     return type(policy) is Pause and policy.reward == "R1" and not policy.window and policy.discount == 1
 
@@ -210,17 +227,22 @@ def growth_fits(rounds: IntArray, regret: FloatArray) -> dict[str, dict[str, flo
         b, a = np.polyfit(f, regret, 1)
         residual = regret - a - b * f
         scatter = float(((regret - regret.mean()) ** 2).sum())
-        r_squared = 1 - float((residual**2).sum()) / scatter if scatter else 1.0
+        r_squared = 1 - float((residual**2).sum()) / scatter if np.ptp(regret) else 1.0
         fits[name] = {"a": float(a), "b": float(b), "r_squared": r_squared}
     return fits
 
 
+def recorded_rounds(rounds: int) -> IntArray:
+    """Every round of a short run, else some 200 linearly and 200 logarithmically spaced; the last one among them."""
+    spaced = np.concatenate((np.geomspace(1, rounds, 200), np.linspace(1, rounds, 200)))
+    return np.arange(1, rounds + 1) if rounds <= 400 else np.unique(np.rint(spaced).astype(np.int64))
+
+
 class _Curves:
-    """Running sums, kept at every round of a short run, else at some 200 linearly and 200 logarithmically spaced."""
+    """Running sums, kept at the recorded rounds."""
 
     def __init__(self, rounds: int) -> None:
-        spaced = np.concatenate((np.geomspace(1, rounds, 200), np.linspace(1, rounds, 200)))
-        self._recorded = np.arange(1, rounds + 1) if rounds <= 400 else np.unique(np.rint(spaced).astype(np.int64))
+        self._recorded = recorded_rounds(rounds)
         self._sums, self._next = np.zeros(4), 0
         self._rows: list[FloatArray] = []
 
@@ -240,12 +262,6 @@ class _Curves:
         regret, genie_regret, reward, latency_s, spent = np.array(self._rows).T
         rounds, chosen = self._recorded[: len(self._rows)], chosen.copy()
         return SimulationResult(ids, rounds, regret, genie_regret, reward, latency_s, spent, chosen, cluster_penalty_s)
-
-
-def _connected(setting: Setting) -> ClientTable:
-    table = ClientTable(seed=setting.seed)
-    table.apply_events([Event("joined", i, n_examples=setting.examples[i]) for i in sorted(setting.laws)], round=1)
-    return table
 
 
 def _retire(table: ClientTable, budget: Budget | None, rows: IntArray) -> None:

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,36 +25,72 @@ from pausefl_emulator.simulate import (
     simulate,
     simulate_pause,
 )
+from pausefl_emulator.simulating_newcomers import (
+    Table,
+    draw_fits,
+    fits_in_words,
+    newcomer_findings,
+    newcomers_in_words,
+)
 from pausefl_server.clients import FloatArray
 from pausefl_server.selection import Policy
+from pausefl_server.selection.newcomers import NewcomerPolicy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[str, Any]:
-    """Simulate an experiment's policy and write simulation.json, simulation.csv, selections.csv and a figure.
+    """Simulate an experiment's policy and write simulation.json, simulation.csv, other tables and simulation.png.
 
     Returns what simulation.json holds.
     """
-    policy, setting = experiment.policy(), setting_of(experiment)
+    policy = experiment.policy()
+    if isinstance(policy, NewcomerPolicy):
+        summary, tables, figure = newcomer_findings(experiment, policy, rounds)
+    else:
+        summary, tables, figure = _findings(experiment, policy, rounds)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / "simulation.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+    for name, (columns, rows) in tables.items():
+        _write_csv(out_dir / f"{name}.csv", columns, rows)
+    figure.savefig(out_dir / "simulation.png", dpi=120)
+    return summary
+
+
+def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What a simulation found, line by line."""
+    if "insertions" in summary:
+        yield from newcomers_in_words(summary)
+        return
+    yield f"total latency {summary['total_latency_s']:.1f} s, greatest ε {summary['max_epsilon_spent']:.3g}"
+    for name, text in (("regret", "regret"), ("genie_regret", "genie regret")):
+        # A policy whose rounds are not of m clients has no regret against a genie that chooses m.
+        grows = fits_in_words(summary["growth_fits"][name])
+        yield f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f} ({grows})"
+
+
+def _findings(experiment: Experiment, policy: Policy, rounds: int) -> tuple[dict[str, Any], dict[str, Table], "Figure"]:
+    """Summary, tables and figure for a policy that weighs latencies."""
+    setting = setting_of(experiment, rounds)
     if is_compiled(policy, setting):
         result = simulate_pause(policy, setting, rounds)
     else:
         result = simulate(policy, setting, rounds)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    summary = _summary(experiment, policy, setting, result)
-    (out_dir / "simulation.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
     columns = ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent")
-    _write_csv(out_dir / "simulation.csv", columns, zip(*(getattr(result, c).tolist() for c in columns), strict=True))
-    chosen = zip(result.client_ids, result.chosen.tolist(), strict=True)
-    _write_csv(out_dir / "selections.csv", ("client_id", "chosen"), chosen)
-    _draw(result, policy, setting, out_dir / "simulation.png")
-    return summary
+    tables: dict[str, Table] = {
+        "simulation": (columns, zip(*(getattr(result, column).tolist() for column in columns), strict=True)),
+        "selections": (("client_id", "chosen"), zip(result.client_ids, result.chosen.tolist(), strict=True)),
+    }
+    return _summary(experiment, policy, setting, result), tables, _draw(result, policy, setting)
 
 
-def setting_of(experiment: Experiment) -> Setting:
-    """The latencies, data sizes and budget of an experiment; τ_min = "auto" counts as the least delay possible."""
+def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
+    """The latencies, data sizes, budget and groups of an experiment, or of so many rounds of it.
+
+    τ_min = "auto" counts as the least delay possible.
+    """
     workload, ids = experiment.workload, experiment.client_ids
     labels = np.arange(workload.examples or 1000 * len(ids)) % 10
     shares = partition(
@@ -73,6 +109,7 @@ def setting_of(experiment: Experiment) -> Setting:
         tau_min_s=experiment.tau_min_s or _least_delay_s(laws),
         budget=experiment.budget(),
         seed=experiment.experiment.seed,
+        presence=experiment.presence(rounds),
     )
 
 
@@ -119,14 +156,14 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _write_csv(path: Path, header: tuple[str, ...], rows: Any) -> None:
+def _write_csv(path: Path, columns: tuple[str, ...], rows: Iterable[Iterable[Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
+        writer.writerow(columns)
         writer.writerows(rows)
 
 
-def _draw(result: SimulationResult, policy: Policy, setting: Setting, path: Path) -> None:
+def _draw(result: SimulationResult, policy: Policy, setting: Setting) -> "Figure":
     """Regret with its fits and bound, leakage, and selections, side by side."""
     from matplotlib.figure import Figure
 
@@ -137,18 +174,13 @@ def _draw(result: SimulationResult, policy: Policy, setting: Setting, path: Path
     leakage.set(title="Greatest leakage", xlabel="round", ylabel="ε spent")
     selections.bar(range(len(result.chosen)), result.chosen)
     selections.set(title="Selections", xlabel="client", ylabel="times chosen")
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def _draw_regret(axes: "Axes", result: SimulationResult, bound: FloatArray) -> None:
     axes.plot(result.round, result.regret, label="realised, eq. (15)")
     axes.plot(result.round, result.genie_regret, label="in the genie's objective, eq. (10)")
-    fits = growth_fits(result.round, result.genie_regret)
-    late = result.round[result.round > result.round[-1] / 10]
-    for (name, shape), dash in zip({"ln n": np.log, "sqrt n": np.sqrt}.items(), ("--", ":"), strict=True):
-        if name in fits:
-            label = f"{name} fit, R² = {fits[name]['r_squared']:.3f}"
-            axes.plot(late, fits[name]["a"] + fits[name]["b"] * shape(late), dash, color="0.3", label=label)
+    draw_fits(axes, result.round, result.genie_regret)
     greatest = np.nanmax(np.concatenate((result.regret, result.genie_regret, [0.0])))
     if bound[-1] < 20 * greatest:
         axes.plot(result.round, bound, "-.", color="0.2", label="bound (17)")

@@ -40,8 +40,8 @@ class Posteriors:
 
     def grown(self, clients: int) -> "Posteriors":
         """The same with an entry (a copy) for every row."""
-        missing = (0, clients - len(self.successes))
-        return Posteriors(np.pad(self.successes, missing), np.pad(self.failures, missing), self.centroids)
+        new = np.zeros(clients - len(self.successes), np.int64)
+        return Posteriors(np.concatenate((self.successes, new)), np.concatenate((self.failures, new)), self.centroids)
 
 
 @dataclass(frozen=True)
