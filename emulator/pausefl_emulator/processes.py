@@ -63,10 +63,14 @@ def write_output_to(path: Path) -> None:
 @contextmanager
 def first_error() -> Iterator[None]:
     """Raise the first PauseflError of an exception group as itself: a user needs one line, not a tree."""
+    # Not by except*: Python 3.11.2, Debian 12's, puts whatever is raised there into a group again.
     try:
         yield
-    except* PauseflError as group:
-        error: BaseException = group
+    except BaseExceptionGroup as group:
+        ours, others = group.split(PauseflError)
+        if ours is None or others is not None:
+            raise
+        error: BaseException = ours
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from None
