@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-crash lint proto format clean
+.PHONY: demo test test-crash test-containers lint proto format clean up down logs images results wheelhouse
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -17,11 +17,15 @@ test: $(READY)
 test-crash: $(READY)
 	PAUSEFL_KILLS=300 $(BIN)/pytest tests/test_crash.py
 
+# Real containers on a real engine: many minutes the first time.
+test-containers: $(READY)
+	PAUSEFL_CONTAINERS=1 $(BIN)/pytest -s tests/test_container_run.py
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy deploy/grafana
+	$(BIN)/mypy deploy/grafana deploy/compose.py deploy/requirements.py
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_stubs.py
 	$(BIN)/python tests/check_manifests.py
@@ -33,6 +37,18 @@ proto: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Containers of one server and many clients, and what watches them: CLIENTS=30 make up (deploy/README.md).
+up down logs images results:
+	@$(PYTHON) deploy/compose.py $@
+
+# Everything that images install, for builds without a network: PIP_NO_INDEX=1 make up.
+wheelhouse: FOR ?= cpu
+wheelhouse: TORCH_INDEX_URL ?= $(if $(filter cpu,$(FOR)),https://download.pytorch.org/whl/cpu)
+wheelhouse:
+	$(PYTHON) deploy/requirements.py pyproject.toml build server client evaluator | $(PYTHON) -m pip download \
+	  --only-binary :all: --constraint constraints.txt --dest deploy/wheelhouse/$(FOR) --requirement /dev/stdin \
+	  $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

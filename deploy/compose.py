@@ -1,0 +1,253 @@
+"""What `make up`, `down`, `logs`, `images` and `results` do with deploy/compose.yaml.
+
+Everything is set by variables of the environment, which deploy/README.md lists. Needs nothing but Python's standard
+library, a Docker engine, one of the two composes, and the openssl command when there are no certificates yet.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+DEPLOY = Path(__file__).resolve().parent
+PRESETS = DEPLOY.parent / "emulator/pausefl_emulator/presets"
+SERVICES = ("server", "evaluator", "client", "prometheus", "grafana")
+# The ports that are published, on the loopback address: variable, default, service, what is there.
+PORTS = (
+    ("PAGE_PORT", "9464", "server", "the run's page and metrics"),
+    ("PROMETHEUS_PORT", "9090", "prometheus", "Prometheus"),
+    ("GRAFANA_PORT", "3000", "grafana", "Grafana"),
+)
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Refusal(Exception):
+    """Why a command cannot be carried out, in one line."""
+
+
+def main(arguments: list[str]) -> None:
+    """Carry out one command; exit status 2 with one line where it cannot be."""
+    commands = {"up": up, "down": down, "logs": logs, "images": images, "results": results}
+    if len(arguments) != 1 or arguments[0] not in commands:
+        sys.exit(f"usage: compose.py {'|'.join(commands)}")
+    try:
+        environment = {**os.environ, **settings(os.environ)}
+        commands[arguments[0]](environment)
+    except Refusal as refusal:
+        print(f"make {arguments[0]}: {refusal}", file=sys.stderr)
+        sys.exit(2)
+    except subprocess.CalledProcessError as error:  # it has said why itself
+        sys.exit(error.returncode)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def settings(given: Mapping[str, str]) -> dict[str, str]:
+    """The variables of compose.yaml that follow from those given, or are checked here."""
+    clients, per_container = _count(given, "CLIENTS", 10), _count(given, "PER_CONTAINER", 1)
+    experiment = _experiment_file(given.get("EXPERIMENT", "demo"))
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    return {
+        "CLIENTS": str(clients),
+        "PER_CONTAINER": str(per_container),
+        "REPLICAS": str(-(-clients // per_container)),
+        "EXPERIMENT_FILE": str(experiment),
+        "RUN": given.get("RUN") or f"{experiment.stem}-{time.strftime('%Y%m%d-%H%M%S')}",
+        "VERSION": project["version"],
+        "REVISION": _revision(),
+        # Absolute: compose takes relative ones from its file's folder, and a bare name for a volume's.
+        "CERTIFICATES": str(Path(given.get("CERTIFICATES") or DEPLOY / "certs").resolve()),
+        "PAUSEFL_DATA": _data_folder(given.get("PAUSEFL_DATA", "")),
+        "COMPOSE_PROJECT_NAME": given.get("COMPOSE_PROJECT_NAME") or "pausefl",
+    }
+
+
+def up(environment: Mapping[str, str]) -> None:
+    """Build the images, make certificates where there are none, and start everything."""
+    services = environment.get("SERVICES", "").split() or list(SERVICES)
+    compose, memory_bytes = _compose(environment), _engine_memory_bytes()
+    running = _running(compose, environment)
+    if "server" in running:
+        raise Refusal("a run is going on: make logs shows it, make down ends it")
+    check_memory(environment, memory_bytes)
+    for variable, default, service, _ in PORTS:
+        if service in services and service not in running:
+            check_port(variable, environment.get(variable) or default)
+    make_certificates(Path(environment["CERTIFICATES"]))
+    subprocess.run([*compose, "up", "--detach", "--build", *services], env=environment, check=True)
+    print(f"run {environment['RUN']}: make logs shows it, make down ends it, make results fetches what it leaves")
+    for variable, default, service, what in PORTS:
+        if service in services:
+            print(f"  http://127.0.0.1:{environment.get(variable) or default}  {what}")
+
+
+def down(environment: Mapping[str, str]) -> None:
+    """End and remove the containers; the volumes stay."""
+    _call(environment, "down", "--remove-orphans")
+
+
+def logs(environment: Mapping[str, str]) -> None:
+    """Follow what everybody says."""
+    _call(environment, "logs", "--follow", "--tail=100")
+
+
+def images(environment: Mapping[str, str]) -> None:
+    """Build the images alone."""
+    _call(environment, "build")
+
+
+def results(environment: Mapping[str, str]) -> None:
+    """Copy the run directories out of their volume, into runs/."""
+    _engine_memory_bytes()
+    folder = Path(environment.get("RESULTS") or "runs")
+    folder.mkdir(parents=True, exist_ok=True)
+    image = f"{environment.get('IMAGE') or 'pausefl'}-server:{environment['VERSION']}"
+    volume = f"{environment['COMPOSE_PROJECT_NAME']}_runs"
+    read = ["docker", "run", "--rm", "--read-only", f"--volume={volume}:/runs:ro", "--entrypoint=tar", image]
+    with subprocess.Popen([*read, "-C", "/runs", "-c", "."], stdout=subprocess.PIPE) as reader:
+        # -o: what is copied belongs to whoever copies it.
+        subprocess.run(["tar", "-x", "-o", "-f", "-", "-C", folder], stdin=reader.stdout, check=False)
+    if reader.returncode:
+        raise Refusal(f"the volume {volume} cannot be read, see above")
+    print("\n".join(str(path.parent) for path in sorted(folder.glob("*/summary.json"))))
+
+
+def check_memory(environment: Mapping[str, str], memory_bytes: int) -> None:
+    """Refusal where the containers' limits add up to more memory than the engine's machine has."""
+    replicas = int(environment["REPLICAS"])
+    defaults = {
+        "CLIENT_MEMORY": "4G" if environment.get("GPU") else "384M",
+        "SERVER_MEMORY": "1G",
+        "EVALUATOR_MEMORY": "1G",
+    }
+    each, server, evaluator = (_bytes(environment, variable, default) for variable, default in defaults.items())
+    needed = replicas * each + server + evaluator
+    if needed > memory_bytes:
+        raise Refusal(
+            f"CLIENTS={environment['CLIENTS']}: {replicas} containers of {each / 1e9:.2g} GB, the server and the"
+            f" evaluator may take {needed / 1e9:.1f} GB, the engine's machine has {memory_bytes / 1e9:.1f} GB; take"
+            " fewer CLIENTS, more of them PER_CONTAINER, or less CLIENT_MEMORY"
+        )
+
+
+def check_port(variable: str, value: str) -> None:
+    """Refusal where the port is none, or somebody listens there."""
+    if not value.isdecimal() or not 0 < int(value) < 1 << 16:
+        raise Refusal(f"{variable}={value}: must be a port, from 1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", int(value)))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise Refusal(f"{variable}={value}: cannot be had ({error.strerror})") from error
+            raise Refusal(f"{variable}={value}: the port is taken; name another one") from error
+
+
+def make_certificates(folder: Path) -> None:
+    """What server, evaluator and clients show each other, unless it is there."""
+    if (folder / "client.pem").exists():
+        return
+    if shutil.which("openssl") is None:
+        raise Refusal(f"no openssl command here to make certificates with; install it, or put yours into {folder}")
+    script = [DEPLOY / "make-certificates.sh", folder]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Refusal(f"{folder}: certificates cannot be made there ({_last_line(done.stderr)})")
+
+
+def _call(environment: Mapping[str, str], *arguments: str) -> None:
+    compose = _compose(environment)
+    _engine_memory_bytes()
+    subprocess.run([*compose, *arguments], env=environment, check=True)
+
+
+def _compose(environment: Mapping[str, str]) -> list[str]:
+    """The command of whichever compose there is, for this project's files."""
+    if shutil.which("docker") is None:
+        raise Refusal("no docker command here; install Docker")
+    if not subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
+        command = ["docker", "compose"]
+    elif shutil.which("docker-compose"):
+        command = ["docker-compose", "--compatibility"]
+    else:
+        raise Refusal("neither `docker compose` nor docker-compose here; install one of them")
+    files = ["compose.yaml", *(["compose.gpu.yaml"] if environment.get("GPU") else [])]
+    return [*command, *(f"--file={DEPLOY / name}" for name in files)]
+
+
+def _running(compose: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The services of which a container runs."""
+    command = [*compose, "ps", "--services", "--filter", "status=running"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.split()
+
+
+def _engine_memory_bytes() -> int:
+    """The memory of the engine's machine; Refusal where no engine answers."""
+    command = ["docker", "info", "--format", "{{json .}}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with_errors = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+    if done.returncode or with_errors.get("ServerErrors") or not with_errors.get("MemTotal"):
+        why = _last_line(done.stderr) or "; ".join(with_errors.get("ServerErrors") or ["it says nothing"])
+        raise Refusal(f"no Docker engine answers: {why}")
+    return int(with_errors["MemTotal"])
+
+
+def _experiment_file(name: str) -> Path:
+    """A preset's file, or one of the user's that the containers can read."""
+    presets = {path.stem: path for path in sorted(PRESETS.glob("*.toml"))}
+    if name in presets:
+        return presets[name]
+    path = Path(name).resolve()
+    if not path.is_file():
+        raise Refusal(f"EXPERIMENT={name}: is neither a file nor a preset ({', '.join(presets)})")
+    if not path.stat().st_mode & 0o004:
+        raise Refusal(f"EXPERIMENT={name}: must be readable by all, the containers run as a user of their own")
+    return path
+
+
+def _data_folder(name: str) -> str:
+    """The folder's path; empty, for which compose.yaml has a volume, where none is named."""
+    if name and not Path(name).is_dir():
+        raise Refusal(f"PAUSEFL_DATA={name}: is no folder")
+    return name and str(Path(name).resolve())
+
+
+def _count(given: Mapping[str, str], variable: str, default: int) -> int:
+    value = given.get(variable) or str(default)
+    if not value.isdecimal() or int(value) < 1:
+        raise Refusal(f"{variable}={value}: must be a number from 1")
+    return int(value)
+
+
+def _bytes(given: Mapping[str, str], variable: str, default: str) -> int:
+    value = given.get(variable) or default
+    match = re.fullmatch(r"(\d+)([KMG]?)B?", value.upper())
+    if match is None:
+        raise Refusal(f"{variable}={value}: must be a size like 512M or 2G")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def _revision() -> str:
+    """The commit the images are made of, for their labels; empty outside a checkout."""
+    try:
+        command = ["git", "-C", str(DEPLOY), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,175 @@
+"""Images, compose file and `make up`, as far as they can be told without an engine (test_container_run has one)."""
+
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+
+
+@pytest.fixture(scope="module")
+def compose_py() -> ModuleType:
+    """deploy/compose.py, which is a script of its own and in no package."""
+    spec = importlib.util.spec_from_file_location("compose", DEPLOY / "compose.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`make COMMAND`, as its rule says."""
+    return subprocess.run(
+        [sys.executable, str(DEPLOY / "compose.py"), command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_image_is_a_stage_of_the_dockerfile() -> None:
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    targets = {
+        service["build"]["target"]: service["image"]
+        for name in ("compose.yaml", "compose.gpu.yaml")
+        for service in yaml.safe_load((DEPLOY / name).read_text())["services"].values()
+        if "build" in service
+    }
+    assert set(targets) == {"server", "evaluator", "client", "client-cuda"} <= set(stages)
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for target, image in targets.items():
+        assert image == f"${{IMAGE:-pausefl}}-{target}:${{VERSION:-{version}}}"
+
+
+def test_containers_can_neither_write_nor_become_more_than_they_are() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for name in ("server", "evaluator", "client"):
+        assert services[name]["read_only"]
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
+    for service in services.values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+@pytest.mark.parametrize(("extras", "torch"), [(["server"], False), (["evaluator"], True), (["client"], True)])
+def test_torch_is_where_models_are(extras: list[str], torch: bool) -> None:
+    script = [sys.executable, str(DEPLOY / "requirements.py"), str(ROOT / "pyproject.toml"), *extras]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    names = re.findall(r"^[\w-]+", printed, re.MULTILINE)
+    assert ("torch" in names) == torch
+    assert "grpcio" in names
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+def test_the_older_compose_takes_the_files() -> None:
+    files = [f"--file={DEPLOY / name}" for name in ("compose.yaml", "compose.gpu.yaml")]
+    command = ["docker-compose", "--compatibility", *files, "config"]
+    environment = {**os.environ, "REPLICAS": "7", "CLIENT_MEMORY": "300M"}
+    read = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    client = yaml.safe_load(read)["services"]["client"]
+    assert client["deploy"]["replicas"] == 7
+    assert client["deploy"]["resources"]["limits"]["memory"] == "300M"
+    assert client["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"CLIENTS": "many"}, "CLIENTS=many: must be a number from 1"),
+        ({"PER_CONTAINER": "0"}, "PER_CONTAINER=0: must be a number from 1"),
+        ({"EXPERIMENT": "no-such"}, "EXPERIMENT=no-such: is neither a file nor a preset (demo, "),
+        ({"PAUSEFL_DATA": "nowhere"}, "PAUSEFL_DATA=nowhere: is no folder"),
+        ({"DOCKER_HOST": "unix:///nowhere/docker.sock"}, "no Docker engine answers: "),
+        ({"PATH": "/nowhere"}, "no docker command here; install Docker"),
+    ],
+)
+def test_make_up_says_in_one_line_why_it_cannot(environment: dict[str, str], message: str) -> None:
+    if "DOCKER_HOST" in environment and not (shutil.which("docker") and shutil.which("docker-compose")):
+        pytest.skip("docker and docker-compose are not installed")
+    done = make("up", **environment)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("make up: ")
+    assert message in line
+
+
+def test_an_experiment_that_containers_could_not_read_is_said(tmp_path: Path) -> None:
+    experiment = tmp_path / "mine.toml"
+    experiment.touch(mode=0o600)
+    assert "must be readable by all" in make("up", EXPERIMENT=str(experiment)).stderr
+
+
+def test_a_taken_port_is_said(compose_py: ModuleType) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(compose_py.Refusal, match=f"GRAFANA_PORT={port}: the port is taken"):
+            compose_py.check_port("GRAFANA_PORT", port)
+    compose_py.check_port("GRAFANA_PORT", port)
+    with pytest.raises(compose_py.Refusal, match="GRAFANA_PORT=x: must be a port"):
+        compose_py.check_port("GRAFANA_PORT", "x")
+
+
+def test_too_little_memory_is_said(compose_py: ModuleType) -> None:
+    settings = compose_py.settings({"CLIENTS": "30"})
+    compose_py.check_memory(settings, 14 << 30)
+    with pytest.raises(compose_py.Refusal, match=r"CLIENTS=30: 30 containers of 0.4 GB, .* has 8.0 GB; take fewer"):
+        compose_py.check_memory(settings, 8_000_000_000)
+    shared = compose_py.settings({"CLIENTS": "30", "PER_CONTAINER": "4"})
+    assert shared["REPLICAS"] == "8"
+    compose_py.check_memory(shared, 8_000_000_000)
+    with pytest.raises(compose_py.Refusal, match="CLIENT_MEMORY=lots: must be a size"):
+        compose_py.check_memory({**settings, "CLIENT_MEMORY": "lots"}, 8_000_000_000)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_certificates_are_made_once_and_trusted(compose_py: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    compose_py.make_certificates(folder)
+    made = {path.name: path.read_bytes() for path in folder.iterdir()}
+    compose_py.make_certificates(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == made
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "ca.key").stat().st_mode & 0o777 == 0o600
+    assert shake_hands(folder, "server", "client", "server") == "pausefl server"
+    assert shake_hands(folder, "evaluator", "server", "evaluator") == "pausefl evaluator"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(folder, "evaluator", "client", "server")
+
+
+def shake_hands(folder: Path, server: str, client: str, name: str) -> str:
+    """Mutual TLS in memory; the common name the client sees."""
+
+    def context(side: int, whose: str) -> ssl.SSLContext:
+        made = ssl.SSLContext(side)
+        made.load_cert_chain(folder / f"{whose}.pem", folder / f"{whose}.key")
+        made.load_verify_locations(folder / "ca.pem")
+        made.verify_mode = ssl.CERT_REQUIRED
+        return made
+
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    listens = context(ssl.PROTOCOL_TLS_SERVER, server).wrap_bio(up, down, server_side=True)
+    calls = context(ssl.PROTOCOL_TLS_CLIENT, client).wrap_bio(down, up, server_hostname=name)
+    for side in (calls, listens, calls, listens):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    certificate: Any = calls.getpeercert()
+    return next(value for part in certificate["subject"] for key, value in part if key == "commonName")
