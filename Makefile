@@ -44,7 +44,6 @@ up down logs images results:
 
 # Everything that images install, for builds without a network: PIP_NO_INDEX=1 make up.
 wheelhouse: FOR ?= cpu
-wheelhouse: TORCH_INDEX_URL ?= $(if $(filter cpu,$(FOR)),https://download.pytorch.org/whl/cpu)
 wheelhouse:
 	$(PYTHON) deploy/requirements.py pyproject.toml build server client evaluator | $(PYTHON) -m pip download \
 	  --only-binary :all: --constraint constraints.txt --dest deploy/wheelhouse/$(FOR) --requirement /dev/stdin \

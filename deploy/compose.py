@@ -82,6 +82,8 @@ def up(environment: Mapping[str, str]) -> None:
         if service in services and service not in running:
             check_port(variable, environment.get(variable) or default)
     make_certificates(Path(environment["CERTIFICATES"]))
+    if not (environment.get("TORCH_INDEX_URL") or environment.get("PIP_NO_INDEX") or environment.get("GPU")):
+        print("TORCH_INDEX_URL is not set: torch is built with CUDA, images take several GB (deploy/README.md)")
     subprocess.run([*compose, "up", "--detach", "--build", *services], env=environment, check=True)
     print(f"run {environment['RUN']}: make logs shows it, make down ends it, make results fetches what it leaves")
     for variable, default, service, what in PORTS:
