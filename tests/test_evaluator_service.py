@@ -30,9 +30,9 @@ from pausefl_emulator.evaluator_transport import EvaluatorServer, RemoteEvaluato
 from pausefl_emulator.experiment import parse_experiment
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
-from pausefl_server.metrics import ServerMetrics
 from pausefl_server.records import Evaluation
 from pausefl_server.store import Store, StoreActor
+from pausefl_server.telemetry import Telemetry
 
 # `pausefl`, which says at its end whether it came to need torch.
 SCRIPT = """
@@ -196,7 +196,9 @@ async def test_only_the_patient_wait_for_an_evaluator_that_is_lost() -> None:
             assert len(await remote.evaluate(theta, subset=True, patient=False)) == 2
 
 
-async def test_a_round_without_its_judgement_is_said_once(tmp_path: Path) -> None:
+async def test_a_round_without_its_judgement_is_said_once(
+    tmp_path: Path, make_telemetry: Callable[..., Telemetry]
+) -> None:
     is_there, told = True, list[str]()
 
     async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
@@ -210,7 +212,7 @@ async def test_a_round_without_its_judgement_is_said_once(tmp_path: Path) -> Non
 
     store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
     keeper = StoreActor(store, checkpoint)
-    evaluator = EvaluatorActor(evaluate, keeper, ServerMetrics(None, 1, is_served=False), progress)
+    evaluator = EvaluatorActor(evaluate, keeper, make_telemetry(None), progress)
     async with asyncio.TaskGroup() as group:
         for actor in (keeper, evaluator):
             group.create_task(actor.run())
