@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl_emulator.experiment import group_of
+from pausefl_emulator.experiment_tables import group_of
 from pausefl_server.clients import ClientTable, IntArray
 from pausefl_server.records import RoundRecord
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from pausefl.errors import ConfigError, PauseflError
-from pausefl_emulator.experiment import Experiment, GroupTable
+from pausefl_emulator.experiment import Experiment
+from pausefl_emulator.experiment_tables import GroupTable
 from pausefl_emulator.host import run_host
 from pausefl_emulator.latency import processes
 from pausefl_emulator.namespaces import kernel_network

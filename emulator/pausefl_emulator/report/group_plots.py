@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl_emulator.choices import RELEVANT, GroupChoices
-from pausefl_emulator.experiment import group_of
+from pausefl_emulator.experiment_tables import group_of
 from pausefl_emulator.report.reading import RunData, Split
 from pausefl_emulator.report.style import DASHES, INK, MUTED, SERIES, SURFACE, Colour, Look, new_figure, percent_axis
 

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from pausefl_emulator.experiment import group_of
+from pausefl_emulator.experiment_tables import group_of
 from pausefl_emulator.report.group_plots import NO_GROUP, Groups, group_looks, joins, mark_joins
 from pausefl_emulator.report.learning import Learning
 from pausefl_emulator.report.style import DASHES, INK, MUTED, SERIES, Look, new_figure
