@@ -359,6 +359,7 @@ def test_bad_parameters_are_named(policy: type[Policy], parameters: dict[str, An
         ("no_such_module:Policy", "No module named 'no_such_module'"),
         ("math:Policy", "has no attribute 'Policy'"),
         ("math:pi", "must be a subclass of pausefl_server.selection.Policy"),
+        ("pausefl_server.selection.base:Policy", "does not say how it selects"),
         (":Policy", "Empty module name"),
     ],
 )

@@ -5,6 +5,7 @@ group down; callers blocked in `tell` or `ask` get `ActorStopped` whichever way 
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +18,7 @@ class ActorStopped(PauseflError):
     """The actor ended before it took the message or answered it."""
 
 
-class Actor(Generic[Message]):
+class Actor(ABC, Generic[Message]):
     """Base of all actors: subclasses answer messages in `receive`, one at a time, in the order they came."""
 
     def __init__(self, name: str, capacity: int = 64) -> None:
@@ -70,9 +71,9 @@ class Actor(Generic[Message]):
     async def on_stop(self) -> None:
         """Called once after the last message, also after a failure or a cancellation."""
 
+    @abstractmethod
     async def receive(self, message: Message) -> Any:
         """Handle one message; the return value answers an `ask`."""
-        raise NotImplementedError(f"{self.name} does not take {type(message).__name__}")
 
     async def _handle(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
         if reply is None:

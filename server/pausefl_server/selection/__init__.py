@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+from inspect import isabstract
 
 from pausefl.errors import ConfigError
 from pausefl_server.selection.base import Context, Inspection, Oracle, Policy, Selection
@@ -58,4 +59,6 @@ def _imported(name: str) -> type[Policy]:
         raise ConfigError(f'selection.policy = "{name}": {error}') from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(f'selection.policy = "{name}": must be a subclass of pausefl_server.selection.Policy')
+    if isabstract(found):
+        raise ConfigError(f'selection.policy = "{name}": does not say how it selects (no method `select`)')
     return found

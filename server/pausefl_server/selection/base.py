@@ -1,5 +1,6 @@
 """What a selection policy is: a small validated record of parameters plus four pure functions."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -71,7 +72,7 @@ class Inspection:
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(ABC):
     """Base of all policies. `m` is how many clients a round takes; with fewer eligible, all of them are taken.
 
     A policy with a memory of its own (beyond the client table) returns it from `start` and folds records into it with
@@ -95,7 +96,7 @@ class Policy:
         if self.m < 1:
             raise ValueError(f"m = {self.m}: must be at least 1")
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> None:  # noqa: B027 - most policies have nothing to load
         """Load what `select` needs, such as compiled code, so that round 1 does not pay for it."""
 
     def start(self) -> Any:
@@ -113,6 +114,6 @@ class Policy:
         """The state after `record`; `table` already includes it. Must not change its arguments."""
         return state
 
+    @abstractmethod
     def select(self, state: Any, context: Context) -> Selection:
         """Choose at most m of `context.eligible`: a pure function of its arguments."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it selects")

@@ -1,6 +1,7 @@
 """What policies share that judge clients who join while training runs."""
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +56,9 @@ class NewcomerPolicy(Policy):
         }
         return Selection(everyone, weights=np.full(len(everyone), 1 / len(everyone)), details=details)
 
+    @abstractmethod
     def _promise(self, state: Any, context: Context, newcomers: IntArray) -> FloatArray:
         """(n,) the greater the better, of these rows, which are one insertion's."""
-        raise NotImplementedError(f"{type(self).__name__} does not say which newcomers are promising")
 
     def _size(self, state: Any, table: ClientTable, newcomers: IntArray) -> int:  # noqa: ARG002
         """p of this insertion."""
