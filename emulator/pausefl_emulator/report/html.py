@@ -19,8 +19,9 @@ UNIT_SENTENCES = {
     "vector, of d = {d:,} coordinates, and so for each single coordinate at most. Both are given.",
 }
 NOISE_SENTENCES = {
-    "laplace": "Noise: Laplace, drawn in float64 by numpy's PCG64DXSM from a fresh 128-bit seed of the operating "
-    "system for every release, and rounded to float32. Floating-point sampling is not exact (Mironov, 2012).",
+    "laplace": "Noise: Laplace, drawn in float64 from a fresh seed of the operating system for every release (by "
+    "numpy's PCG64DXSM, 128 bits; on a client that trains on a GPU by torch's Philox, 124 bits), and rounded to "
+    "float32. Floating-point sampling is not exact (Mironov, 2012).",
     "opendp": "Noise: Laplace, drawn by OpenDP's exact sampler from the operating system's entropy.",
     "reproducible": "Noise: drawn from the experiment's seed.",
 }
