@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl.actor import Actor
+from pausefl.actor import Actor, ActorStopped
 from pausefl.budget import Budget
 from pausefl.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl.v1 import federation_pb2 as pb
@@ -33,8 +33,9 @@ from pausefl_client.session import ClientSession, ClientSettings, Stream
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import TrainingOutcome
 from pausefl_client.transport import connect
-from pausefl_server.messages import Lost, Register
+from pausefl_server.messages import Lost, Register, Shutdown
 from pausefl_server.records import Evaluation, RoundRecord
+from pausefl_server.rounds import Coordinator
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.uniform import Random
@@ -550,6 +551,23 @@ async def test_a_second_kind_of_signal_does_not_break_off_the_last_judgement(tmp
         result = await run.finished()
     assert result.stopped_because == "stopped by SIGINT"
     assert [e.accuracy for e in result.final_evaluations] == [0.5]
+
+
+async def test_a_signal_that_meets_a_coordinator_at_its_end_breaks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not stopped when the signal comes, and has when it would hear of it."""
+
+    async def stop_first(coordinator: Coordinator, message: Shutdown) -> None:
+        await Actor.tell(coordinator, message)
+        raise ActorStopped("coordinator has stopped")
+
+    monkeypatch.setattr(Coordinator, "tell", stop_first)
+    async with federation(tmp_path) as run:
+        await run.port
+        signal.raise_signal(signal.SIGINT)
+        result = await run.finished()
+    assert result.stopped_because == "stopped by SIGINT"
 
 
 async def test_an_answer_to_a_server_that_has_just_ended_hurts_nobody(

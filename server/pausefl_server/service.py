@@ -4,10 +4,11 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pausefl.actor import ActorStopped
 from pausefl.errors import ConfigError
 from pausefl.honesty import HostMonitor
 from pausefl.tls import Tls
@@ -181,8 +182,7 @@ def _interruptible(coordinator: Coordinator, group: asyncio.TaskGroup) -> Iterat
     def interrupt(number: signal.Signals) -> None:
         loop.remove_signal_handler(number)
         interrupted.set()
-        if not coordinator.stopped:
-            group.create_task(coordinator.tell(Shutdown(f"stopped by {number.name}")))
+        group.create_task(_end(coordinator, f"stopped by {number.name}"))
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
@@ -192,6 +192,11 @@ def _interruptible(coordinator: Coordinator, group: asyncio.TaskGroup) -> Iterat
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+async def _end(coordinator: Coordinator, reason: str) -> None:
+    with suppress(ActorStopped):  # it has ended by itself, or by the other signal, meanwhile
+        await coordinator.tell(Shutdown(reason))
 
 
 def _restore(
