@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -282,8 +282,7 @@ class ClientSession:
             # Its times belong to the exchange before; whatever is left of the work is a wait in this one.
             work = await asyncio.shield(self._kept[1])
             return _Work(work.released, work.loss, is_resent=True)
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, self._compute, download, key, submitted_s)
+        future = _awaitable(self._executor.submit(self._compute, download, key, submitted_s))
         self._kept = key, future
         return await asyncio.shield(future)
 
@@ -325,6 +324,15 @@ class ClientSession:
         data = message.SerializeToString() if payload is None else pack(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
             await stream.write(data)
+
+
+def _awaitable(submitted: "Future[_Work]") -> "asyncio.Future[_Work]":
+    """For work that was done at once, without the detour by which other threads wake the event loop."""
+    if not submitted.done() or submitted.exception() is not None:
+        return asyncio.wrap_future(submitted)
+    future: asyncio.Future[_Work] = asyncio.get_running_loop().create_future()
+    future.set_result(submitted.result())
+    return future
 
 
 def _host(report: HostReport) -> pb.Host:
