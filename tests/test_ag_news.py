@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from pausefl.errors import ConfigError
-from pausefl_client import datasets
-from pausefl_client.datasets import Dataset, cached_folder, load_dataset, read_ag_news, split_note
+from pausefl_client.cache import cached_folder
+from pausefl_client.datasets import Dataset, Examples, load_dataset, split_note
+from pausefl_client.formats import read_ag_news
 from pausefl_client.models import build_model, flatten
 from pausefl_client.text import hashed_tokens
 from pausefl_client.trainer import TrainingSettings
@@ -48,7 +49,7 @@ def write_articles(path: Path, n: int, first: int = 0) -> None:
         writer.writerows((i % 4 + 1, article(i), "") for i in range(first, first + n))
 
 
-def articles(*parts: datasets.Examples) -> set[bytes]:
+def articles(*parts: Examples) -> set[bytes]:
     return {row.tobytes() for part in parts for row in part.inputs}
 
 

@@ -18,16 +18,11 @@ import numpy as np
 import pytest
 
 from pausefl.errors import ConfigError
-from pausefl_client import datasets
-from pausefl_client.datasets import (
-    Dataset,
-    Examples,
-    cached_folder,
-    load_dataset,
-    prepare_dataset,
-    read_cifar,
-    read_idx,
-)
+from pausefl_client import downloads
+from pausefl_client.cache import cached_folder, data_folder
+from pausefl_client.datasets import Dataset, Examples, load_dataset, prepare_dataset
+from pausefl_client.formats import read_cifar, read_idx
+from pausefl_client.published import PUBLISHED
 
 N_TRAIN, N_TEST = 10_006, 9
 
@@ -231,14 +226,14 @@ def web(tmp_path: Path) -> Iterator[str]:
 
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, urls: list[str], folder: Path) -> None:
     """Make a data set's published files those in `folder`, to be had from `urls`."""
-    published = datasets._PUBLISHED[name]
+    published = PUBLISHED[name]
     sha256 = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in published.sha256}
-    monkeypatch.setitem(datasets._PUBLISHED, name, replace(published, urls=tuple(urls), sha256=sha256))
+    monkeypatch.setitem(PUBLISHED, name, replace(published, urls=tuple(urls), sha256=sha256))
 
 
 def test_missing_files_are_downloaded(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist(tmp_path / "web")
-    files = datasets._PUBLISHED["mnist"].sha256
+    files = PUBLISHED["mnist"].sha256
     publish(monkeypatch, "mnist", [f"{web}/mnist/{file}" for file in files], tmp_path / "web" / "mnist")
     assert load_dataset("mnist", seed=1).train.labels.tolist() == [0, 1, 2, 3, 4, 5]
     assert {path.name for path in (tmp_path / "data" / "mnist").iterdir()} == set(files)
@@ -270,7 +265,7 @@ def test_a_download_with_the_wrong_checksum_is_thrown_away(
     tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mnist(tmp_path / "web")
-    files = datasets._PUBLISHED["mnist"].sha256
+    files = PUBLISHED["mnist"].sha256
     publish(monkeypatch, "mnist", [f"{web}/mnist/{file}" for file in files], tmp_path / "web" / "mnist")
     write_mnist(tmp_path / "web", shift=1)
     with pytest.raises(ConfigError, match="wrong checksum"):
@@ -281,11 +276,11 @@ def test_a_download_with_the_wrong_checksum_is_thrown_away(
 def test_no_answer_is_given_up_with_one_line_that_says_what_to_put_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets, "DOWNLOAD_PATIENCE_S", 0.1)
+    monkeypatch.setattr(downloads, "PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         write_mnist(tmp_path / "published")
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        files = datasets._PUBLISHED["mnist"].sha256
+        files = PUBLISHED["mnist"].sha256
         publish(monkeypatch, "mnist", [f"{url}/{file}" for file in files], tmp_path / "published" / "mnist")
         with pytest.raises(ConfigError) as caught:
             load_dataset("mnist", seed=1)
@@ -357,8 +352,8 @@ def test_published_data(
         [1000] * 10 if name != "mnist" else [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     )
     assert data.test.inputs.mean() / 255 == pytest.approx(mean, abs=5e-4)
-    assert datasets.data_folder() == Path(str(REAL_DATA))
-    published = datasets._PUBLISHED[name]
+    assert data_folder() == Path(str(REAL_DATA))
+    published = PUBLISHED[name]
     for file, checksum in published.sha256.items():
-        content = (datasets.data_folder() / published.folder / file).read_bytes()
+        content = (data_folder() / published.folder / file).read_bytes()
         assert hashlib.sha256(content).hexdigest() == checksum
