@@ -20,6 +20,7 @@ from pausefl_server.admission import check_hello
 from pausefl_server.announcer import Announcer, Progress
 from pausefl_server.clients import FloatArray
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.flight import Flight, inspect, observe
 from pausefl_server.ledger import Release, check_release
 from pausefl_server.messages import (
     Acknowledge,
@@ -35,7 +36,7 @@ from pausefl_server.messages import (
 )
 from pausefl_server.peer import ClientActor
 from pausefl_server.pings import Ping, PingRota
-from pausefl_server.records import Event, EventKind, Observation, RoundRecord
+from pausefl_server.records import Event, EventKind, RoundRecord
 from pausefl_server.retirement import budgets_end, too_few_left, used_up
 from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.settings import ServerSettings
@@ -47,8 +48,6 @@ Result = TypeVar("Result")
 
 # Work shorter than this is done on the event loop: a thread and back costs 0.1 ms.
 _QUICK_S = 0.001
-# A latency is a divisor in μ̄; a clock can tick twice at the same instant.
-_LEAST_LATENCY_S = 1e-6
 
 
 class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown]):
@@ -89,12 +88,9 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._peers: dict[str, ClientActor] = {}
         self._events = late_events
         self._digest = digest(theta)
-        self._job: Dispatch | None = None  # the round in flight
+        self._flight: Flight | None = None  # the round that is under way
         self._budget = settings.privacy.budget if settings.privacy else None
         self._attempt = first_attempt  # at the next round; above 1 where that was taken back
-        self._due: dict[str, float] = {}  # who still owes it an answer, and until when
-        self._updates: dict[str, Update] = {}
-        self._observations: dict[str, Observation] = {}
         self._began_s: float | None = None
         self._unreported: RoundRecord | None = None  # committed, but nobody was told yet
         self._rota = PingRota(settings.pings_per_s)
@@ -161,18 +157,18 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         quick = self._selection_s < _QUICK_S and self.theta.nbytes <= MAX_FRAME_BYTES
         selection, job = await _off_loop(quick, self._prepare, round, attempt)
         chosen = tuple(self.state.table.ids[row] for row in selection.rows)
-        await self._send(job, chosen)
+        flight = self._flight = self._send(job, chosen)
         await asyncio.sleep(0)  # let the job leave before anything else is done
-        await self._tell_of_last_round(busy=self._due.keys())
-        await self._collect()
-        self._job = None
+        await self._tell_of_last_round(busy=flight.due.keys())
+        await self._collect(flight)
+        self._flight = None
         if self.stopped_because:
             # The round in flight is given up; what its clients spent on it is not.
-            self._events = [*events, *self._events, *(_reconciled(u) for u in self._updates.values())]
+            self._events = [*events, *self._events, *(_reconciled(u) for u in flight.updates.values())]
             return
         quick = self.theta.nbytes * len(chosen) <= MAX_FRAME_BYTES
-        theta, optimizer_state, model_digest = await _off_loop(quick, self._aggregate, selection, chosen)
-        observations = tuple(self._observations[c] for c in sorted(self._observations))
+        theta, optimizer_state, model_digest = await _off_loop(quick, self._aggregate, selection, flight)
+        observations = tuple(flight.observations[c] for c in sorted(flight.observations))
         host = self._monitor.report(began_s, time.process_time() - began_cpu_s)
         record = RoundRecord(
             round=round,
@@ -218,12 +214,12 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         ready_s = self._clock()
         return selection, Dispatch(round, attempt, messages, ready_s - began_s, ready_s)
 
-    async def _send(self, job: Dispatch, chosen: tuple[str, ...]) -> None:
-        self._job, self._updates, self._observations = job, {}, {}
+    def _send(self, job: Dispatch, chosen: tuple[str, ...]) -> Flight:
         until_s = self._clock() + self._settings.round_timeout_s
-        self._due = dict.fromkeys(chosen, until_s)
-        for client_id in self._due:
+        flight = Flight(job, chosen, due=dict.fromkeys(chosen, until_s))
+        for client_id in flight.due:  # once each, also where a policy has drawn one twice
             self._offer(client_id, job)
+        return flight
 
     def _offer(self, client_id: str, message: Dispatch | Acknowledge | Probe | Dismiss) -> None:
         """Say it to a client that is there; one whose stream takes nothing any more must hold nobody up."""
@@ -246,70 +242,31 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         for client_id in self._rota.due(self._clock(), busy):
             self._offer(client_id, Probe())
 
-    async def _collect(self) -> None:
+    async def _collect(self, flight: Flight) -> None:
         """Take messages until everybody due has answered, is overdue, or the run is to end."""
-        while self._due and not self.stopped_because:
-            patience_s = min(self._due.values()) - self._clock()
+        while flight.due and not self.stopped_because:
+            patience_s = min(flight.due.values()) - self._clock()
             if patience_s > 0 and await self._wait_for_message(patience_s):
                 while self._mailbox:
                     await self._handle(*self._take())
             else:
-                self._give_up_on_the_late()
+                late = flight.give_up(self._clock())
+                self._events += [Event("missed", client_id, "gave no answer in time") for client_id in late]
 
-    def _give_up_on_the_late(self) -> None:
-        now_s = self._clock()
-        for client_id in [c for c, until_s in self._due.items() if until_s <= now_s]:
-            del self._due[client_id]
-            self._events.append(Event("missed", client_id, "gave no answer in time"))
-
-    def _aggregate(self, selection: Selection, chosen: tuple[str, ...]) -> tuple[Vector, Vector, str]:
+    def _aggregate(self, selection: Selection, flight: Flight) -> tuple[Vector, Vector, str]:
         """θ, its optimizer's state and its digest, from the updates that came and are admitted, in selection order."""
-        arrived = self._inspect(selection, chosen)
-        if not arrived:
+        admitted = inspect(flight, self.state.policy, self.state.table, selection)
+        if not admitted:
             return self.theta, self._optimizer_state, self._digest
         weights: FloatArray
         if selection.weights is None:
-            weights = self.state.table.n_examples[selection.rows[arrived]].astype(np.float64)
+            weights = self.state.table.n_examples[selection.rows[admitted]].astype(np.float64)
         else:
-            weights = selection.weights[arrived]
-        updates = [self._updates[chosen[i]].vector for i in arrived]
+            weights = selection.weights[admitted]
+        updates = [flight.updates[flight.chosen[i]].vector for i in admitted]
         change = self._settings.aggregation.combine(updates, weights)
         theta, state = self._settings.optimizer.step(self.theta, change, self._optimizer_state)
         return theta, state, digest(theta)
-
-    def _inspect(self, selection: Selection, chosen: tuple[str, ...]) -> list[int]:
-        """Show the policy the updates while they are at hand; the positions of those that may enter the model."""
-        arrived = [i for i, client_id in enumerate(chosen) if client_id in self._updates]
-        vectors = [self._updates[chosen[i]].vector for i in arrived]
-        inspection = self.state.policy.inspect(self.state.table, selection.rows[arrived], vectors)
-        if inspection is None:
-            return arrived
-        for i, found in zip(arrived, inspection.statistics, strict=True):
-            observation = self._observations[chosen[i]]
-            statistics = {**observation.statistics, **found}
-            self._observations[chosen[i]] = replace(observation, statistics=statistics)
-        return [i for i, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted]
-
-    def _observe(self, update: Update) -> Observation:
-        settings, row = self._settings, self.state.table.row_of[update.client_id]
-        latency_s = update.timing.signal_s(settings.signal, settings.time_scale)
-        waited_s = update.timing.server_wait_s + self._clock() - update.arrived_s
-        return Observation(
-            client_id=update.client_id,
-            timing=replace(update.timing, server_wait_s=waited_s),
-            latency_s=max(latency_s, _LEAST_LATENCY_S),
-            n_examples=int(self.state.table.n_examples[row]),
-            participation=update.release.participation,
-            epsilon=update.release.epsilon,
-            epsilon_spent=max(update.release.epsilon_spent, float(self.state.table.epsilon_spent[row])),
-            bytes_down=update.bytes_down,
-            bytes_up=update.bytes_up,
-            drawn_down_s=update.drawn_down_s,
-            drawn_up_s=update.drawn_up_s,
-            loss=update.loss if "loss" in settings.disclosed else None,
-            statistics=update.statistics if "labels" in settings.disclosed else {},
-            host=update.host,
-        )
 
     def _report(self, record: RoundRecord) -> None:
         ends = budgets_end(self.state.table, self._budget, self.state.round, self.state.policy.m)
@@ -410,10 +367,10 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         else:
             minimum = self._settings.minimum_clients
             self._progress({"kind": "waiting", "connected": len(self._peers), "minimum": minimum})
-        if self._job is not None and client_id in self._due:
+        if self._flight is not None and client_id in self._flight.due:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
-            self._due[client_id] = self._clock() + self._settings.round_timeout_s
-            self._offer(client_id, replace(self._job, ready_s=self._clock()))
+            self._flight.due[client_id] = self._clock() + self._settings.round_timeout_s
+            self._offer(client_id, replace(self._flight.job, ready_s=self._clock()))
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:
@@ -424,25 +381,24 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._rota.leave(client_id)
         self._events.append(Event("left", client_id, message.reason))
         self._telemetry.departed(len(self._peers))
-        if client_id in self._due:
-            self._due[client_id] = min(self._due[client_id], self._clock() + self._settings.rejoin_timeout_s)
+        if self._flight is not None and client_id in self._flight.due:
+            due = self._flight.due
+            due[client_id] = min(due[client_id], self._clock() + self._settings.rejoin_timeout_s)
         if self.state.round:
             self._announcer.say(f"client {client_id} left: {message.reason}")
 
     def _take_update(self, update: Update) -> None:
-        table, row = self.state.table, self.state.table.row_of.get(update.client_id)
+        table, flight, row = self.state.table, self._flight, self.state.table.row_of.get(update.client_id)
         mirrored, used = (int(table.released[row]), int(table.used[row])) if row is not None else (0, 0)
         try:
-            if self._job is None or update.round != self._job.round or update.client_id not in self._due:
+            if flight is None or not flight.lacks(update):
                 raise WireError(f"round {update.round} is over, its update came too late")
             check_release(update.release, self._budget, mirrored, used)
         except WireError as error:
             refusal = Refusal(update.client_id, update.round, str(error), rejected=True, release=update.release)
             self._take_refusal(refusal)
             return
-        del self._due[update.client_id]
-        self._updates[update.client_id] = update
-        self._observations[update.client_id] = self._observe(update)
+        flight.take(update, observe(update, table, self._settings, self._clock()))
 
     def _take_refusal(self, refusal: Refusal) -> None:
         client_id = refusal.client_id
@@ -452,8 +408,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._events.append(Event(kind, client_id, refusal.reason))
         if self._plausible(refusal.release):
             self._events.append(_reconciled(refusal))
-        if self._job is not None and refusal.round == self._job.round:
-            self._due.pop(client_id, None)
+        if self._flight is not None and refusal.round == self._flight.job.round:
+            self._flight.due.pop(client_id, None)
 
     def _count_rejected(self, message: str) -> None:
         self.rejected_updates += 1
