@@ -184,6 +184,13 @@ async def raw_stream(port: int) -> AsyncIterator["grpc.aio.StreamStreamCall[byte
             call.cancel()
 
 
+async def take_a_job(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+    """Be a client by hand, up to the model of its first job."""
+    await call.write(hello())
+    assert (await answer_of(call)).WhichOneof("kind") == "welcome"
+    assert (await answer_of(call)).WhichOneof("kind") == "job"
+
+
 def hello(client_id: str = "raw", size: int = SIZE) -> bytes:
     manifest = Manifest((Tensor("synthetic", (size,)),)).to_message()
     greeting = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id=client_id, n_examples=1, manifest=manifest)
@@ -305,9 +312,7 @@ async def test_garbage_after_the_hello_is_counted_and_the_run_goes_on(tmp_path: 
         for c in ("a", "b"):
             some.start(c, await run.port)
         async with raw_stream(await run.port) as call:
-            await call.write(hello())
-            assert (await answer_of(call)).WhichOneof("kind") == "welcome"
-            assert (await answer_of(call)).WhichOneof("kind") == "job"
+            await take_a_job(call)
             for garbage in (b"\xff\xff", b"\x7a\xff\xff\xff\xff\x0f", b"", hello()):
                 await call.write(garbage)
                 await run.event("event", "rejected")
@@ -321,9 +326,7 @@ async def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(tmp_path:
         for c in ("a", "b"):
             some.start(c, await run.port)
         async with raw_stream(await run.port) as call:
-            await call.write(hello())
-            assert (await answer_of(call)).WhichOneof("kind") == "welcome"
-            assert (await answer_of(call)).WhichOneof("kind") == "job"
+            await take_a_job(call)
             await call.write(b"\0" * (MAX_MESSAGE_BYTES + 1))
             with pytest.raises(grpc.aio.AioRpcError):
                 while await asyncio.wait_for(call.read(), 20) is not grpc.aio.EOF:
@@ -575,9 +578,7 @@ async def test_an_answer_to_a_server_that_has_just_ended_hurts_nobody(
 ) -> None:
     """The client does not read its goodbye before it has answered."""
     async with federation(tmp_path, minimum_clients=1) as run, raw_stream(await run.port) as call:
-        await call.write(hello())
-        assert (await answer_of(call)).WhichOneof("kind") == "welcome"
-        assert (await answer_of(call)).WhichOneof("kind") == "job"
+        await take_a_job(call)
         signal.raise_signal(signal.SIGINT)
         goodbye = (await answer_of(call)).goodbye
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_FAILED, reason="too late")
