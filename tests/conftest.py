@@ -1,4 +1,4 @@
-"""What several test files share: a tap on the wire, certificates, and telemetry of no run."""
+"""What several test files share: a tap on the wire, certificates, and telemetry of no run, a coordinator."""
 
 import shutil
 import subprocess
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ import pytest
 
 from pausefl.tls import Tls
 from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE, Manifest, Tensor, unpack
-from pausefl_server.settings import Privacy, ServerSettings
+from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE, unpack
+from pausefl_server.settings import Privacy
 from pausefl_server.telemetry import Telemetry
+from rigs.coordinator import MakeRig, Rig
+from rigs.settings import server_settings
 
 _OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0))
 
@@ -171,21 +173,13 @@ def make_telemetry() -> Callable[..., Telemetry]:
     """(privacy, model_size, other settings...) -> telemetry as a server has it before round 1."""
 
     def make(privacy: Privacy | None, model_size: int = 1, **changes: Any) -> Telemetry:
-        settings = ServerSettings(
-            run_id="test",
-            seed=1,
-            rounds=10,
-            minimum_clients=2,
-            manifest=Manifest((Tensor("w", (model_size,)),)),
-            privacy=privacy,
-            signal="round_trip",
-            time_scale=1.0,
-            tau_min_s=None,
-            connect_timeout_s=20.0,
-            round_timeout_s=20.0,
-            rejoin_timeout_s=20.0,
-            evaluation_every=0,
-        )
-        return Telemetry(replace(settings, **changes), clock=lambda: 1000.0)
+        settings = server_settings(model_size, **{"privacy": privacy, "rounds": 10, "tau_min_s": None, **changes})
+        return Telemetry(settings, clock=lambda: 1000.0)
 
     return make
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> MakeRig:
+    """(policy, other settings...) -> a coordinator with its real store, and nobody connected yet."""
+    return lambda policy=None, **changes: Rig(tmp_path, policy, **changes)

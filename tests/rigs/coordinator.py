@@ -1,0 +1,264 @@
+"""A coordinator with its real store and log, and clients that are actors of the test."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pausefl.actor import Actor
+from pausefl.budget import Budget
+from pausefl.honesty import HostReport
+from pausefl.v1 import federation_pb2 as pb
+from pausefl.wire import PROTOCOL_VERSION, Manifest, Tensor, Vector
+from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.evaluation import EvaluatorActor
+from pausefl_server.ledger import Release
+from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update
+from pausefl_server.records import RoundRecord, Timing
+from pausefl_server.rounds import Coordinator
+from pausefl_server.selection.base import Policy
+from pausefl_server.selection.everyone import All
+from pausefl_server.settings import Privacy
+from pausefl_server.state import RunState, replay
+from pausefl_server.store import Store, StoreActor
+from pausefl_server.telemetry import Telemetry
+from rigs.settings import server_settings
+
+SIZE = 8
+MANIFEST = Manifest((Tensor("w", (SIZE,)),))
+BUDGET = Budget(epsilon_budget=10.0, eta=0.25)
+PRIVATE = Privacy(BUDGET, "coordinate", "agreed")
+EXAMPLES = {"a": 10, "b": 30, "c": 60, "d": 100}
+
+
+def update_of(client_id: str, round: int) -> Vector:
+    rng = np.random.default_rng([round, *client_id.encode()])
+    return rng.standard_normal(SIZE, np.float32)
+
+
+def latency_of(client_id: str, round: int) -> float:
+    return 0.25 * (1 + ord(client_id[0]) % 5) + round / 64
+
+
+class FakePeer(Actor[Any]):
+    """A client and its actor in one: it answers jobs by itself unless `manual`, and keeps its own ledger."""
+
+    def __init__(self, rig: "Rig", client_id: str, *, manual: bool = False, released: int = 0) -> None:
+        super().__init__(f"client {client_id}")
+        self.client_id = client_id
+        self.released = released
+        self.jobs: asyncio.Queue[Dispatch] = asyncio.Queue()
+        self.acknowledged: list[int] = []
+        self.dismissed: Dismiss | None = None
+        self.goodbye = asyncio.Event()
+        self._rig = rig
+        self._manual = manual
+
+    async def receive(self, message: Any) -> None:
+        match message:
+            case Dispatch():
+                self.jobs.put_nowait(message)
+                self._rig.asked.put_nowait(self)
+                if not self._manual:
+                    await self.answer(message.round)
+            case Acknowledge():
+                self.acknowledged.append(message.round)
+            case Dismiss():
+                self.dismissed = message
+                self.goodbye.set()
+
+    async def next_job(self) -> Dispatch:
+        async with asyncio.timeout(20):
+            return await self.jobs.get()
+
+    def release(self) -> Release:
+        """Charge the next release to its own ledger."""
+        if self._rig.settings.privacy is None:
+            return Release()
+        self.released += 1
+        return Release(self.released, BUDGET.epsilon(self.released), BUDGET.spent(self.released))
+
+    async def answer(self, round: int, release: Release | None = None, **changes: Any) -> None:
+        await self._rig.coordinator.tell(self.update(round, release or self.release(), **changes))
+
+    def update(self, round: int, release: Release, **changes: Any) -> Update:
+        fields: dict[str, Any] = {
+            "client_id": self.client_id,
+            "round": round,
+            "attempt": 1,
+            "vector": update_of(self.client_id, round),
+            "timing": Timing(latency_of(self.client_id, round), train_s=0.125),
+            "drawn_down_s": 0.0,
+            "drawn_up_s": 0.0,
+            "release": release,
+            "loss": None,
+            "statistics": {},
+            "bytes_down": 100,
+            "bytes_up": 50,
+            "arrived_s": time.monotonic(),
+            "host": HostReport(),
+        }
+        return Update(**(fields | changes))
+
+    def hello(self) -> pb.Hello:
+        hello = pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            client_id=self.client_id,
+            n_examples=EXAMPLES.get(self.client_id, 1),
+            manifest=MANIFEST.to_message(),
+        )
+        if self._rig.settings.privacy is not None:
+            spent = BUDGET.spent(self.released)
+            hello.ledger.CopyFrom(pb.Ledger(schedule="agreed", released=self.released, epsilon_spent=spent))
+        return hello
+
+
+class Rig:
+    """A coordinator with its real store and log, and nobody connected yet."""
+
+    def __init__(self, folder: Path, policy: Policy | None = None, **changes: Any) -> None:
+        self.settings = server_settings(SIZE, **{"privacy": PRIVATE, **changes})
+        self.policy = policy or All(2)
+        self.store = Store(folder / "run.db")
+        self.checkpoint = Checkpoint(folder / "checkpoints")
+        self.telemetry = Telemetry(self.settings)
+        self.shown: list[dict[str, Any]] = []
+        self._news = asyncio.Event()
+        self.asked: asyncio.Queue[FakePeer] = asyncio.Queue()
+        self.theta_0 = np.linspace(-1, 1, SIZE, dtype=np.float32)
+        store_actor = StoreActor(self.store, self.checkpoint)
+        self._actors: list[Actor[Any]] = [
+            store_actor,
+            EvaluatorActor(None, store_actor, self.telemetry, self._show),
+        ]
+        self.coordinator = Coordinator(
+            self.settings,
+            RunState.start(self.policy, self.settings.seed),
+            self.theta_0,
+            store_actor,
+            self._actors[1],  # type: ignore[arg-type]
+            self.telemetry,
+            self._show,
+            late_events=[],
+        )
+        self._group: asyncio.TaskGroup | None = None
+        self._started: list[FakePeer] = []
+        self._played: asyncio.Task[None] | None = None
+
+    def _show(self, event: Mapping[str, Any]) -> None:
+        self.shown.append(dict(event))
+        self._news.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Rig"]:
+        self.peers: list[FakePeer] = []  # the registered ones
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for actor in self._actors:
+                    group.create_task(actor.run())
+                self._played = asyncio.ensure_future(self.coordinator.run())
+                try:
+                    yield self
+                finally:
+                    if not self._played.done():
+                        self._played.cancel()
+                    await asyncio.gather(self._played, return_exceptions=True)
+                    for actor in (*self._started, *self._actors):
+                        actor.stop()
+        finally:
+            self.checkpoint.close()
+            self.store.close()
+
+    def peer(self, client_id: str, **options: Any) -> FakePeer:
+        """A client with an actor that runs, not registered yet."""
+        assert self._group is not None
+        peer = FakePeer(self, client_id, **options)
+        self._group.create_task(peer.run())
+        self._started.append(peer)
+        return peer
+
+    async def join(self, client_id: str, **options: Any) -> FakePeer:
+        peer = self.peer(client_id, **options)
+        await self.register(peer)
+        return peer
+
+    async def register(self, peer: FakePeer, **changes: Any) -> pb.Welcome:
+        hello = peer.hello()
+        for name, value in changes.items():
+            if isinstance(value, (pb.Ledger, pb.Manifest)):
+                getattr(hello, name).CopyFrom(value)
+            else:
+                setattr(hello, name, value)
+        welcome: pb.Welcome = await self.coordinator.ask(Register(hello, peer))  # type: ignore[arg-type]
+        self.peers.append(peer)
+        return welcome
+
+    async def lose(self, peer: FakePeer, reason: str = "its connection broke") -> None:
+        peer.stop()
+        await self.coordinator.tell(Lost(peer, reason))  # type: ignore[arg-type]
+
+    async def played(self) -> "Rig":
+        """Wait until the run is over, and for the goodbyes."""
+        assert self._played is not None
+        async with asyncio.timeout(30):
+            await self._played
+            for peer in self.peers:
+                if not peer.stopped:
+                    await peer.goodbye.wait()
+        self.assert_the_log_tells_all()
+        return self
+
+    def assert_the_log_tells_all(self) -> None:
+        """Replaying the log, and what came after its last round, gives the state the run ended with."""
+        live, replayed = self.coordinator.state, replay(self.policy, self.settings.seed, self.store.rounds())
+        replayed.before_round(replayed.round + 1, self.store.late_events())
+        for field in dataclasses.fields(live.table):
+            mine, theirs = getattr(live.table, field.name), getattr(replayed.table, field.name)
+            if isinstance(mine, np.ndarray):
+                np.testing.assert_array_equal(mine, theirs, err_msg=field.name)
+            else:
+                assert mine == theirs, field.name
+        for name in ("round", "total_latency_s", "wall_clock_s", "policy_state"):
+            assert getattr(live, name) == getattr(replayed, name), name
+
+    async def until_shown(self, kind: str, round: int) -> list[dict[str, Any]]:
+        """All events of this kind, once there is one of this round."""
+        async with asyncio.timeout(20):
+            while not any(e["kind"] == kind and e["round"] == round for e in self.shown):
+                self._news.clear()
+                await self._news.wait()
+        return [e for e in self.shown if e["kind"] == kind]
+
+    def spent(self, client_id: str) -> tuple[int, float]:
+        """Releases and ε of a client in the server's mirror."""
+        table = self.coordinator.state.table
+        row = table.row_of[client_id]
+        return int(table.released[row]), float(table.epsilon_spent[row])
+
+    def events(self) -> list[tuple[str, str]]:
+        """(kind, client) of all that happened, the joins at the start left out."""
+        everything = [e for r in self.store.rounds() for e in r.events] + self.store.late_events()
+        return [(e.kind, e.client_id) for e in everything if e.kind != "joined"]
+
+    def rejected(self) -> int:
+        return self.telemetry.now.rejected
+
+
+MakeRig = Callable[..., Rig]
+
+
+def averaged(theta: Vector, round: int, clients: str) -> Vector:
+    """Eq. (2) in float64."""
+    weights = np.array([EXAMPLES[c] for c in clients], np.float64)
+    mean = sum(w * update_of(c, round).astype(np.float64) for w, c in zip(weights, clients, strict=True))
+    return (theta + mean / weights.sum()).astype(np.float32)  # type: ignore[no-any-return]
+
+
+def digests_of_models(records: list[RoundRecord]) -> list[str]:
+    return [r.model_digest for r in records]

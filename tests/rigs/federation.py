@@ -1,0 +1,179 @@
+"""Both ends over real gRPC on loopback, in one process: a server that runs, and clients that come and go."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from pausefl.budget import Budget
+from pausefl.v1 import federation_pb2 as pb
+from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, Tensor, unpack
+from pausefl_client.ledger import Ledger, ReleaseKey
+from pausefl_client.link import Link
+from pausefl_client.privacy import Mechanism
+from pausefl_client.release import Privacy as ClientPrivacy
+from pausefl_client.release import Releaser
+from pausefl_client.session import ClientSession, ClientSettings, Stream
+from pausefl_client.synthetic import SyntheticTrainer
+from pausefl_client.transport import connect
+from pausefl_server.records import RoundRecord
+from pausefl_server.selection.base import Policy
+from pausefl_server.selection.everyone import All
+from pausefl_server.service import Endpoints, RunResult, serve
+from pausefl_server.settings import Privacy, ServerSettings
+from pausefl_server.store import Store
+from rigs.settings import server_settings
+
+SIZE = 500
+BUDGET = Budget(epsilon_budget=10.0, eta=0.1)
+PRIVATE = Privacy(BUDGET, "coordinate", "agreed")
+BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half
+
+
+def network_settings(size: int = SIZE, **changes: Any) -> ServerSettings:
+    """What a server and the synthetic model of its clients agree on."""
+    return server_settings(size, **{"manifest": Manifest((Tensor("synthetic", (size,)),)), **changes})
+
+
+class Federation:
+    """A server that runs, and what it tells."""
+
+    def __init__(self) -> None:
+        self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.task: asyncio.Task[RunResult]
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        self.events.put_nowait(dict(event))
+
+    async def event(self, kind: str, containing: str = "") -> dict[str, Any]:
+        """The next event of this kind whose message contains the text."""
+        async with asyncio.timeout(20):
+            while True:
+                event = await self.events.get()
+                if event["kind"] == kind and containing in str(event.get("message", "")):
+                    return event
+
+    async def finished(self) -> RunResult:
+        async with asyncio.timeout(30):
+            return await self.task
+
+
+def make(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+
+
+@asynccontextmanager
+async def federation(folder: Path, policy: Policy | None = None, **changes: Any) -> AsyncIterator[Federation]:
+    """Serve in `folder`; the server is gone with the block."""
+    make(folder)
+    evaluate = changes.pop("evaluate", None)
+    endpoints = Endpoints("127.0.0.1", 0, changes.pop("metrics", None))
+    settings, run = network_settings(**changes), Federation()
+    theta_0 = np.zeros(settings.manifest.size, np.float32)
+    run.task = asyncio.ensure_future(
+        serve(settings, policy or All(1), theta_0, evaluate, endpoints, folder, run.tell, on_ready=run.port.set_result)
+    )
+    await asyncio.wait([run.task, run.port], return_when=asyncio.FIRST_COMPLETED)
+    if not run.port.done():
+        await run.task  # which says why it does not listen
+    try:
+        yield run
+    finally:
+        run.task.cancel()
+        await asyncio.gather(run.task, return_exceptions=True)
+
+
+Connect = Callable[[], AbstractAsyncContextManager[Stream]]
+
+
+class Clients:
+    """Client sessions that share a trainer thread, as in a host process."""
+
+    def __init__(self, group: asyncio.TaskGroup, executor: ThreadPoolExecutor) -> None:
+        self._group = group
+        self._executor = executor
+
+    def start(
+        self,
+        client_id: str,
+        port: int,
+        size: int = SIZE,
+        privacy: ClientPrivacy | None = None,
+        connecting: Connect | None = None,
+        trainer: Any = None,
+    ) -> "asyncio.Task[str]":
+        session = ClientSession(
+            ClientSettings(client_id, "agreed" if privacy else "", give_up_after_s=10.0, retry_every_s=0.02),
+            trainer or SyntheticTrainer(size, seed=1, client_id=client_id),
+            Releaser(privacy),
+            Link(),
+            connecting or partial(connect, f"127.0.0.1:{port}"),
+            self._executor,
+        )
+        return self._group.create_task(session.run())
+
+
+@asynccontextmanager
+async def clients() -> AsyncIterator[Clients]:
+    with ThreadPoolExecutor(1) as executor:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            yield Clients(group, executor)
+
+
+def private(folder: Path, client_id: str) -> ClientPrivacy:
+    def fresh_noise(_: ReleaseKey) -> np.random.Generator:
+        return np.random.default_rng()
+
+    ledger = Ledger(folder / f"{client_id}.db", BUDGET, unit="coordinate", client_id=client_id, data="test")
+    return ClientPrivacy(Mechanism("coordinate", 0.01), ledger, fresh_noise)
+
+
+def log_of(folder: Path) -> list[RoundRecord]:
+    store = Store(folder / "run.db")
+    try:
+        return store.rounds()
+    finally:
+        store.close()
+
+
+@asynccontextmanager
+async def raw_stream(port: int) -> AsyncIterator["grpc.aio.StreamStreamCall[bytes, bytes]"]:
+    """A stream without any of our client's code, nor its limits."""
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")()
+        try:
+            yield call
+        finally:
+            call.cancel()
+
+
+async def take_a_job(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+    """Be a client by hand, up to the model of its first job."""
+    await call.write(hello())
+    assert (await answer_of(call)).WhichOneof("kind") == "welcome"
+    assert (await answer_of(call)).WhichOneof("kind") == "job"
+
+
+def hello(client_id: str = "raw", size: int = SIZE) -> bytes:
+    manifest = Manifest((Tensor("synthetic", (size,)),)).to_message()
+    greeting = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id=client_id, n_examples=1, manifest=manifest)
+    return pb.ClientMessage(hello=greeting).SerializeToString()
+
+
+async def answer_of(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> pb.ServerMessage:
+    return pb.ServerMessage.FromString(unpack(await asyncio.wait_for(call.read(), 20))[0])
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """gRPC warns of a stream that was ending by itself when the server stopped; that hurts nobody."""
+    return [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -1,0 +1,106 @@
+"""Both ends over real gRPC on loopback: what a restart finds again."""
+
+import asyncio
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pausefl.errors import ConfigError
+from pausefl_server.selection.base import Policy
+from pausefl_server.selection.everyone import All
+from pausefl_server.selection.uniform import Random
+from pausefl_server.service import RunResult
+from pausefl_server.settings import MetricsSettings
+from rigs.federation import PRIVATE, SIZE, clients, federation, log_of, private
+
+# -- what a restart finds again
+
+
+async def play(
+    folder: Path, rounds: int, names: str = "abc", policy: Policy | None = None, **changes: Any
+) -> RunResult:
+    """Begin or go on with the run in `folder` until it has so many rounds."""
+    privacy = {c: private(folder / "ledgers", c) if changes.get("privacy") else None for c in names}
+    try:
+        async with (
+            federation(folder, policy or Random(2), rounds=rounds, minimum_clients=len(names), **changes) as run,
+            clients() as some,
+        ):
+            for c in names:
+                some.start(c, await run.port, privacy=privacy[c])
+            return await run.finished()
+    finally:
+        for p in privacy.values():
+            if p is not None:
+                p.ledger.close()
+
+
+def choices_and_models(folder: Path) -> list[tuple[int, tuple[str, ...], str]]:
+    return [(r.round, r.chosen, r.model_digest) for r in log_of(folder)]
+
+
+async def test_a_resumed_run_is_measured_before_anybody_is_back(tmp_path: Path) -> None:
+    result = await play(tmp_path, 3, privacy=PRIVATE)
+    resumed = {"privacy": PRIVATE, "rounds": 5, "metrics": MetricsSettings()}
+    async with federation(tmp_path, Random(2), **resumed) as run:
+        url = (await run.event("metrics"))["url"]
+        text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    spent = dict(zip(result.state.table.ids, result.state.table.epsilon_spent, strict=True))
+    assert float(samples["pausefl_round"]) == 3
+    assert float(samples["pausefl_total_latency_seconds"]) == pytest.approx(result.state.total_latency_s)
+    assert float(samples["pausefl_round_trip_seconds_count"]) == 6
+    for client_id in "abc":
+        sample = f'pausefl_client_epsilon_spent{{client="{client_id}",unit="coordinate"}}'
+        assert float(samples[sample]) == pytest.approx(spent[client_id])
+
+
+async def test_a_run_in_two_parts_is_the_run_in_one(tmp_path: Path) -> None:
+    whole = await play(tmp_path / "whole", 6)
+    for rounds in (2, 3, 6):
+        parts = await play(tmp_path / "parts", rounds)
+    assert choices_and_models(tmp_path / "parts") == choices_and_models(tmp_path / "whole")
+    assert parts.theta.tobytes() == whole.theta.tobytes()
+    assert parts.state.table.chosen.tolist() == whole.state.table.chosen.tolist()
+
+
+async def test_a_torn_model_costs_its_round_and_no_epsilon_is_forgotten(tmp_path: Path) -> None:
+    before = await play(tmp_path, 3, policy=All(1), privacy=PRIVATE)
+    torn = tmp_path / "checkpoints" / "slot-1.f32"  # of round 3, the last
+    torn.write_bytes(torn.read_bytes()[:-100])
+    after = await play(tmp_path, 4, policy=All(1), privacy=PRIVATE)
+    records = log_of(tmp_path)
+    assert [r.round for r in records] == [1, 2, 3, 4]
+    third = records[2]
+    assert {e.client_id for e in third.events if e.kind == "reconciled"} == {"a", "b", "c"}
+    assert (after.state.table.epsilon_spent >= before.state.table.epsilon_spent).all()
+    for client_id, released in zip(after.state.table.ids, after.state.table.released, strict=True):
+        ledger = private(tmp_path / "ledgers", client_id).ledger
+        assert ledger.released == released
+        ledger.close()
+
+
+async def test_who_was_there_before_a_restart_is_not_taken_to_be_there(tmp_path: Path) -> None:
+    """Also if it joined after the last round of the log."""
+    async with federation(tmp_path, minimum_clients=3) as run, clients() as some:
+        for c in ("a", "b"):
+            some.start(c, await run.port)
+        for _ in range(3):
+            await run.event("waiting")
+        signal.raise_signal(signal.SIGINT)
+        await run.finished()
+    await play(tmp_path, 2, names="a", policy=All(1))
+    assert [r.chosen for r in log_of(tmp_path)] == [("a",)] * 2
+
+
+async def test_another_experiment_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    async with federation(tmp_path, minimum_clients=3) as run:
+        await run.port
+        signal.raise_signal(signal.SIGINT)
+        await run.finished()
+    with pytest.raises(ConfigError, match="was begun with another initial_digest"):
+        async with federation(tmp_path, size=SIZE + 1) as run:
+            await run.finished()
