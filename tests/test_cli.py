@@ -27,6 +27,9 @@ model = "synthetic"
 """
 
 
+NETEM = ("--set", "latency.injection=netem", "--set", "clients.per_process=1")
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.toml"
@@ -76,6 +79,8 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["client", "demo", "--server", "127.0.0.1:1", "--slot", "30"], 2, "--slot 30: must be at most 29"),
         (["client", "demo", "--server", "h:1", "--slot", "0", "--count", "0"], 2, "--count 0: must be at least 1"),
         (["client", "demo", "--server", "h:1", "--client-id", "a", "--count", "2"], 2, "--count: goes with --slot"),
+        (["client", "demo", "--server", "h:1", "--slot", "0", *NETEM], 2, 'latency.injection = "netem": goes with'),
+        (["server", "demo", *NETEM], 2, 'latency.injection = "netem": goes with pausefl run'),
     ],
 )
 def test_bad_input_is_said_in_one_line(

@@ -188,8 +188,25 @@ REFUSED = {
     '[[latency.groups]]\nclients = "client-000"\n[[latency.groups]]\nclients = "client-000..client-001"': (
         "latency.groups.1.clients: client-000 is in two of them"
     ),
-    '[[latency.groups]]\nclients = "client-000"\nup = {kind = "gamma", mean_s = 1, shape = -1}': (
-        "latency.groups.0.up.shape = -1.0: must be"
+    '[[latency.groups]]\nclients = "client-000"\ndelay = {kind = "gamma", mean_s = 1, shape = -1}': (
+        "latency.groups.0.delay.shape = -1.0: must be"
+    ),
+    '[[latency.groups]]\nclients = "client-000"\nup = {kind = "constant", value_s = 1}': (
+        r"latency.groups.0.down: is missing; \[latency\] has one law for a whole exchange"
+    ),
+    '[[latency.groups]]\nclients = "client-000"\ndelay = {}': "latency.groups.0.delay.kind = None: must be one of",
+    '[[latency.groups]]\nclients = []\ndelay = {kind = "none"}': r"latency.groups.0.clients = \[\]: must name at least",
+    '[[latency.groups]]\nclients = "client-003..client-001"': (
+        'latency.groups.0.clients = "client-003..client-001": the first of a range'
+    ),
+    '[[latency.access_points]]\nclients = "client-001"': "latency.access_points.0: needs down_bytes_per_s",
+    '[latency.delay]\nkind = "lognormal"\nmean_s = 0.1\nsd_s = 1e200': "latency.delay: draws delays too great",
+    '[latency.delay]\nkind = "weibull"\nscale_s = 0.1\nshape = 1e-3': "latency.delay: draws delays too great",
+    '[latency]\ninjection = "netem"\ndelay = {kind = "pareto", minimum_s = 0.1, shape = 0.5}': (
+        'latency.injection = "netem": needs laws with a finite mean'
+    ),
+    f'[latency]\ninjection = "netem"\n[latency.delay]\nkind = "day"\n{TABLES["day"]}': (
+        'a law of kind = "day" changes with the round'
     ),
     "[latency.bandwidth]\ndown_bytes_per_s = 0": "latency.bandwidth.down_bytes_per_s = 0: should be greater than 0",
     "[latency.bandwidth]\nrate = 1": "latency.bandwidth.rate: unknown key; known keys: burst_bytes, down_bytes_per_s",
@@ -212,6 +229,8 @@ def test_bad_input_is_one_line_that_names_the_key(toml: str) -> None:
         ("rtt_s\n0.1\n\n", "rtt", r'delay.column = "rtt": .*rtt.csv has no such column \(it has: rtt_s\)'),
         ("id,rtt_s\n1,0.1\n2,\n", "rtt_s", 'delay.file = ".*rtt.csv": line 3 has a hole where a delay in seconds'),
         ("id,rtt_s\n1,0.1\n2\n", "rtt_s", "line 3 has a hole"),
+        ("rtt_s\n0.1\n\n0.3\n", "rtt_s", "line 3 has a hole"),
+        ('rtt_s\n"0.1\n0.2"\n', "rtt_s", r'line 3 has "0.1\\n0.2" where'),
         ("rtt_s\n0.1\nfast\n", "rtt_s", 'line 3 has "fast" where'),
         ("rtt_s\n0.1\n-0.1\n", "rtt_s", 'line 3 has "-0.1" where'),
         ("rtt_s\nnan\n", "rtt_s", 'line 2 has "nan" where'),
@@ -223,6 +242,57 @@ def test_a_csv_with_holes_is_refused_by_line(text: str, column: str, message: st
     table = f'[latency.delay]\nkind = "empirical"\nfile = "{tmp_path / "rtt.csv"}"\ncolumn = "{column}"\n'
     with pytest.raises(ConfigError, match=message):
         experiment(table)
+
+
+def test_a_csv_may_end_in_blank_lines_and_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "rtt.csv").write_bytes(b"\xef\xbb\xbfrtt_s\r\n0.1\r\n0.3\r\n\r\n")
+    table = f'[latency.delay]\nkind = "empirical"\nfile = "{tmp_path / "rtt.csv"}"\ncolumn = "rtt_s"\n'
+    (law, *_) = experiment(table).delays().values()
+    assert law.mean_s == pytest.approx(0.2)
+
+
+def test_a_group_takes_what_it_does_not_say_from_the_others() -> None:
+    parsed = experiment(
+        """
+        [latency.down]
+        kind = "constant"
+        value_s = 0.3
+        [latency.up]
+        kind = "constant"
+        value_s = 0.1
+        [latency.bandwidth]
+        down_bytes_per_s = 100
+        burst_bytes = 7
+        [[latency.groups]]
+        clients = "client-000"
+        up = { kind = "constant", value_s = 0.8 }
+        bandwidth = { up_bytes_per_s = 50 }
+        """
+    )
+    own, other = links_of(parsed)["client-000"].draw(1), links_of(parsed)["client-001"].draw(1)
+    assert (own.down_s, own.up_s) == (0.3, 0.8)
+    assert (other.down_s, other.up_s) == (0.3, 0.1)
+    again = parse_experiment(parsed.to_toml())
+    for links in (parsed.links(), again.links()):
+        bandwidth = links["client-000"].bandwidth
+        assert (bandwidth.down_bytes_per_s, bandwidth.up_bytes_per_s, bandwidth.burst_bytes) == (100, 50, 7)
+
+
+def test_an_access_point_is_within_one_group_of_clients() -> None:
+    groups = "[clients.groups.a]\ncount = 2\n[clients.groups.b]\ncount = 2\n[selection]\nm = 2\n"
+    point = '[[latency.access_points]]\nclients = ["{}", "{}"]\nup_bytes_per_s = 1000\n'
+    parse_experiment(groups + point.format("a-000", "a-001"))
+    with pytest.raises(ConfigError, match=r"latency.access_points.0.clients: a-001 and b-000 are of different"):
+        parse_experiment(groups + point.format("a-001", "b-000"))
+
+
+@pytest.mark.parametrize("kind", ["schedule", "drift", "day", "outage"])
+def test_what_has_no_mean_is_not_told_to_a_policy(kind: str) -> None:
+    parsed = experiment(f'[selection.genie]\n[latency.delay]\nkind = "{kind}"\n{TABLES[kind]}\n')
+    parsed.check_policies()
+    told = parse_experiment(parsed.to_toml(), ["selection.policy=genie"])
+    with pytest.raises(ConfigError, match=f'a law of kind = "{kind}" changes with the round, so it has no mean'):
+        told.check_policies()
 
 
 def test_a_csv_that_is_not_there_is_refused() -> None:

@@ -188,6 +188,7 @@ def _server(options: argparse.Namespace) -> None:
     from pausefl_emulator.serving import serve_experiment
 
     experiment = _load(options)
+    _refuse_netem(experiment, "server")
     if options.resume:
         run_dir = resumed_run_dir(experiment, options.run_dir)
     else:
@@ -217,6 +218,7 @@ def _client(options: argparse.Namespace) -> None:
     from pausefl_emulator.processes import allow_many_files, first_error, keep_freed_memory
 
     experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
+    _refuse_netem(experiment, "client")
     allow_many_files()
     keep_freed_memory()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
@@ -226,6 +228,14 @@ def _client(options: argparse.Namespace) -> None:
 
     with _clients_to_be(experiment, options) as client_ids, first_error():
         asyncio.run(take_part(experiment, client_ids, options.server, ledgers, on_metrics=tell))
+
+
+def _refuse_netem(experiment: Experiment, command: str) -> None:
+    if experiment.latency.injection == "netem":
+        raise ConfigError(
+            f'latency.injection = "netem": goes with pausefl run, which makes the namespaces; pausefl {command} takes'
+            ' "link"'
+        )
 
 
 def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> AbstractContextManager[list[str]]:

@@ -48,6 +48,8 @@ RngFor = Callable[[str], np.random.Generator]
 def read_delay(table: Mapping[str, Any], key: str, rng_for: RngFor) -> Delay:
     """The law a table describes; ConfigError naming the key. Draws of the whole must not be negative."""
     law = _read(table, key, rng_for)
+    if not _is_numbers(law):
+        raise ConfigError(f"{key}: draws delays too great to be numbers; its parameters are out of proportion")
     if law.minimum_s < 0:
         raise ConfigError(f"{key}: can draw a negative delay; floor_s = 0.0 (or more) keeps it from that")
     return law
@@ -66,6 +68,14 @@ def _read(table: object, key: str, rng_for: RngFor) -> Delay:
         return law
     floored: Delay = _checked(Floor, {"of": law, "floor_s": _value(float, floor_s, f"{key}.floor_s", rng_for)}, key)
     return floored
+
+
+def _is_numbers(law: Delay) -> bool:
+    """Whether a few draws are finite: parameters may be sound one by one, and absurd together."""
+    try:
+        return bool(np.isfinite(law.sample(np.random.default_rng(0), 16)).all())
+    except OverflowError:
+        return False
 
 
 def make_record(record: type[Any], values: Mapping[str, Any], key: str, rng_for: RngFor) -> Any:
@@ -134,25 +144,32 @@ def _read_csv(values: Mapping[str, Any], key: str) -> Delay:
 @cache  # every client of a group has the same
 def _empirical(file: str, column: str, key: str) -> Empirical:
     try:
-        with Path(file).open(encoding="utf-8", newline="") as lines:
-            reader = csv.DictReader(lines)
-            if column not in (reader.fieldnames or ()):
-                known = ", ".join(reader.fieldnames or ())
-                raise ConfigError(f'{key}.column = "{column}": {file} has no such column (it has: {known})')
-            values_s = tuple(_number(row[column], f"{key}.file", file, reader.line_num) for row in reader)
+        # A spreadsheet may have put a byte order mark first.
+        with Path(file).open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.reader(lines)
+            header = next(reader, [])
+            rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f'{key}.file = "{file}": cannot be read ({error})') from error
+    if column not in header:
+        raise ConfigError(f'{key}.column = "{column}": {file} has no such column (it has: {", ".join(header)})')
+    while rows and not rows[-1][1]:  # blank lines at the end are no holes
+        rows.pop()
+    place = header.index(column)
+    values_s = tuple(_number(row[place : place + 1], f"{key}.file", file, line) for line, row in rows)
     if not values_s:
         raise ConfigError(f'{key}.file = "{file}": holds no values')
     return Empirical(values_s)
 
 
-def _number(text: str | None, key: str, file: str, line: int) -> float:
+def _number(cell: list[str], key: str, file: str, line: int) -> float:
+    """The delay in a row's cell; an empty list is a row that ends before it."""
+    text = cell[0] if cell else ""
     try:
-        value_s = float(text or "")
+        value_s = float(text)
     except ValueError:
         value_s = math.nan
     if not (math.isfinite(value_s) and value_s >= 0):
-        found = f'"{text}"' if text else "a hole"
+        found = json.dumps(text) if text else "a hole"
         raise ConfigError(f'{key} = "{file}": line {line} has {found} where a delay in seconds was due')
     return value_s

@@ -40,7 +40,7 @@ from pausefl_emulator.experiment_tables import (
     WorkloadTable,
     group_of,
 )
-from pausefl_emulator.latency import LatencyTable, LinkPlan, plan_links
+from pausefl_emulator.latency import LatencyTable, LinkPlan, check_access_points, check_netem, plan_links
 from pausefl_emulator.presence import AVAILABILITIES, Availability, Presence
 from pausefl_emulator.tables import Table
 from pausefl_emulator.validation import as_json, build, explain, unknown_key
@@ -293,14 +293,15 @@ class Experiment(Table):
         host, _, port = (address := self.evaluation.address).rpartition(":")
         if address and not (host and port.isdecimal()):
             raise ConfigError(f'evaluation.address = "{address}": must be HOST:PORT')
-        self.links()
-        if self.latency.injection == "netem" and self.clients_per_process != 1:
-            raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
-        if self.latency.injection == "netem" and self.metrics.client_port >= 0:
-            raise ConfigError(
-                f"metrics.client_port = {self.metrics.client_port}: clients in network namespaces of their own"
-                ' (latency.injection = "netem") cannot be scraped'
-            )
+        links, groups = self.links(), self.groups
+        check_access_points(links, {c: name for name, group in groups.items() for c in group.client_ids(name)})
+        if self.latency.injection == "netem":
+            check_netem(links, self.clients_per_process)
+            if self.metrics.client_port >= 0:
+                raise ConfigError(
+                    f"metrics.client_port = {self.metrics.client_port}: clients in network namespaces of their own"
+                    ' (latency.injection = "netem") cannot be scraped'
+                )
         for name, parameters in (self.selection.__pydantic_extra__ or {}).items():
             if not isinstance(parameters, dict):
                 raise ConfigError(unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))
@@ -316,6 +317,9 @@ class Experiment(Table):
                 # The name stands in the table's key, not in selection.policy.
                 raise ConfigError(str(error).replace(f'selection.policy = "{name}"', f"selection.{name}")) from error
         policy = self.policy()
+        if policy.needs_oracle:
+            for law in self.delays().values():
+                _ = law.mean_s  # ConfigError where it has none that could be told
         if missing := sorted(policy.disclosures - self.disclosed):
             raise ConfigError(
                 f'selection.policy = "{self.selection.policy}" needs clients to disclose their {" and ".join(missing)}:'

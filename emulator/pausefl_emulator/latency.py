@@ -1,5 +1,6 @@
 """The [latency] table: which law, bandwidth and access point each client's link has, and the links themselves."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,14 @@ class BandwidthTable(Table):
     """What a rested bucket lets through at once."""
 
 
+class GroupBandwidthTable(Table):
+    """What a group's own buckets have otherwise than `latency.bandwidth`."""
+
+    down_bytes_per_s: Positive | None = None
+    up_bytes_per_s: Positive | None = None
+    burst_bytes: Count | None = None
+
+
 class GroupTable(Table):
     """Clients whose links differ from the others'. What a group does not say it takes from [latency]."""
 
@@ -34,7 +43,7 @@ class GroupTable(Table):
     delay: dict[str, Any] | None = None
     down: dict[str, Any] | None = None
     up: dict[str, Any] | None = None
-    bandwidth: BandwidthTable | None = None
+    bandwidth: GroupBandwidthTable | None = None
 
 
 class AccessPointTable(BandwidthTable):
@@ -107,16 +116,16 @@ def plan_links(latency: LatencyTable, client_ids: Sequence[str], seed: int) -> d
     _check_mode(latency)
     groups = _members([g.clients for g in latency.groups], client_ids, "latency.groups")
     access_points = _members([a.clients for a in latency.access_points], client_ids, "latency.access_points")
+    for index, table in enumerate(latency.access_points):
+        if table.down_bytes_per_s is None and table.up_bytes_per_s is None:
+            raise ConfigError(f"latency.access_points.{index}: needs down_bytes_per_s, up_bytes_per_s or both")
     plans = {}
     for k, client_id in enumerate(client_ids):
-        plan = LinkPlan(None, NoDelay(), NoDelay(), latency.bandwidth, access_points.get(client_id))
         group = groups.get(client_id)
-        table, key = (latency, "latency") if group is None else (latency.groups[group], f"latency.groups.{group}")
-        if isinstance(table, GroupTable):
-            plan = replace(plan, bandwidth=table.bandwidth or latency.bandwidth)
-            if not (table.delay or table.down or table.up):
-                table, key = latency, "latency"
-        plans[client_id] = _with_delays(plan, table, key, client_id, seed, (k, len(client_ids)))
+        laws = _laws(latency, group)
+        bandwidth = latency.bandwidth if group is None else _group_bandwidth(latency, latency.groups[group])
+        plan = LinkPlan(None, NoDelay(), NoDelay(), bandwidth, access_points.get(client_id))
+        plans[client_id] = _with_delays(plan, laws, client_id, seed, (k, len(client_ids)))
     return plans
 
 
@@ -150,6 +159,29 @@ def make_links(
     return links
 
 
+def check_access_points(plans: Mapping[str, LinkPlan], group_of: Mapping[str, str]) -> None:
+    """ConfigError where clients of different `[clients.groups]`, which share no process, are to share a bucket."""
+    first: dict[int, str] = {}
+    for client_id, plan in plans.items():
+        if plan.access_point is None:
+            continue
+        other = first.setdefault(plan.access_point, client_id)
+        if group_of[client_id] != group_of[other]:
+            raise ConfigError(
+                f"latency.access_points.{plan.access_point}.clients: {other} and {client_id} are of different"
+                " clients.groups, whose processes share no bucket"
+            )
+
+
+def check_netem(plans: Mapping[str, LinkPlan], clients_per_process: int) -> None:
+    """ConfigError for what the kernel cannot make of links."""
+    if clients_per_process != 1:
+        raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
+    for plan in plans.values():
+        if not math.isfinite(plan.exchange.mean_s):
+            raise ConfigError('latency.injection = "netem": needs laws with a finite mean')
+
+
 def _check_mode(latency: LatencyTable) -> None:
     if latency.injection == "netem" and (latency.mode == "total" or latency.access_points):
         raise ConfigError('latency.injection = "netem": goes with latency.mode = "additive", without access_points')
@@ -160,7 +192,8 @@ def _check_mode(latency: LatencyTable) -> None:
             'latency.mode = "total": the drawn time is the whole round trip, so it goes with'
             ' latency.signal = "round_trip" and latency.time_scale = 1'
         )
-    bandwidths = [latency.bandwidth, *(g.bandwidth for g in latency.groups if g.bandwidth), *latency.access_points]
+    of_groups = (_group_bandwidth(latency, group) for group in latency.groups)
+    bandwidths = [latency.bandwidth, *of_groups, *latency.access_points]
     if any(b.down_bytes_per_s or b.up_bytes_per_s for b in bandwidths):
         raise ConfigError(
             'latency.mode = "total": the drawn time is all an exchange takes, so it goes without bandwidth'
@@ -171,6 +204,8 @@ def _members(selections: Sequence[str | tuple[str, ...]], client_ids: Sequence[s
     """The group of each client that is in one."""
     group_of: dict[str, int] = {}
     for group, selection in enumerate(selections):
+        if not selection:
+            raise ConfigError(f"{key}.{group}.clients = {json.dumps(selection)}: must name at least one client")
         for part in (selection,) if isinstance(selection, str) else selection:
             first, dots, last = part.partition("..")
             ends = (first, last if dots else first)
@@ -179,33 +214,77 @@ def _members(selections: Sequence[str | tuple[str, ...]], client_ids: Sequence[s
                     f'{key}.{group}.clients = "{part}": must be ids from {client_ids[0]} to {client_ids[-1]},'
                     ' or "first..last"'
                 )
-            for client_id in client_ids[client_ids.index(ends[0]) : client_ids.index(ends[1]) + 1]:
+            begin, end = (client_ids.index(client_id) for client_id in ends)
+            if end < begin:
+                raise ConfigError(f'{key}.{group}.clients = "{part}": the first of a range must come before its last')
+            for client_id in client_ids[begin : end + 1]:
                 if client_id in group_of:
                     raise ConfigError(f"{key}.{group}.clients: {client_id} is in two of them")
                 group_of[client_id] = group
     return group_of
 
 
-def _with_delays(
-    plan: LinkPlan, table: LatencyTable | GroupTable, key: str, client_id: str, seed: int, position: tuple[int, int]
-) -> LinkPlan:
+@dataclass(frozen=True)
+class _Laws:
+    """The tables of laws that hold for one client, each with the key it stands under."""
+
+    delay: tuple[str, dict[str, Any]] | None
+    down: tuple[str, dict[str, Any]] | None
+    up: tuple[str, dict[str, Any]] | None
+
+
+def _laws(latency: LatencyTable, group: int | None) -> _Laws:
+    """A group's own laws, and those of [latency] where it says nothing."""
+    common = _said(latency, "latency")
+    if group is None:
+        return common
+    key = f"latency.groups.{group}"
+    own = _said(latency.groups[group], key)
+    if own.delay is not None:
+        return own
+    if own.down is None and own.up is None:
+        return common
+    if (own.down is None or own.up is None) and common.delay is not None:
+        missing, given = ("down", "up") if own.down is None else ("up", "down")
+        raise ConfigError(
+            f"{key}.{missing}: is missing; [latency] has one law for a whole exchange, so a group with {given} needs"
+            " both ways"
+        )
+    return replace(own, down=own.down or common.down, up=own.up or common.up)
+
+
+def _said(table: LatencyTable | GroupTable, key: str) -> _Laws:
+    if table.delay is not None and (table.down is not None or table.up is not None):
+        raise ConfigError(f"{key}.delay: a whole exchange's delay goes without {key}.down and {key}.up")
+
+    def named(name: str) -> tuple[str, dict[str, Any]] | None:
+        law = getattr(table, name)
+        return None if law is None else (f"{key}.{name}", law)
+
+    return _Laws(named("delay"), named("down"), named("up"))
+
+
+def _group_bandwidth(latency: LatencyTable, group: GroupTable) -> BandwidthTable:
+    said = {} if group.bandwidth is None else group.bandwidth.model_dump(exclude_none=True)
+    return latency.bandwidth.model_copy(update=said)
+
+
+def _with_delays(plan: LinkPlan, laws: _Laws, client_id: str, seed: int, position: tuple[int, int]) -> LinkPlan:
     def rng_for(drawn: str) -> np.random.Generator:
         return generator(seed, "delay-parameter", client_id, drawn)
 
-    if table.delay is None:
-        down, up = (
-            read_delay(law, f"{key}.{way}", rng_for) if law is not None else NoDelay()
-            for way, law in (("down", table.down), ("up", table.up))
-        )
-        return replace(plan, down=down, up=up)
-    if table.down is not None or table.up is not None:
-        raise ConfigError(f"{key}.delay: a whole exchange's delay goes without {key}.down and {key}.up")
-    if key == "latency" and table.delay.get("kind", "halves") == "halves":
+    def law_of(said: tuple[str, dict[str, Any]] | None) -> Delay:
+        return NoDelay() if said is None else read_delay(said[1], said[0], rng_for)
+
+    if laws.delay is None:
+        return replace(plan, down=law_of(laws.down), up=law_of(laws.up))
+    key, table = laws.delay
+    if key == "latency.delay" and table.get("kind", "halves") == "halves":
         k, clients = position
-        values = {name: value for name, value in table.delay.items() if name != "kind"}
-        halves: _Halves = make_record(_Halves, values, "latency.delay", rng_for)
+        values = {name: value for name, value in table.items() if name != "kind"}
+        halves: _Halves = make_record(_Halves, values, key, rng_for)
         return replace(plan, delay=published_delay(k, clients, floor_s=halves.floor_s, sd_s=halves.sd_s))
-    return replace(plan, delay=read_delay(table.delay, f"{key}.delay", rng_for))
+    return replace(plan, delay=law_of(laws.delay))
 
 
 def _draw(plan: LinkPlan, latency: LatencyTable, seed: int, client_id: str, round: int) -> Delays:

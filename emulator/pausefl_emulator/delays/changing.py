@@ -4,7 +4,7 @@ repeats exactly, one of the seconds a machine took does not."""
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -15,11 +15,14 @@ from pausefl_emulator.delays.base import Delay, FloatArray, require_finite, requ
 class _Changing:
     """What has no expectation, because it is another law every round."""
 
+    kind: ClassVar[str]
+    """As in a table."""
+
     def points(self) -> NoReturn:
         """ConfigError: there are none that hold for every round."""
         raise ConfigError(
-            f"latency: a {type(self).__name__.lower()} changes with the round, so no policy can be told its mean"
-            " (genie, fastest, or the regret of a simulation)"
+            f'latency: a law of kind = "{self.kind}" changes with the round, so it has no mean to tell genie or'
+            " fastest, to measure a simulation's regret by, or for netem to keep"
         )
 
     @property
@@ -36,6 +39,8 @@ class _Changing:
 @dataclass(frozen=True)
 class Schedule(_Changing):
     """Steps: law i of `of` holds from rounds[i] until the next begins."""
+
+    kind: ClassVar[str] = "schedule"
 
     rounds: tuple[int, ...]
     of: tuple[Delay, ...]
@@ -58,6 +63,8 @@ class Schedule(_Changing):
 @dataclass(frozen=True)
 class Drift(_Changing):
     """A law times a factor that moves in straight lines between (rounds[i], factors[i]) and stays after the last."""
+
+    kind: ClassVar[str] = "drift"
 
     of: Delay
     rounds: tuple[int, ...]
@@ -82,6 +89,8 @@ class Drift(_Changing):
 @dataclass(frozen=True)
 class DayCycle(_Changing):
     """A law times 1 + amplitude · sin(2π (round − 1 + phase) / period): calm nights, busy days."""
+
+    kind: ClassVar[str] = "day"
 
     of: Delay
     period_rounds: int
@@ -110,6 +119,8 @@ class DayCycle(_Changing):
 @dataclass(frozen=True)
 class Outage(_Changing):
     """A law, and `extra_s` more in every round of the windows [first, last], ends included: until the link is back."""
+
+    kind: ClassVar[str] = "outage"
 
     of: Delay
     windows: tuple[tuple[int, int], ...]

@@ -212,8 +212,11 @@ class Weibull:
 
     @property
     def mean_s(self) -> float:
-        """λ Γ(1 + 1/k)."""
-        return self.scale_s * math.gamma(1 + 1 / self.shape)
+        """λ Γ(1 + 1/k); infinite where it is beyond all floats."""
+        try:
+            return self.scale_s * math.gamma(1 + 1 / self.shape)
+        except OverflowError:
+            return math.inf
 
     @property
     def mean_inverse(self) -> float:
