@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pausefl_emulator.experiment import parse_experiment
+from pausefl_emulator.host import _trainer_pool
 
 CROWD = """
 [experiment]
@@ -79,3 +80,24 @@ def test_training_computes_on_its_own_thread_alone() -> None:
             assert executor.submit(torch.get_num_threads).result() == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_at_once"),
+    [
+        ((), True),
+        (("workload.model_bytes=4_000_000",), False),
+        (("workload.train_s=0.001",), False),
+        (("privacy.enabled=true",), False),
+        (('clients.groups.a={count = 4, behaviours = [{kind = "gaussian-update", scale = 1.0}]}',), False),
+    ],
+)
+def test_only_what_takes_no_time_is_done_on_the_event_loops_thread(
+    overrides: tuple[str, ...], is_at_once: bool
+) -> None:
+    experiment = parse_experiment(
+        '[selection]\nm = 2\n[privacy]\nenabled = false\n[workload]\nmodel = "synthetic"\n', overrides
+    )
+    with _trainer_pool(experiment) as pool:
+        here = threading.get_ident()
+        assert (pool.submit(threading.get_ident).result() == here) is is_at_once

@@ -501,6 +501,23 @@ async def test_a_trainer_that_fails_fails_its_job_and_not_the_client(error: Exce
         assert (await stream.upload())[0].round == 2
 
 
+async def test_a_link_that_fails_fails_its_job_and_not_the_client() -> None:
+    def draw(round: int) -> Delays:
+        if round == 1:
+            raise OverflowError("math range error")
+        return Delays()
+
+    rig = Rig(delays=draw)
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, round=1)
+        refusal = (await stream.heard()).result
+        assert (refusal.round, refusal.status) == (1, pb.STATUS_FAILED)
+        assert refusal.reason == "OverflowError: math range error"
+        stream.give_job(rig.model, round=2)
+        assert (await stream.upload())[0].round == 2
+
+
 async def test_a_final_goodbye_ends_it() -> None:
     rig = Rig()
     async with rig.running() as task:

@@ -230,6 +230,10 @@ class ClientSession:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
             except PauseflError as error:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
+            except OSError:
+                raise  # the stream has broken, of which its reader hears as well
+            except Exception as error:  # a link may be anybody's
+                await self._refuse(stream, download.job, pb.STATUS_FAILED, f"{type(error).__name__}: {error}")
 
     async def _answer(self, stream: Stream, download: _Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""

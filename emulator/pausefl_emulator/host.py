@@ -17,6 +17,7 @@ from pausefl.draws import generator
 from pausefl.errors import ConfigError, PauseflError
 from pausefl.honesty import HostMonitor
 from pausefl.web import WebServer
+from pausefl.wire import MAX_FRAME_BYTES
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
@@ -271,9 +272,11 @@ class _AtOnce(Executor):
 
 
 def _trainer_pool(experiment: Experiment) -> Executor:
-    """Training, noise and the ledger have threads of their own; without any of them there is nothing to do there."""
+    """Training, noise, the ledger and checking a great model have threads of their own, away from the event loop."""
     workload = experiment.workload
-    if workload.model == "synthetic" and workload.train_s == 0 and not experiment.privacy.enabled:
+    is_idle = workload.model == "synthetic" and workload.train_s == 0 and not experiment.privacy.enabled
+    is_honest = not any(group.behaviours for group in experiment.groups.values())
+    if is_idle and is_honest and workload.model_bytes <= MAX_FRAME_BYTES:
         return _AtOnce()
     return ThreadPoolExecutor(experiment.clients.trainers, "trainer", _be_nice)
 
