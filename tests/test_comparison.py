@@ -126,6 +126,17 @@ def test_the_table_of_groups_is_for_experiments_that_have_some(tmp_path: Path) -
     assert as_group_table(compare(write_runs(tmp_path / "without"))) is None
 
 
+def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs")
+    assert "suspect;" not in write_comparison(compare(runs), tmp_path / "sound").read_text()
+    path = runs["pause"][0] / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "suspect_rounds": 3}))
+    comparison = compare(runs)
+    assert comparison.rows[0].suspect_rounds == Spread(1.0, pytest.approx(3**0.5), 0, 3, 3)
+    assert "3 of 24 rounds are suspect" in str(as_table(comparison).caption)
+    assert "3 of 24 rounds are suspect" in write_comparison(comparison, tmp_path / "spoilt").read_text()
+
+
 def test_without_random_the_first_policy_is_the_baseline(tmp_path: Path) -> None:
     assert compare({"pause": write_runs(tmp_path)["pause"]}).baseline == "pause"
 

@@ -127,6 +127,16 @@ def test_what_clients_compute_spoils_no_communication_time() -> None:
     assert Limits().doubts(busy, [FINE], "communication") == ("server compute_share",)
 
 
+def test_work_within_a_drawn_total_is_no_doubt_and_advice_fits_its_host() -> None:
+    """Total mode takes neither another signal nor a time scale: to say so would help nobody."""
+    busy = HostReport(compute_share=0.9)
+    assert Limits().doubts(FINE, [busy], "round_trip", total_delays=True) == ()
+    assert Limits().doubts(busy, [busy], "round_trip", total_delays=True) == ("server compute_share",)
+    assert "choose fewer clients" in advice("server compute_share")
+    assert "time_scale" not in advice("server compute_share")
+    assert 'latency.signal = "communication"' in advice("clients compute_share")
+
+
 def test_limits_are_keys_of_the_experiment() -> None:
     limits = parse_experiment("", ["host.loop_lag_s=0.2", "host.compute_share=1.0"]).limits()
     assert limits == Limits(loop_lag_s=0.2, compute_share=1.0)

@@ -18,7 +18,7 @@ from pausefl_emulator.report.reading import SCHEMA_VERSION, VIEWS, read_run
 from pausefl_server import store
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
-from pausefl_server.suspicion import advice
+from pausefl_server.suspicion import ADVICE, advice
 
 CLIENTS = ("<script>", "$x$", "c")
 """Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
@@ -147,11 +147,26 @@ def test_idle_pings_stand_beside_what_was_measured(reported: Path) -> None:
 
 def test_suspect_rounds_are_marked_and_explained(reported: Path, page: str) -> None:
     figures = draw_all(read_run(reported))
-    assert figures["waterfall"].axes[0].get_title(loc="right") == "suspect: clients steal_share"
+    assert [text.get_text() for text in figures["waterfall"].axes[0].texts] == ["suspect: clients steal_share"]
     labels = [text.get_text() for text in figures["latency"].axes[1].get_legend().get_texts()]
     assert labels == ["measured = drawn", "in suspect rounds"]
     assert "1 of 3 rounds are suspect because of clients steal_share." in page
     assert "measure on a machine that is not shared" in page
+
+
+def test_a_round_with_every_doubt_is_readable(reported: Path) -> None:
+    """The warning is no wider than its figure, and above the axes but below the title."""
+    run = read_run(reported)
+    doubts = [f"{host} {name}" for host in ("server", "clients") for name in ADVICE]
+    suspect = {"round": np.ones(len(doubts), np.int64), "reason": np.array(doubts)}
+    figure = draw_all(replace(run, suspect_rounds=suspect))["waterfall"]
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    (warning,) = axes.texts
+    box, title = warning.get_window_extent(), axes._left_title.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert axes.get_window_extent().y1 <= box.y0 < box.y1 <= title.y0
+    assert title.y1 <= figure.bbox.y1
 
 
 def test_leakage_names_its_unit_and_shows_the_budget(reported: Path) -> None:

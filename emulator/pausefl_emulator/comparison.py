@@ -79,6 +79,8 @@ class Row:
     latency_saved: Spread | None
     """1 − time to the common accuracy / the baseline's under the same seed."""
     max_epsilon_spent: Spread | None
+    suspect_rounds: Spread | None
+    """Rounds whose hosts spoilt the measurement; each run's report says how."""
     selections_by_group: Mapping[str, GroupRow]
     """Empty for an experiment without groups."""
     relevant_to_irrelevant: Spread | None
@@ -107,6 +109,13 @@ class Comparison:
     def privacy(self) -> Privacy | None:
         """What the private runs promised."""
         return next((run.privacy for runs in self.runs.values() for run in runs if run.privacy), None)
+
+    @property
+    def warning(self) -> str:
+        """What speaks against the latencies compared; empty where nothing does."""
+        summaries = [run.summary for runs in self.runs.values() for run in runs]
+        suspect, rounds = (sum(summary[key] for summary in summaries) for key in ("suspect_rounds", "rounds"))
+        return f"{suspect} of {rounds} rounds are suspect; each run's report says why" if suspect else ""
 
     @property
     def budget_per(self) -> str | None:
@@ -167,6 +176,8 @@ def as_table(comparison: Comparison) -> Table:
     """The table for a terminal."""
     columns, lines = _cells(comparison)
     caption = f"seeds {', '.join(map(str, comparison.seeds))}; {_accuracy_note(comparison)}"
+    if comparison.warning:
+        caption += f"; {comparison.warning}"
     # It has to fit 80 columns.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.caption, table.caption_justify = caption, "left"
@@ -302,6 +313,7 @@ def _row(
         time_to_common_s=Spread.of(times_s),
         latency_saved=Spread.of(saved),
         max_epsilon_spent=Spread.of([run.privacy.max_epsilon_spent if run.privacy else None for run in runs]),
+        suspect_rounds=Spread.of([run.summary["suspect_rounds"] for run in runs]),
         selections_by_group={name: _group_row([run[name] for run in choices]) for name in runs[0].groups},
         relevant_to_irrelevant=Spread.of([relevant_to_irrelevant(run) for run in choices]),
     )

@@ -170,6 +170,12 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         theta, optimizer_state, model_digest = await _off_loop(quick, self._aggregate, selection, flight)
         observations = tuple(flight.observations[c] for c in sorted(flight.observations))
         host = self._monitor.report(began_s, time.process_time() - began_cpu_s)
+        suspect = self._settings.limits.doubts(
+            host,
+            (o.host for o in observations),
+            self._settings.signal,
+            total_delays=self._settings.total_delays,
+        )
         record = RoundRecord(
             round=round,
             attempt=attempt,
@@ -184,7 +190,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             details=selection.details,
             cluster_penalty_s=selection.cluster_penalty_s,
             host=host,
-            suspect=self._settings.limits.doubts(host, (o.host for o in observations), self._settings.signal),
+            suspect=suspect,
         )
         pings, self._pings = tuple(self._pings), []
         await self._store.ask(CommitRound(record, theta, pings, optimizer_state))

@@ -13,10 +13,10 @@ ADVICE = {
     " raise latency.time_scale until the overshoot is small beside the delays",
     "steal_share": "the hypervisor took processor time away: measure on a machine that is not shared",
     "compute_share": "computing, not the network, made up the measured time: where clients share this machine set"
-    ' latency.signal = "communication" or raise latency.time_scale; choose fewer clients a round if the server is at'
-    " its limit",
+    ' latency.signal = "communication" or raise latency.time_scale',
 }
 """What to do about each doubt, by the name of its limit."""
+_SERVER_COMPUTES = "the server's own work made up the round: choose fewer clients a round, or a smaller model"
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,17 @@ class Limits:
     steal_share: float = 0.05
     compute_share: float = 0.5
 
-    def doubts(self, server: HostReport, clients: Iterable[HostReport], signal: Signal) -> tuple[str, ...]:
+    def doubts(
+        self, server: HostReport, clients: Iterable[HostReport], signal: Signal, *, total_delays: bool = False
+    ) -> tuple[str, ...]:
         """What speaks against a round, as "server loop_lag_s" and the like, in a fixed order; empty: nothing does.
 
-        Time that clients compute is no part of the signal "communication", and so no reason to doubt it.
+        Time that clients compute is no part of the signal "communication", and so no reason to doubt it; nor where a
+        drawn total holds it (`total_delays`), of which overruns are counted.
         """
         found = [f"server {name}" for name in self._passed(server)]
         of_clients = {name for report in clients for name in self._passed(report)}
-        if signal == "communication":
+        if signal == "communication" or total_delays:
             of_clients.discard("compute_share")
         return (*found, *(f"clients {name}" for name in ADVICE if name in of_clients))
 
@@ -46,4 +49,6 @@ class Limits:
 def advice(doubt: str) -> str:
     """One doubt as a sentence that says what to do."""
     host, name = doubt.split()
+    if doubt == "server compute_share":
+        return f"the server, {name}: {_SERVER_COMPUTES}"
     return f"{'the server' if host == 'server' else 'client hosts'}, {name}: {ADVICE[name]}"

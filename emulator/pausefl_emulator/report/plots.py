@@ -1,5 +1,6 @@
 """The figures of one run, as the papers draw them. Each function takes a run and returns one figure."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -190,7 +191,7 @@ def waterfall(run: RunData) -> Figure:
     figure, axes = new_figure(f"Round {number}, of median latency", "seconds since framing began", "", height=height)
     suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
     if suspect.size:
-        axes.set_title(f"suspect: {', '.join(suspect)}", loc="right", **{**_NOTE, "color": LIMIT.light})
+        _warn(axes, f"suspect: {', '.join(suspect)}")
     left_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
         width_s = np.maximum(table[part][order], 0)
@@ -205,6 +206,13 @@ def waterfall(run: RunData) -> Figure:
 
 
 _NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTED.light}
+
+
+def _warn(axes: Axes, text: str) -> None:
+    """Put a warning of any length on lines of its own between the title and the axes."""
+    lines = textwrap.wrap(text, 80)
+    axes.set_title(axes.get_title(loc="left"), loc="left", pad=6 + 12 * len(lines))
+    axes.text(0, 1.02, "\n".join(lines), transform=axes.transAxes, va="bottom", **{**_NOTE, "color": LIMIT.light})
 
 
 def _label(axes: Axes, title: str, x: str, y: str) -> None:
