@@ -317,9 +317,26 @@ def test_the_guard_keeps_harmful_newcomers_out_and_lets_relevant_ones_in() -> No
     assert 0.65 < let_in / (4 * 56) < 0.95
 
 
-def test_an_original_alone_guards_nothing() -> None:
-    play = with_newcomers(FedTs(1, guard="leave-one-out")).rounds(8)
-    assert len(play.admitted[-1]) == 1 + 4
+@pytest.mark.parametrize("originals", [0, 1])
+def test_without_two_originals_the_guard_lets_no_newcomer_in_and_learns_nothing(originals: int) -> None:
+    """Those chosen may drop out: a round without anybody to compare with must not open the gate."""
+    policy = FedTs(2, guard="leave-one-out")
+    play = with_newcomers(policy, POISONED).rounds(8)
+    answered = [*ORIGINALS[:originals], *POISONED]
+    rows = play.table.rows(answered)
+    inspection = policy.inspect(play.table, rows, [update_of(client_id, 9) for client_id in answered])
+    assert inspection is not None
+    assert inspection.admitted.tolist() == [True] * originals + [False] * len(POISONED)
+    record = play.records[-1]
+    seen = {o.client_id: o for o in record.observations}
+    observations = tuple(
+        dataclasses.replace(seen.get(client_id, record.observations[0]), client_id=client_id, statistics=found)
+        for client_id, found in zip(answered, inspection.statistics, strict=True)
+    )
+    after = policy.observe(play.state, dataclasses.replace(record, observations=observations), play.table)
+    assert after == play.state
+    with pytest.raises(ValueError, match=r"needs m of at least 2"):
+        FedTs(1, guard="leave-one-out")
 
 
 # --- UCB and CHR

@@ -61,7 +61,8 @@ class FedTs(NewcomerPolicy):
     guard: Guard = "none"
     """ "leave-one-out": a newcomer whose drift exceeds the greatest one an original would have as a newcomer among
     the other originals fails, and its update stays out of the model. Two-means alone finds a better half even among
-    newcomers who are all harmful."""
+    newcomers who are all harmful. In a round with fewer than two originals' updates nobody can be compared: no
+    newcomer's enters the model, and none is judged."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +72,8 @@ class FedTs(NewcomerPolicy):
             raise ValueError(f"search_after = {self.search_after}: must be at least 0")
         if self.guard not in get_args(Guard):
             raise ValueError(f"guard = {self.guard!r}: must be one of {', '.join(get_args(Guard))}")
+        if self.guard != "none" and self.m < 2:
+            raise ValueError(f'guard = "{self.guard}": needs m of at least 2, as it compares originals with each other')
 
     def start(self) -> Posteriors:
         """Beta(1, 1) for everybody."""
@@ -79,13 +82,13 @@ class FedTs(NewcomerPolicy):
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:
         """The drift of everyone: of an original, the one it would have as a newcomer among the others.
 
-        None without an original's update, and no drift for an original who is alone.
+        No drift without an original's update, and none for an original who is alone.
         """
         original = is_original(table, rows)
         originals = [update for update, is_one in zip(updates, original, strict=True) if is_one]
         newcomers = [update for update, is_one in zip(updates, original, strict=True) if not is_one]
         if not originals:
-            return None
+            return None if self.guard == "none" else Inspection([{}] * len(rows), original)
         drift = np.full(len(rows), np.nan)
         drift[~original] = path_drifts(originals, newcomers, self.drift_weight)
         if len(originals) > 1:
@@ -99,7 +102,7 @@ class FedTs(NewcomerPolicy):
         rows = table.rows(o.client_id for o in measured)
         drift = np.array([o.statistics["drift"] for o in measured])
         original = is_original(table, rows)
-        if original.all():
+        if original.all() or (self.guard != "none" and not original.any()):
             return state
         small, centroids = _judge(drift[~original], state.centroids)
         small &= self._within_guard(drift[~original], drift[original])
@@ -119,9 +122,11 @@ class FedTs(NewcomerPolicy):
         return int((successes >= failures).sum())
 
     def _within_guard(self, drift: FloatArray, originals_drift: FloatArray) -> BoolArray:
-        """(n,) which drifts an original might have too; all of them without a guard, or with no two originals."""
-        if self.guard == "none" or not np.isfinite(originals_drift).any():
+        """(n,) which drifts an original might have too: all without a guard, with one and no two originals none."""
+        if self.guard == "none":
             return np.ones(len(drift), np.bool_)
+        if not np.isfinite(originals_drift).any():
+            return np.zeros(len(drift), np.bool_)
         within: BoolArray = drift <= originals_drift.max()
         return within
 
