@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -357,8 +358,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, arguments: lis
 
 
 def test_an_unknown_preset_and_a_taken_port(tmp_path: Path) -> None:
-    import socket
-
     done = run("run", "demmo")
     assert done.returncode == 2
     assert '"demmo" is neither a .toml file nor a preset' in done.stderr
@@ -371,6 +370,30 @@ def test_an_unknown_preset_and_a_taken_port(tmp_path: Path) -> None:
             assert done.returncode == 2
             assert not (tmp_path / key).exists()
             assert done.stderr.splitlines()[-1].startswith(f"pausefl: {key} = {port}: cannot listen")
+
+
+def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
+    """Nor does it stand in the way of the next try."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("keep me")
+    config = synthetic(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for command in ("server", "run"):
+            for run_dir in ("mine", "a/b/c"):
+                done = run(command, config, "--run-dir", tmp_path / run_dir, "--set", f"server.port={port}")
+                assert done.returncode == 2
+                (line,) = done.stderr.splitlines()
+                assert line.startswith(f"pausefl: server.port = {port}: cannot listen on 127.0.0.1:{port}; is it taken")
+                assert sorted(tmp_path.rglob("*")) == before
+    assert run("run", config, "--run-dir", tmp_path / "mine").returncode == 0
+    assert (tmp_path / "mine/notes.txt").read_text() == "keep me"
+    refused = run("run", config, "--run-dir", tmp_path / "mine")
+    assert "holds a run already" in refused.stderr
+    assert (tmp_path / "mine/run.db").exists()
 
 
 def _alive(process: psutil.Process) -> bool:

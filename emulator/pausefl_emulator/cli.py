@@ -181,10 +181,16 @@ def _compare(options: argparse.Namespace) -> None:
     compare_policies(experiment, policies, options.seeds, folder, Console())
 
 
+def _let_us_speak_for_grpc() -> None:
+    """Why a port or a handshake failed is said in one line of ours; gRPC would put its own before it."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def _server(options: argparse.Namespace) -> None:
     import json
 
-    from pausefl_emulator.running import new_run_dir, resumed_run_dir
+    _let_us_speak_for_grpc()
+    from pausefl_emulator.running import made_run_dir, new_run_dir, resumed_run_dir
     from pausefl_emulator.serving import serve_experiment
 
     experiment = _load(options)
@@ -193,14 +199,14 @@ def _server(options: argparse.Namespace) -> None:
         run_dir = resumed_run_dir(experiment, options.run_dir)
     else:
         run_dir = new_run_dir(_name(options), options.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.toml").write_text(experiment.to_toml(), "utf-8")
-    serve_experiment(experiment, run_dir, lambda event: print(json.dumps(event), flush=True))
+    with made_run_dir(experiment, run_dir):
+        serve_experiment(experiment, run_dir, lambda event: print(json.dumps(event), flush=True))
 
 
 def _evaluator(options: argparse.Namespace) -> None:
     import json
 
+    _let_us_speak_for_grpc()
     from pausefl_emulator.evaluator_process import serve_evaluator
 
     experiment = load_experiment(options.config, options.overrides)
@@ -212,8 +218,7 @@ def _client(options: argparse.Namespace) -> None:
     import json
     import logging
 
-    # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    _let_us_speak_for_grpc()
     from pausefl_emulator.host import take_part
     from pausefl_emulator.processes import allow_many_files, first_error, keep_freed_memory
 

@@ -3,8 +3,11 @@
 import json
 import re
 import shutil
+import sqlite3
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +46,52 @@ def run_experiment(experiment: Experiment, run_dir: Path, view: View) -> dict[st
         ExactLaplace()  # here, where its absence is bad input, not in thirty client processes
     if experiment.privacy.enabled and experiment.privacy.ledger_dir:
         _check_ledger_dir(Path(experiment.privacy.ledger_dir))
-    is_new = not run_dir.exists()
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.toml").write_text(experiment.to_toml(), "utf-8")
+    with made_run_dir(experiment, run_dir):
         Fleet(experiment, run_dir).run(view)
-    except ConfigError:
-        if is_new:
-            shutil.rmtree(run_dir, ignore_errors=True)
-        raise
-    except OSError as error:
-        raise ConfigError(f"--run-dir {run_dir}: cannot be written ({error.strerror})") from error
     from pausefl_emulator.report import write_report
 
     write_report(run_dir)
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
     return summary
+
+
+@contextmanager
+def made_run_dir(experiment: Experiment, run_dir: Path) -> Iterator[None]:
+    """The directory of a run that is to begin or go on; ConfigError when it cannot be written.
+
+    Input that is refused leaves nothing that was not there before, unless a round was played.
+    """
+    before = set(run_dir.iterdir()) if run_dir.is_dir() else set()
+    missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.toml").write_text(experiment.to_toml(), "utf-8")
+        yield
+    except ConfigError:
+        if _was_played(run_dir):
+            raise
+        for made in set(run_dir.iterdir()) - before:
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        _remove_empty(missing)
+        raise
+    except OSError as error:
+        _remove_empty(missing)
+        raise ConfigError(f"--run-dir {run_dir}: cannot be written ({error.strerror})") from error
+
+
+def _was_played(run_dir: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(f"{(run_dir / 'run.db').absolute().as_uri()}?mode=ro", uri=True)) as database:
+            return database.execute("SELECT 1 FROM rounds").fetchone() is not None
+    except sqlite3.Error:  # there is none yet
+        return False
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """From the innermost on, as long as nobody else has put anything there."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _check_ledger_dir(folder: Path) -> None:

@@ -26,7 +26,8 @@ def make_server() -> "grpc.aio.Server":
 def listen(server: "grpc.aio.Server", table: str, host: str, port: int, tls: Tls | None) -> int:
     """Bind a server and return its port (port 0: any free one).
 
-    ConfigError when the port, a key of the experiment's `table`, is taken, or a file for TLS is wrong.
+    ConfigError when the port, a key of the experiment's `table`, is taken, the host is not this machine's, or a file
+    for TLS is wrong.
     """
     credentials = None if tls is None else _server_credentials(tls)
     address = f"{host}:{port}"
@@ -35,7 +36,10 @@ def listen(server: "grpc.aio.Server", table: str, host: str, port: int, tls: Tls
             return server.add_insecure_port(address)
         return server.add_secure_port(address, credentials)
     except RuntimeError:
-        raise ConfigError(f"{table}.port = {port}: cannot listen on {address}, is it taken?") from None
+        raise ConfigError(
+            f'{table}.port = {port}: cannot listen on {address}; is it taken, or {table}.host = "{host}" no address of'
+            " this machine?"
+        ) from None
 
 
 def open_channel(address: str, tls: Tls | None, options: Sequence[tuple[str, int]] = ()) -> "grpc.aio.Channel":
