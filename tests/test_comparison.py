@@ -114,7 +114,7 @@ def test_policies_are_drawn_around_the_joins_with_what_they_chose(tmp_path: Path
     assert "<td>poisoned</td><td>1.00<br>" in html
     assert "<td>relevant : irrelevant</td><td>1.50<br>" in html
     svg = html.split('aria-label="groups"')[1].split("</svg>")[0]
-    for text in ("Accuracy around the joins", "round 2: relevant, poisoned", "pause", "random", "poisoned"):
+    for text in ("Accuracy around the joins", "round 2", "pause", "random", "poisoned"):
         assert f">{text}<" in svg
     assert "not evaluated" not in svg
 

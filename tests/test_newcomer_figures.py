@@ -273,4 +273,4 @@ def test_accuracy_is_drawn_around_the_joins(played: Path) -> None:
     }  # fmt: skip
     axes = draw_all(replace(run, accuracy=accuracy))["joins"].axes[0]
     assert axes.lines[0].get_xdata().tolist() == [0, 5, 10]
-    assert [text.get_text() for text in axes.texts] == ["round 3: relevant, poisoned"]
+    assert [text.get_text() for text in axes.texts] == ["round 3\nrelevant\npoisoned"]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from pausefl_emulator.choices import choices_by_group
 from pausefl_emulator.report.comparison_figure import Runs, draw_band, policy_looks
@@ -25,7 +25,7 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
     with mpl.rc_context(RC):
         figure = Figure(figsize=(10.4, 3.4 + 3.0 * rows), layout="constrained")
         above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(3.4, 3.0 * rows))[:, 0]
-        _accuracy(above.subplots(), runs, split, groups)
+        _accuracy(above, runs, split, groups)
         panels = below.subplots(rows, min(len(runs), _PANELS_A_ROW), sharey=True, squeeze=False)
         for axes in panels.flat[len(runs) :]:
             axes.remove()
@@ -38,7 +38,8 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
     return figure
 
 
-def _accuracy(axes: Axes, runs: Runs, split: Split, groups: Groups) -> None:
+def _accuracy(figure: SubFigure, runs: Runs, split: Split, groups: Groups) -> None:
+    axes = figure.subplots()
     for policy, look in policy_looks(runs).items():
         curves = [run.accuracy_by_round(split) for run in runs[policy]]
         if all(rounds.size for rounds, _ in curves):
@@ -48,7 +49,7 @@ def _accuracy(axes: Axes, runs: Runs, split: Split, groups: Groups) -> None:
     percent_axis(axes)
     name_joins(axes, groups)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", handlelength=3.2)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", handlelength=3.2)
     else:
         axes.text(0.5, 0.5, "not evaluated", transform=axes.transAxes, ha="center", color=MUTED.light)
 

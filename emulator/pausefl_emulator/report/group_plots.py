@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pausefl_emulator.choices import RELEVANT, GroupChoices
 from pausefl_emulator.experiment_tables import group_of
 from pausefl_emulator.report.reading import RunData, Split
-from pausefl_emulator.report.style import DASHES, INK, MUTED, SERIES, SURFACE, Colour, Look, new_figure, percent_axis
+from pausefl_emulator.report.style import DASHES, INK, MUTED, SERIES, Colour, Look, make_room, new_figure, percent_axis
 
 Groups = Mapping[str, GroupChoices]
 NO_GROUP = Look(MUTED.light, "-")
@@ -89,18 +89,19 @@ def accuracy_around_joins(run: RunData, groups: Groups) -> Figure:
     axes.set_xlim(left=0)
     percent_axis(axes)
     name_joins(axes, groups)
-    axes.legend(loc="lower right")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
 def name_joins(axes: Axes, groups: Groups) -> None:
-    """A dotted line before each round in which groups came, with their names beside it."""
-    mark_joins(axes, joins(groups))
-    for join_round, names in joins(groups).items():
+    """A dotted line before each round in which groups came, with their names above it."""
+    found = joins(groups)
+    mark_joins(axes, found)
+    make_room(axes, max((1 + len(names) for names in found.values()), default=0))
+    for join_round, names in found.items():
         axes.annotate(
-            f"round {join_round}: {', '.join(names)}", (join_round - 0.5, 0), xycoords=("data", "axes fraction"),
-            xytext=(3, 4), textcoords="offset points", rotation=90, fontsize=8, color=INK.light, ha="left", va="bottom",
-            bbox={"facecolor": SURFACE.light, "alpha": 0.7, "linewidth": 0, "pad": 1},
+            "\n".join((f"round {join_round}", *names)), (join_round - 0.5, 1), xycoords=("data", "axes fraction"),
+            xytext=(0, 3), textcoords="offset points", fontsize=8, color=INK.light, ha="left", va="bottom",
         )  # fmt: skip
 
 

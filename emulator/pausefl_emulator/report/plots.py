@@ -22,6 +22,7 @@ from pausefl_emulator.report.style import (
     PARTS,
     RC,
     SERIES,
+    make_room,
     new_figure,
     percent_axis,
 )
@@ -211,7 +212,7 @@ _NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTE
 def _warn(axes: Axes, text: str) -> None:
     """Put a warning of any length on lines of its own between the title and the axes."""
     lines = textwrap.wrap(text, 80)
-    axes.set_title(axes.get_title(loc="left"), loc="left", pad=6 + 12 * len(lines))
+    make_room(axes, len(lines))
     axes.text(0, 1.02, "\n".join(lines), transform=axes.transAxes, va="bottom", **{**_NOTE, "color": LIMIT.light})
 
 

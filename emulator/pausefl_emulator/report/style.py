@@ -131,6 +131,11 @@ def new_figure(title: str, x: str, y: str, height: float = 3.6) -> tuple[Figure,
     return figure, axes
 
 
+def make_room(axes: Axes, lines: int) -> None:
+    """Lift the title by so many lines of small text, which may then stand between it and the axes."""
+    axes.set_title(axes.get_title(loc="left"), loc="left", pad=6 + 12 * lines)
+
+
 def percent_axis(axes: Axes) -> None:
     """Show fractions on the y axis as per cent."""
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
