@@ -145,6 +145,9 @@ def test_a_poisoned_update_is_noise_with_the_norm_of_an_honest_one() -> None:
 def test_scaled_and_turned_updates() -> None:
     assert np.array_equal(updates(ScaledUpdate(3.0))[0], 3 * HONEST[0])
     assert np.array_equal(updates(SignFlip())[0], -HONEST[0])
+    for factor in (3.0, 0.0, float("nan")):
+        with pytest.raises(ValueError, match=r"factor = .*: must be below 0, or nothing is turned round"):
+            SignFlip(factor)
 
 
 def test_a_stale_model_is_that_of_an_earlier_participation() -> None:

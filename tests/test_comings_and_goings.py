@@ -70,6 +70,16 @@ async def test_a_ledger_older_than_the_servers_mirror_is_refused(rig: MakeRig) -
         await r.played()
 
 
+async def test_what_is_waited_for_is_what_round_1_waits_for(rig: MakeRig) -> None:
+    """Not for those who join later."""
+    expected = {1: frozenset("a"), 2: frozenset("ab")}.__getitem__
+    async with rig(rounds=1, minimum_clients=2, expected=expected).running() as r:
+        await r.join("a")
+        await r.played()
+    waiting = [(e["connected"], e["minimum"]) for e in r.shown if e["kind"] == "waiting"]
+    assert waiting == [(0, 1), (1, 1)]
+
+
 async def test_a_run_without_enough_clients_says_so(rig: MakeRig) -> None:
     async with rig(minimum_clients=2, connect_timeout_s=0.05).running() as r:
         await r.join("a")

@@ -153,6 +153,10 @@ class SignFlip(ScaledUpdate):
 
     factor: float = -1.0
 
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor < 0):
+            raise ValueError(f"factor = {self.factor}: must be below 0, or nothing is turned round")
+
 
 @dataclass(frozen=True)
 class StaleModel(Behaviour):

@@ -41,9 +41,9 @@ from pausefl_emulator.experiment_tables import (
     group_of,
 )
 from pausefl_emulator.latency import LatencyTable, LinkPlan, check_access_points, check_netem, plan_links
-from pausefl_emulator.presence import AVAILABILITIES, Availability, Presence
+from pausefl_emulator.presence import AVAILABILITIES, Availability, Presence, Trace
 from pausefl_emulator.tables import Table
-from pausefl_emulator.validation import as_json, build, explain, unknown_key
+from pausefl_emulator.validation import as_json, build, build_kind, explain, unknown_key
 
 if TYPE_CHECKING:
     from pausefl_server.aggregation import Aggregation
@@ -227,35 +227,29 @@ class Experiment(Table):
 
     def _drift(self, group: str) -> DriftLaw | None:
         """A group's law of drifts, with its parameters checked; None where none is given."""
-        key, table = f"clients.groups.{group}.drift", self.groups[group].drift
-        if not table:
-            return None
-        kind, parameters = table.get("kind", ""), {name: value for name, value in table.items() if name != "kind"}
-        if kind not in DRIFTS:
-            raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(DRIFTS)}")
-        law: DriftLaw = build(DRIFTS[kind], key, parameters)
-        return law
+        table = self.groups[group].drift
+        return build_kind(DRIFTS, f"clients.groups.{group}.drift", table) if table else None
 
     def _availability(self, group: str) -> Availability:
         """A group's availability, with its parameters checked."""
-        key, table = f"clients.groups.{group}.availability", self.groups[group].availability
-        kind = table.get("kind", "always")
-        if kind not in AVAILABILITIES:
-            raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(AVAILABILITIES)}")
-        parameters = {name: value for name, value in table.items() if name != "kind"}
-        availability: Availability = build(AVAILABILITIES[kind], key, parameters)
+        key = f"clients.groups.{group}.availability"
+        availability: Availability = build_kind(AVAILABILITIES, key, self.groups[group].availability, "always")
+        if isinstance(availability, Trace):
+            self._check_trace(availability, key, self.groups[group].client_ids(group))
         return availability
+
+    def _check_trace(self, trace: Trace, key: str, of_group: Sequence[str]) -> None:
+        """A file may serve several groups, but one that names nobody of them is a mistake."""
+        if unknown := sorted(trace.named - set(self.client_ids)):
+            raise ConfigError(f'{key}.path = "{trace.path}": names {unknown[0]}, which is no client of this experiment')
+        if not trace.named & set(of_group):
+            raise ConfigError(f'{key}.path = "{trace.path}": names none of {of_group[0]} to {of_group[-1]}')
 
     def _behaviours(self, group: str) -> list[Behaviour]:
         """A group's behaviours, with their parameters checked."""
-        behaviours = []
-        for place, table in enumerate(self.groups[group].behaviours):
-            key = f"clients.groups.{group}.behaviours.{place}"
-            kind, parameters = table.get("kind", ""), {name: value for name, value in table.items() if name != "kind"}
-            if kind not in BEHAVIOURS:
-                raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(BEHAVIOURS)}")
-            behaviours.append(build(BEHAVIOURS[kind], key, parameters))
-        return behaviours
+        key = f"clients.groups.{group}.behaviours"
+        tables = enumerate(self.groups[group].behaviours)
+        return [build_kind(BEHAVIOURS, f"{key}.{place}", table) for place, table in tables]
 
     def delays(self) -> dict[str, Delay]:
         """The law of each client's delay per exchange, by id."""
@@ -275,6 +269,11 @@ class Experiment(Table):
             )
         if len(self.client_ids) != self.clients.count:
             raise ConfigError(f"clients.count = {self.clients.count}: its groups add up to {len(self.client_ids)}")
+        examples = None if self.workload.model == "synthetic" else self.workload.examples
+        if examples is not None and examples < self.clients.count:
+            raise ConfigError(
+                f"workload.examples = {examples}: must be at least clients.count = {self.clients.count}, one for each"
+            )
         for name, group in self.groups.items():
             self._behaviours(name)
             self._drift(name)
@@ -341,6 +340,7 @@ def parse_experiment(text: str, overrides: Sequence[str] = (), origin: str = "th
     for override in overrides:
         _override(document, override)
     _count_groups(document)
+    _anchor_files(document)
     try:
         experiment = Experiment.model_validate_json(as_json(document))
     except ValidationError as error:
@@ -388,6 +388,19 @@ def _count_groups(document: dict[str, Any]) -> None:
         counts = [group.get("count") if isinstance(group, dict) else None for group in groups.values()]
         if all(isinstance(count, int) for count in counts):
             document["clients"] = {"count": sum(counts), **document["clients"]}
+
+
+def _anchor_files(value: object) -> None:
+    """Make the paths of measured data absolute: a run may go on, and its clients may start, in another folder."""
+    if isinstance(value, list):
+        for part in value:
+            _anchor_files(part)
+    if isinstance(value, dict):
+        for kind, name in (("empirical", "file"), ("trace", "path")):
+            if value.get("kind") == kind and isinstance(value.get(name), str):
+                value[name] = str(Path(value[name]).absolute())
+        for part in value.values():
+            _anchor_files(part)
 
 
 def _toml_value(text: str) -> Any:

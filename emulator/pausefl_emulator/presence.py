@@ -88,21 +88,29 @@ class Trace:
             on[t - 1 :] = is_on
         return on
 
+    @property
+    def named(self) -> frozenset[str]:
+        """The clients the file names."""
+        return frozenset(self._changes())
+
     def _changes(self) -> dict[str, dict[int, bool]]:
         """round -> on, by client; ValueError that names the file and the line."""
         changes: dict[str, dict[int, bool]] = {}
         try:
-            with Path(self.path).open(encoding="utf-8", newline="") as file:
-                for row in (lines := csv.DictReader(file)):
-                    t, is_on = int(row["round"]), {"1": True, "0": False}[row["on"]]
-                    if t < 1:
-                        raise ValueError
-                    changes.setdefault(row["client_id"], {})[t] = is_on
+            with Path(self.path).open(encoding="utf-8-sig", newline="") as file:
+                lines = csv.DictReader(file)
+                if not {"client_id", "round", "on"} <= set(lines.fieldnames or ()):
+                    raise ValueError(f'path = "{self.path}": must begin with a line of the columns client_id,round,on')
+                for row in lines:
+                    t, is_on = row["round"] or "", row["on"]
+                    if not t.isdecimal() or int(t) < 1 or is_on not in {"0", "1"}:
+                        expected = "client_id, round (from 1), on (1 or 0)"
+                        raise ValueError(f'path = "{self.path}": line {lines.line_num} is not {expected}')
+                    changes.setdefault(row["client_id"], {})[int(t)] = is_on == "1"
         except OSError as error:
             raise ValueError(f'path = "{self.path}": cannot be read ({error.strerror})') from None
-        except (KeyError, TypeError, ValueError):
-            expected = "client_id, round (from 1), on (1 or 0)"
-            raise ValueError(f'path = "{self.path}": line {lines.line_num} is not {expected}') from None
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f'path = "{self.path}": cannot be read ({error})') from None
         return changes
 
 

@@ -14,12 +14,24 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
-def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
-    """Make a frozen dataclass from a TOML table: types checked strictly, unknown keys refused; ConfigError."""
+def build(record: type[Any], table: str, values: Mapping[str, Any], other_keys: Sequence[str] = ()) -> Any:
+    """Make a frozen dataclass from a TOML table: types checked strictly, unknown keys refused; ConfigError.
+
+    `other_keys` of the table are known as well, but read by somebody else.
+    """
     try:
         return TypeAdapter(record).validate_json(as_json(values), strict=True, extra="forbid")
     except ValidationError as error:
-        raise ConfigError(explain(error, None, table, [f.name for f in fields(record) if f.name != "m"])) from None
+        keys = [*other_keys, *(f.name for f in fields(record) if f.name != "m")]
+        raise ConfigError(explain(error, None, table, keys)) from None
+
+
+def build_kind(kinds: Mapping[str, type[Any]], table: str, values: Mapping[str, Any], default: str = "") -> Any:
+    """Make the record that a TOML table's `kind` names of its other keys; ConfigError."""
+    kind = values.get("kind", default)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ConfigError(f"{table}.kind = {kind!r}: must be one of {', '.join(kinds)}")
+    return build(kinds[kind], table, {name: value for name, value in values.items() if name != "kind"}, ["kind"])
 
 
 def as_json(values: Mapping[str, Any]) -> str:
@@ -37,6 +49,10 @@ def explain(error: ValidationError, model: type[BaseModel] | None, table: str = 
     if mistake["type"] == "value_error":
         # Records say "name = value: must be ..." themselves.
         return f"{key}.{mistake['msg'].removeprefix('Value error, ')}"
+    if mistake["type"] == "missing":
+        return f"{key}: is missing"
+    if mistake["type"] == "string_pattern_mismatch" and path[-1] == "[key]":
+        return f"{'.'.join(path[:-2])}: {mistake['input']!r} is no name; letters, digits, - and _ make one"
     # Each member of a union says what it would take.
     allowed = [_allowed(other["msg"]) for other in mistakes if _path(other) == path]
     return f"{key} = {mistake['input']!r}: should be {' or '.join(dict.fromkeys(allowed))}"
@@ -76,6 +92,8 @@ def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """What is wrong with a key that is none, and which one may have been meant."""
-    close = difflib.get_close_matches(key.rpartition(".")[2], known, 1)
-    hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
-    return f"{key}: unknown key; {hint}"
+    table, _, name = key.rpartition(".")
+    if close := difflib.get_close_matches(name, known, 1):
+        return f"{key}: unknown key; did you mean {close[0]}?"
+    known_keys = f"known keys: {', '.join(known)}" if known else f"{table} takes no parameters"
+    return f"{key}: unknown key; {known_keys}"

@@ -97,6 +97,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._pings: list[Ping] = []  # answered, but not in the log yet
         self._expected: frozenset[str] = frozenset()  # who was to be there in the last round
         self._selection_s = float("inf")  # how long the last selection took
+        self._minimum = settings.minimum_clients  # how many the first round waits for
 
     async def run(self) -> None:
         """Play the rounds that are left, then dismiss everybody. PauseflError when no round could begin."""
@@ -296,14 +297,14 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
     async def _gather_clients(self) -> None:
         if self.state.round >= self._settings.rounds:
             return  # the server was started again after the last round: nobody need come
-        minimum, timeout_s = self._settings.minimum_clients, self._settings.connect_timeout_s
+        timeout_s = self._settings.connect_timeout_s
         if self._settings.expected is not None:
-            minimum = min(minimum, len(self._settings.expected(self.state.round + 1)))
+            self._minimum = min(self._minimum, len(self._settings.expected(self.state.round + 1)))
             self._progress({"kind": "roll-call", "round": self.state.round + 1})
-        self._progress({"kind": "waiting", "connected": 0, "minimum": minimum})
-        if not await self._wait_until(lambda: len(self._peers) >= minimum, timeout_s):
+        self._progress({"kind": "waiting", "connected": 0, "minimum": self._minimum})
+        if not await self._wait_until(lambda: len(self._peers) >= self._minimum, timeout_s):
             raise PauseflError(
-                f"only {len(self._peers)} of clients.minimum = {minimum} clients connected within {timeout_s:g} s"
+                f"only {len(self._peers)} of clients.minimum = {self._minimum} clients connected within {timeout_s:g} s"
             )
 
     async def _call_the_roll(self, round: int) -> None:
@@ -371,8 +372,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         if self.state.round:
             self._announcer.say(f"client {client_id} joined")
         else:
-            minimum = self._settings.minimum_clients
-            self._progress({"kind": "waiting", "connected": len(self._peers), "minimum": minimum})
+            self._progress({"kind": "waiting", "connected": len(self._peers), "minimum": self._minimum})
         if self._flight is not None and client_id in self._flight.due:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
             self._flight.due[client_id] = self._clock() + self._settings.round_timeout_s
