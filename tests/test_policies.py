@@ -772,12 +772,15 @@ def test_power_of_choice_asks_for_the_greatest_loss() -> None:
     assert chosen.tolist() == [3, 10, 11, 12]
 
 
-def test_oort_explores_less_and_less() -> None:
-    play = Play(Oort(M, exploration=1.0, exploration_decay=0.5, exploration_min=0.0), IDS)
-    assert play.rounds(1).table.chosen.sum() == M
-    play.rounds(20)
-    shares = [len(set(r.chosen)) for r in play.records]
-    assert shares == [M] * 21
+@pytest.mark.parametrize(("least", "explored"), [(0.0, [4, 2, 1, 0, 0, 0, 0]), (0.5, [4, 2, 2, 2, 2, 1, 0])])
+def test_oort_explores_less_and_less(least: float, explored: list[int]) -> None:
+    """Of M = 4 and 13 clients, with a share that halves down to the least one."""
+    play = Play(Oort(M, exploration=1.0, exploration_decay=0.5, exploration_min=least)).rounds(7)
+    seen: set[str] = set()
+    for record, new in zip(play.records, explored, strict=True):
+        assert len(set(record.chosen) - seen) == new
+        assert len(record.chosen) == M
+        seen |= set(record.chosen)
 
 
 def test_oort_prefers_useful_and_fast_clients() -> None:
@@ -788,7 +791,11 @@ def test_oort_prefers_useful_and_fast_clients() -> None:
     play.table.inverse_latency_sum[:] = 10.0
     play.table.n_examples[:] = 100
     state = dataclasses.replace(play.state, last_round=np.ones(13, np.int64))
-    assert play.policy.select(state, context_of(play.table, 50)).rows.tolist() != []
-    play.table.inverse_latency_sum[7:] = 0.5
-    chosen = [int(play.policy.select(state, context_of(play.table, t)).rows[0]) for t in range(50, 70)]
-    assert max(chosen) < 7
+
+    def chosen() -> set[int]:
+        contexts = [context_of(play.table, t) for t in range(50, 100)]
+        return {int(play.policy.select(state, context).rows[0]) for context in contexts}
+
+    assert chosen() == {6}
+    play.table.inverse_latency_sum[6:9] = 0.5
+    assert chosen() == set(range(13)) - {6, 7, 8}
