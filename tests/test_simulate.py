@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 
 from pausefl.budget import Budget
 from pausefl.errors import ConfigError
+from pausefl_emulator import _simulate_kernel
 from pausefl_emulator.bench import selection
 from pausefl_emulator.delays import FlooredNormal, published_halves
 from pausefl_emulator.experiment import parse_experiment
@@ -28,6 +30,7 @@ from pausefl_emulator.simulate import (
     simulate_pause,
 )
 from pausefl_emulator.simulating import in_words, run_simulation, setting_of
+from pausefl_server import _kernels
 from pausefl_server.selection import Context, Policy, Selection, policy_class
 from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.oort import Oort
@@ -60,6 +63,12 @@ def test_compiled_rounds_are_the_policy_called_round_by_round(policy: Pause, bud
     assert plain.client_ids == compiled.client_ids
     for name in ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent", "chosen"):
         np.testing.assert_allclose(getattr(plain, name), getattr(compiled, name), rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_the_compiled_rounds_change_with_the_kernels_compiled_into_them() -> None:
+    """Else numba would go on with the old ones from its cache: put the new digest there."""
+    source = Path(_kernels.__file__).read_bytes()
+    assert hashlib.sha256(source).hexdigest() == _simulate_kernel.KERNELS_SHA256
 
 
 def test_other_policies_are_not_compiled() -> None:
