@@ -95,6 +95,13 @@ MISTAKES = [
     ("selection.policy=zzz", 'selection.policy = "zzz"', "pause, pause-brute, pow-d, random"),
     ("selection.puase.alpha=1.0", "selection.puase", "did you mean pause"),
     ("selection.policy=no.such:Policy", 'selection.policy = "no.such:Policy"', "No module named"),
+    (
+        "selection.pause={reward='R2', clusters={client-000=0, client-zzz=1}}",
+        "selection.pause.clusters.client-zzz",
+        "must be the id of a client, such as client-000",
+    ),
+    ("selection.pause.clusters={client-000=-2}", "selection.pause.clusters.client-000 = -2", "must be at least 0"),
+    ("selection.sa-pause={reward='R2', phi_g='json:loads'}", "selection.sa-pause.phi_g = 'json:loads'", "must be"),
     ("selection.policy=json:JSONDecoder", 'selection.policy = "json:JSONDecoder"', "must be a subclass"),
     # what is not an override at all
     ("experiment=3", "--set experiment=3", "must be table.key=value"),
@@ -139,6 +146,21 @@ def test_a_policy_that_needs_what_clients_do_not_disclose_is_refused() -> None:
         parse("selection.policy=oort")
     assert parse("selection.policy=oort", 'privacy.disclose=["loss"]').selection.policy == "oort"
     assert parse("selection.policy=oort", "privacy.enabled=false").selection.policy == "oort"
+
+
+def test_brute_force_is_refused_where_there_are_too_many_sets() -> None:
+    with pytest.raises(ConfigError, match=r'selection\.policy = "pause-brute": there are 155,117,520 sets of 15 of 30'):
+        parse("selection.policy=pause-brute", "selection.m=15")
+    assert parse("selection.policy=pause-brute").policy().m == 5
+
+
+def test_brute_force_is_judged_by_how_many_clients_there_are_at_once() -> None:
+    """Thirty in all, but ten in the first rounds, and twenty others after them."""
+    groups = "[clients.groups.early]\ncount = 10\nleave_round = 5\n[clients.groups.late]\ncount = 20\njoin_round = {}\n"
+    chosen = "selection.policy=pause-brute", "selection.m=10"
+    assert parse(*chosen, text=groups.format(5)).policy().m == 10
+    with pytest.raises(ConfigError, match="30,045,015 sets of 10 of 30"):
+        parse(*chosen, text=groups.format(4))
 
 
 def test_overrides_come_after_the_file_and_the_last_one_wins() -> None:

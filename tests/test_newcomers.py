@@ -4,8 +4,9 @@ import csv
 import json
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from pausefl_emulator.newcomers import DriftSetting, Insertion, NewcomerResult, 
 from pausefl_emulator.presence import Presence
 from pausefl_emulator.simulate import growth_fits, is_compiled, simulate
 from pausefl_emulator.simulating import run_simulation, setting_of
+from pausefl_server.selection import Context, Selection
 from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.newcomers import NewcomerPolicy
@@ -286,6 +288,30 @@ def test_every_preset_with_newcomers_can_be_simulated(name: str, tmp_path: Path)
         assert joined["critical"].startswith("relevant")
         assert joined["mean_chosen"]["relevant"] > joined["mean_chosen"]["irrelevant"]
     assert len(summary["insertions"]) == (4 if name.endswith(("_agnews", "_scale")) else 1)
+
+
+@dataclass(frozen=True)
+class Greedy(FedTs):
+    """Chooses one more than there are."""
+
+    def select(self, _: Any, context: Context) -> Selection:
+        return Selection(np.append(context.eligible, len(context.table)))
+
+
+@dataclass(frozen=True)
+class Curious(FedTs):
+    """Wants to know the losses."""
+
+    needs_loss: ClassVar[bool] = True
+
+
+def test_a_policy_of_ones_own_is_held_to_what_can_be_simulated() -> None:
+    with pytest.raises(
+        ConfigError, match=re.escape("selection.policy: in round 1 it chose row 6: must be one of context.eligible")
+    ):
+        play(Greedy(3), 5)
+    with pytest.raises(ConfigError, match=re.escape("selection.policy: Curious needs clients to disclose their loss")):
+        play(Curious(3), 5)
 
 
 # -- groups under policies that weigh latency

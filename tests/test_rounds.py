@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.errors import PauseflError
+from pausefl.errors import ConfigError, PauseflError
 from pausefl.wire import Vector
 from pausefl_server.aggregation import Aggregation
 from pausefl_server.clients import ClientTable, IntArray
@@ -84,6 +84,25 @@ async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: 
         found = {o.client_id: o.statistics for o in record.observations}
         assert found == {c: {"first": float(update_of(c, 1)[0])} for c in "abc"}
         assert r.spent("b") == (1, BUDGET.spent(1))  # it was released all the same
+
+
+@dataclass(frozen=True)
+class Wild(Policy):
+    """Chooses a row that nobody has."""
+
+    def select(self, *_: Any) -> Selection:
+        return Selection(np.array([0, 99]))
+
+
+async def test_a_policy_that_chooses_what_cannot_be_played_ends_the_run_in_one_line(rig: MakeRig) -> None:
+    async with rig(Wild(2)).running() as r:
+        peers = [await r.join(c) for c in "ab"]
+        with pytest.raises(
+            ConfigError, match=r"^selection\.policy: in round 1 it chose row 99: must be one of [^\n]*$"
+        ):
+            await r.played()
+        assert all(peer.jobs.empty() for peer in peers)
+        assert r.store.rounds() == []
 
 
 async def test_rule_and_optimizer_make_the_model_and_the_state_is_committed(rig: MakeRig) -> None:

@@ -167,10 +167,13 @@ def test_inputs_are_left_as_they_were() -> None:
         ({"forced": [-1]}, "forced"),
         ({"forced": [0, 0]}, "forced"),
         ({"forced": [0, 1, 2]}, "forced"),
+        ({"forced": [0.7]}, "forced: must be at most m = 2 different rows"),
+        ({"forced": [True]}, "forced"),
         ({"cluster": [0, 1]}, "cluster: must be integers of shape \\(3,\\)"),
         ({"cluster": [0.0, 1.0, 1.0]}, "cluster: must be integers"),
         ({"penalty": -0.5}, "penalty = -0.5: must be a finite number, at least 0"),
         ({"penalty": np.nan}, "penalty = nan"),
+        ({"penalty": np.inf}, "penalty = inf"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
@@ -182,8 +185,9 @@ def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
         "penalty": 1.0,
         "forced": (),
     }
-    with pytest.raises(ValueError, match=message):
-        clustered_pivot_and_fill(**(problem | change))
+    for search in (clustered_pivot_and_fill, brute_force):
+        with pytest.raises(ValueError, match=message):
+            search(**(problem | change))
     if not change.keys() & {"cluster", "penalty"}:
         plain = {key: (problem | change)[key] for key in ("ucb", "value", "m", "forced")}
         with pytest.raises(ValueError, match=message):

@@ -1,8 +1,6 @@
 """PAUSE under R1 against the genie, whole rounds compiled: 10⁷ rounds in place of 10⁵ in the same time.
 
 It repeats what `selection.pause` and `simulate` do one policy call a round at a time; a test holds the two together.
-numba caches by the source file of the outer function alone: after a change to `pausefl_server._kernels`, touch this
-file too.
 """
 
 import math
@@ -11,6 +9,10 @@ import numpy as np
 
 from pausefl_server._kernels import best_threshold, compiled
 from pausefl_server.clients import FloatArray, IntArray
+
+KERNELS_SHA256 = "1091ba319d036d60a2ef968fbaa3df736a8ca9b3a32008a7fc67339f3a716b23"
+"""Of the source of `pausefl_server._kernels`, which is compiled into what stands here. numba's cache looks at this file
+alone, so it must change with that one; a test sees to it."""
 
 
 @compiled
@@ -50,6 +52,7 @@ def play(
         t = first_round + i
         x = share - chosen / max(t - 1, 1)
         g = np.sign(x) * np.abs(x) ** beta
+        # p_k = 1 − (spent so far)/ε̄ = e^{−ηT_k}: PAUSE v2, eq. (7), with what T_k participations spend by eq. (6).
         value = (alpha * g + gamma * np.exp(-eta * chosen)) / m
         unseen = np.flatnonzero(chosen == 0)
         if len(unseen) >= m:

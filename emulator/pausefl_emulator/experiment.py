@@ -212,6 +212,11 @@ class Experiment(Table):
                 columns.append(on)
         return Presence(tuple(self.client_ids), np.stack(columns, axis=1))
 
+    def _at_once(self) -> int:
+        """The most clients there are in a round."""
+        presence = self.presence()
+        return self.clients.count if presence is None else int(presence.table.sum(axis=1).max())
+
     def drifts(self) -> dict[str, DriftLaw]:
         """The law of each client's drifts in a simulation, by id; ConfigError where a group has none."""
         laws = {}
@@ -319,6 +324,10 @@ class Experiment(Table):
         if policy.needs_oracle:
             for law in self.delays().values():
                 _ = law.mean_s  # ConfigError where it has none that could be told
+        try:
+            policy.check_clients(self.client_ids, self._at_once())
+        except ValueError as error:
+            raise ConfigError(f"selection.{self.selection.policy}.{error}") from error
         if missing := sorted(policy.disclosures - self.disclosed):
             raise ConfigError(
                 f'selection.policy = "{self.selection.policy}" needs clients to disclose their {" and ".join(missing)}:'

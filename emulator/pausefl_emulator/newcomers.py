@@ -15,10 +15,10 @@ import numpy as np
 from pausefl.draws import generator
 from pausefl_emulator.drifts import DriftLaw
 from pausefl_emulator.presence import Presence
-from pausefl_emulator.simulate import BLOCK, arrivals
+from pausefl_emulator.simulate import BLOCK, arrivals, refuse_disclosures
 from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
 from pausefl_server.records import Observation, RoundRecord, Timing
-from pausefl_server.selection import Context
+from pausefl_server.selection import Context, checked
 from pausefl_server.selection.drift import two_means
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
 
@@ -110,6 +110,7 @@ class NewcomerResult:
 
 def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: int) -> NewcomerResult:
     """Run `policy` for so many rounds, one call of it a round."""
+    refuse_disclosures(policy)
     table, state = ClientTable(seed=setting.seed), policy.start()
     column_of = {client_id: column for column, client_id in enumerate(setting.presence.client_ids)}
     columns, chosen = np.empty(0, np.int64), np.zeros((rounds, len(column_of)), np.bool_)
@@ -121,7 +122,7 @@ def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: in
         if not eligible.size:
             continue
         context = Context(t, table, eligible, generator(setting.seed, "selection", t, 0))
-        rows = policy.select(state, context).rows
+        rows = checked(policy.select(state, context), context).rows
         chosen[t - 1, columns[rows]] = True
         record = _record(t, table, rows, drift[columns[rows]])
         table.apply_round(record)

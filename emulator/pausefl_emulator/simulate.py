@@ -15,14 +15,17 @@ import numpy as np
 
 from pausefl.budget import Budget
 from pausefl.draws import generator
+from pausefl.errors import ConfigError
 from pausefl_emulator import _simulate_kernel
 from pausefl_emulator.delays import Delay, known_means
 from pausefl_emulator.presence import Presence
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
-from pausefl_server.selection import Context, Oracle, Policy, Selection
+from pausefl_server.selection import Context, Oracle, Policy, Selection, checked
 from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.pause import Choice, Pause
+from pausefl_server.selection.sa_pause import SaPause
+from pausefl_server.selection.ucb import Ucb
 
 BLOCK = 4096
 """Rounds whose latencies are drawn at once."""
@@ -91,9 +94,11 @@ def simulate(
 
     Ends early, at the last recorded round, if every client's budget has retired it; a round with nobody there passes.
 
-    Without regret, reward and both regrets are NaN and a policy that needs no oracle costs no expectation of a law.
-    `watch` is shown every selection.
+    Without regret, or where no genie weighs as the policy does, reward and both regrets are NaN, and a policy that
+    needs no oracle costs no expectation of a law. `watch` is shown every selection. ConfigError for a policy that needs
+    what clients disclose, or chooses what cannot be played.
     """
+    refuse_disclosures(policy)
     genie = genie_of(policy) if with_regret else None
     table, state = ClientTable(seed=setting.seed), policy.start()
     ids, presence = sorted(setting.laws), setting.presence or Presence.of_all(sorted(setting.laws))
@@ -118,7 +123,7 @@ def simulate(
             if not context.eligible.size:
                 curves.add(t, np.zeros((1, 4)), np.array([table.epsilon_spent.max()]))
                 continue
-            selection = policy.select(state, context)
+            selection = checked(policy.select(state, context), context)
             if watch:
                 watch(selection)
             problem = genie.choice(None, replace(context, oracle=setting.oracle)) if genie else None
@@ -188,19 +193,36 @@ def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
     return type(policy) is Pause and policy.reward == "R1" and not policy.window and policy.discount == 1
 
 
-def genie_of(policy: Policy) -> Genie:
-    """The genie that weighs as this policy does; with PAUSE's defaults for a policy that has no such weights."""
+def genie_of(policy: Policy) -> Genie | None:
+    """The genie that weighs as this policy does; with PAUSE's defaults for a policy that has no such weights.
+
+    None where Φ_g or Φ_p is no mean: the genie finds the optimum of R1 and R2 alone.
+    """
+    if isinstance(policy, SaPause) and not policy.weighs_means:
+        return None
+    weighing = policy.as_pause() if isinstance(policy, Ucb) else policy
     names = {field.name for field in fields(Genie) if field.init}
-    return Genie(**{f.name: getattr(policy, f.name) for f in fields(policy) if f.name in names})
+    return Genie(**{f.name: getattr(weighing, f.name) for f in fields(weighing) if f.name in names})
+
+
+def refuse_disclosures(policy: Policy) -> None:
+    """ConfigError for a policy that lives on what a simulation cannot draw: losses and labels come of training."""
+    if needed := " and ".join(sorted(policy.disclosures)):
+        name = type(policy).__name__
+        raise ConfigError(
+            f"selection.policy: {name} needs clients to disclose their {needed}, which a simulation has not: must be a"
+            " policy that needs nothing disclosed"
+        )
 
 
 def regret_bound(setting: Setting, policy: Pause, n: IntArray | FloatArray, delta: float) -> FloatArray:
-    """Theorem 3, PAUSE v2, eq. (17), with Lemma 1's Δ_max for R1: K(Δ_max + δ)(4(m+1) ln n/δ² + 1 + 2π²/3).
+    """Theorem 3, PAUSE v2, eq. (17): K(Δ_max + δ)(4(m+1) ln n/δ² + 1 + 2π²/3).
 
+    Δ_max is Lemma 1's for R1, and under R2, for which the paper states none, that plus the range of the cluster term.
     The paper's own proof ends with 4π²/3; either way it is a thing to measure, not to trust: see docs/regret.md.
     """
     mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
-    greatest_gap = mu.max() - mu.min() + 2 * policy.alpha + policy.gamma
+    greatest_gap = mu.max() - mu.min() + 2 * policy.alpha + policy.greatest_penalty + policy.gamma
     per_client = 4 * (policy.m + 1) * np.log(np.asarray(n, np.float64)) / delta**2 + 1 + 2 * math.pi**2 / 3
     bound: FloatArray = len(mu) * (greatest_gap + delta) * per_client
     return bound

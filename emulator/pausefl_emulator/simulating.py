@@ -32,8 +32,9 @@ from pausefl_emulator.simulating_newcomers import (
     newcomer_findings,
     newcomers_in_words,
 )
-from pausefl_server.clients import FloatArray
+from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.selection import Policy
+from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.newcomers import NewcomerPolicy
 
 if TYPE_CHECKING:
@@ -65,8 +66,11 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         yield from newcomers_in_words(summary)
         return
     yield f"total latency {summary['total_latency_s']:.1f} s, greatest ε {summary['max_epsilon_spent']:.3g}"
+    if summary["regret"] is not None:
+        weights = ", ".join(f"{name} = {value}" for name, value in summary["genie"].items())
+        yield f"regret is against a genie with {weights}"
     for name, text in (("regret", "regret"), ("genie_regret", "genie regret")):
-        # A policy whose rounds are not of m clients has no regret against a genie that chooses m.
+        # There is none against a genie of m clients where rounds are not of m, nor without a genie.
         grows = fits_in_words(summary["growth_fits"][name])
         yield f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f} ({grows})"
 
@@ -78,12 +82,14 @@ def _findings(experiment: Experiment, policy: Policy, rounds: int) -> tuple[dict
         result = simulate_pause(policy, setting, rounds)
     else:
         result = simulate(policy, setting, rounds)
+    genie = genie_of(policy)
+    bounds = {} if genie is None else _bounds(setting, genie, result.round)
     columns = ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent")
     tables: dict[str, Table] = {
         "simulation": (columns, zip(*(getattr(result, column).tolist() for column in columns), strict=True)),
         "selections": (("client_id", "chosen"), zip(result.client_ids, result.chosen.tolist(), strict=True)),
     }
-    return _summary(experiment, policy, setting, result), tables, _draw(result, policy, setting)
+    return _summary(experiment, setting, result, genie, bounds), tables, _draw(result, bounds)
 
 
 def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
@@ -120,14 +126,33 @@ def _least_delay_s(laws: Mapping[str, Delay]) -> float:
     return least_s
 
 
-def _summary(experiment: Experiment, policy: Policy, setting: Setting, result: SimulationResult) -> dict[str, Any]:
-    inverse_s = np.array(list(setting.oracle.mean_inverse_latency.values()))
+def _bounds(setting: Setting, genie: Genie, rounds: IntArray) -> dict[str, FloatArray]:
+    """Bound (17) at these rounds under either reading of δ; where δ = 0, because two means are equal, there is none."""
+    mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
+    readings = {
+        "delta = least gap of E[tau], as printed": printed_delta(setting),
+        "delta = least gap of mu": least_gap(mu),
+    }
+    return {
+        reading: regret_bound(setting, genie, rounds, delta)
+        for reading, delta in readings.items()
+        if 0 < delta < math.inf
+    }
+
+
+def _summary(
+    experiment: Experiment,
+    setting: Setting,
+    result: SimulationResult,
+    genie: Genie | None,
+    bounds: Mapping[str, FloatArray],
+) -> dict[str, Any]:
     return {
         "policy": experiment.selection.policy,
         "seed": setting.seed,
         "rounds": int(result.round[-1]),
         "clients": len(result.client_ids),
-        "m": policy.m,
+        "m": experiment.selection.m,
         "tau_min_s": setting.tau_min_s,
         "total_latency_s": float(result.total_latency_s[-1]),
         "cluster_penalty_s": result.cluster_penalty_s,
@@ -137,19 +162,19 @@ def _summary(experiment: Experiment, policy: Policy, setting: Setting, result: S
         "regret": _finite(result.regret[-1]),
         "genie_regret": _finite(result.genie_regret[-1]),
         "regret_is": "sum of r(genie) - r(policy), PAUSE v2 eq. (15), the genie asked on the policy's own history",
+        "genie": genie and _weights(genie),
         "growth_fits": {
             "regret": growth_fits(result.round, result.regret),
             "genie_regret": growth_fits(result.round, result.genie_regret),
         },
-        "bound_17": {
-            name: _finite(regret_bound(setting, genie_of(policy), result.round[-1:], delta)[0])
-            for name, delta in (
-                ("delta = least gap of E[tau], as printed", printed_delta(setting)),
-                ("delta = least gap of mu", setting.tau_min_s * least_gap(inverse_s)),
-            )
-            if 0 < delta < math.inf
-        },
+        "bound_17": {reading: _finite(bound[-1]) for reading, bound in bounds.items()},
     }
+
+
+def _weights(genie: Genie) -> dict[str, Any]:
+    """What the genie weighs, and so what reward and regret are of."""
+    names = ("alpha", "gamma", "beta", "zeta", "reward", *(("rho",) if genie.reward == "R2" else ()))
+    return {name: getattr(genie, name) for name in names}
 
 
 def _finite(value: float) -> float | None:
@@ -163,13 +188,14 @@ def _write_csv(path: Path, columns: tuple[str, ...], rows: Iterable[Iterable[Any
         writer.writerows(rows)
 
 
-def _draw(result: SimulationResult, policy: Policy, setting: Setting) -> "Figure":
-    """Regret with its fits and bound, leakage, and selections, side by side."""
+def _draw(result: SimulationResult, bounds: Mapping[str, FloatArray]) -> "Figure":
+    """Regret with its fits, and beside its bound; leakage, and selections."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
-    regret, leakage, selections = figure.subplots(1, 3)
-    _draw_regret(regret, result, regret_bound(setting, genie_of(policy), result.round, printed_delta(setting)))
+    figure = Figure(figsize=(11, 7.2), layout="constrained")
+    (regret, bound), (leakage, selections) = figure.subplots(2, 2)
+    _draw_regret(regret, result)
+    _draw_bounds(bound, result, bounds)
     leakage.plot(result.round, result.max_epsilon_spent)
     leakage.set(title="Greatest leakage", xlabel="round", ylabel="ε spent")
     selections.bar(range(len(result.chosen)), result.chosen)
@@ -177,14 +203,21 @@ def _draw(result: SimulationResult, policy: Policy, setting: Setting) -> "Figure
     return figure
 
 
-def _draw_regret(axes: "Axes", result: SimulationResult, bound: FloatArray) -> None:
+def _draw_regret(axes: "Axes", result: SimulationResult) -> None:
     axes.plot(result.round, result.regret, label="realised, eq. (15)")
     axes.plot(result.round, result.genie_regret, label="in the genie's objective, eq. (10)")
     draw_fits(axes, result.round, result.genie_regret)
-    greatest = np.nanmax(np.concatenate((result.regret, result.genie_regret, [0.0])))
-    if bound[-1] < 20 * greatest:
-        axes.plot(result.round, bound, "-.", color="0.2", label="bound (17)")
-    else:
-        axes.plot([], [], " ", label=f"bound (17) at the end: {bound[-1]:.2g}")
     axes.set(title="Regret against the genie", xlabel="round", ylabel="Σ r(G) − r(S)")
+    axes.legend(fontsize=7)
+
+
+def _draw_bounds(axes: "Axes", result: SimulationResult, bounds: Mapping[str, FloatArray]) -> None:
+    """On logarithmic axes: the bound is seldom within a factor of a thousand of the regret."""
+    axes.set(title="Regret beside bound (17)", xlabel="round", ylabel="Σ r(G) − r(S)", xscale="log", yscale="log")
+    for regret, label in ((result.regret, "realised"), (result.genie_regret, "in the genie's objective")):
+        axes.plot(result.round, np.where(regret > 0, regret, math.nan), label=f"{label}, where above 0")
+    for (reading, bound), dash in zip(bounds.items(), ("-.", ":"), strict=False):
+        axes.plot(result.round, bound, dash, color="0.2", label=f"bound (17), {reading}")
+    if not bounds:
+        axes.plot([], [], " ", label="no bound (17): no genie, or δ = 0")
     axes.legend(fontsize=7)

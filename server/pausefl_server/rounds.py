@@ -39,6 +39,7 @@ from pausefl_server.pings import Ping, PingRota
 from pausefl_server.records import Event, EventKind, RoundRecord
 from pausefl_server.retirement import budgets_end, too_few_left, used_up
 from pausefl_server.selection.base import Context, Oracle, Selection
+from pausefl_server.selection.checked import checked
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 from pausefl_server.store import CommitRound, SaveLateEvents, StoreActor
@@ -215,6 +216,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         started = time.perf_counter()
         selection = self.state.policy.select(self.state.policy_state, context)
         self._selection_s = time.perf_counter() - started
+        checked(selection, context)
         schedule = settings.privacy.schedule if settings.privacy else ""
         began_s = self._clock()
         messages = pack_job(round, attempt, self.theta, self._digest, schedule)

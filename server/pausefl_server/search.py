@@ -10,7 +10,8 @@ optimum's own minimum. So every search here is: sort by ucb, lower the threshold
 Common to all searches. ucb and value are float64 of shape (K,), value finite, ucb may be +inf; `forced` names rows
 that must be in the set, and the rest is the optimum given them. If every minimum is +inf, the greatest Σ v − penalty
 wins. Equal rows: the lowest index wins. The result is sorted int64 of shape (m,). Sums are running sums in float64,
-so sets whose energies differ by rounding alone count as equal. ValueError for NaN, -inf, m < 1, m > K, bad rows.
+so sets whose energies differ by rounding alone count as equal. ValueError for NaN, -inf, m < 1, m > K, bad rows, and
+a penalty that is not a finite number of at least 0.
 """
 
 import math
@@ -44,8 +45,7 @@ def clustered_pivot_and_fill(
 
     cluster: any integers of shape (K,); rows with the same one share an access point. Forced rows occupy theirs.
     """
-    if not (math.isfinite(penalty) and penalty >= 0):
-        raise ValueError(f"penalty = {penalty}: must be a finite number, at least 0")
+    _check_penalty(penalty)
     problem = _Problem.of(ucb, value, m, forced)
     if problem.places == 0:
         return problem.forced
@@ -94,6 +94,7 @@ def brute_force(
     forced: Rows = (),
 ) -> IntArray:
     """An optimal set found by trying all of them: the oracle of the other searches. O(binomial(K, m) · m)."""
+    _check_penalty(penalty)
     problem = _Problem.of(ucb, value, m, forced)
     cluster, held = problem.clusters(np.zeros(problem.size, np.int64) if cluster is None else cluster)
     positions = _kernels.best_combination(
@@ -139,9 +140,11 @@ class _Problem:
             raise ValueError("value holds NaN or an infinity")
         if len(forced) == 0:
             return cls(len(ucb), np.empty(0, np.int64), None, ucb, value, m)
-        rows = np.unique(np.asarray(forced, np.int64))
-        if len(rows) != len(forced) or rows[0] < 0 or rows[-1] >= len(ucb) or len(rows) > m:
+        rows = np.unique(np.asarray(forced))
+        are_rows = np.issubdtype(rows.dtype, np.integer) and rows[0] >= 0 and rows[-1] < len(ucb)
+        if not are_rows or not len(rows) == len(forced) <= m:
             raise ValueError(f"forced: must be at most m = {m} different rows from 0 to {len(ucb) - 1}")
+        rows = rows.astype(np.int64, copy=False)
         is_free = np.ones(len(ucb), np.bool_)
         is_free[rows] = False
         free = np.flatnonzero(is_free)
@@ -166,6 +169,11 @@ class _Problem:
         if self.free is None:
             return np.sort(positions)
         return np.sort(np.concatenate((self.forced, self.free[positions])))
+
+
+def _check_penalty(penalty: float) -> None:
+    if not (math.isfinite(penalty) and penalty >= 0):
+        raise ValueError(f"penalty = {penalty}: must be a finite number, at least 0")
 
 
 def _greatest(value: FloatArray, count: int) -> IntArray:

@@ -1,18 +1,19 @@
 """Selection policies, one a file, under the names experiments call them by."""
 
 import difflib
-import importlib
 from inspect import isabstract
 
 from pausefl.errors import ConfigError
 from pausefl_server.selection.base import Context, Inspection, Oracle, Policy, Selection
 from pausefl_server.selection.brute import PauseBrute
+from pausefl_server.selection.checked import checked
 from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.clustered import Clustered
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.fastest import Fastest
 from pausefl_server.selection.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.genie import Genie
+from pausefl_server.selection.imported import imported
 from pausefl_server.selection.oort import Oort
 from pausefl_server.selection.pause import Pause
 from pausefl_server.selection.pow_d import PowD
@@ -20,7 +21,7 @@ from pausefl_server.selection.sa_pause import SaPause
 from pausefl_server.selection.ucb import Ucb
 from pausefl_server.selection.uniform import Random
 
-__all__ = ["POLICIES", "Context", "Inspection", "Oracle", "Policy", "Selection", "policy_class"]
+__all__ = ["POLICIES", "Context", "Inspection", "Oracle", "Policy", "Selection", "checked", "policy_class"]
 
 POLICIES: dict[str, type[Policy]] = {
     "pause": Pause,
@@ -52,10 +53,9 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def _imported(name: str) -> type[Policy]:
-    module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = imported(name)
+    except ValueError as error:
         raise ConfigError(f'selection.policy = "{name}": {error}') from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(f'selection.policy = "{name}": must be a subclass of pausefl_server.selection.Policy')

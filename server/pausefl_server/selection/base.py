@@ -73,7 +73,8 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """Base of all policies. `m` is how many clients a round takes; with fewer eligible, all of them are taken.
+    """Base of all policies. `m` is how many clients a round takes, or how many originals where newcomers are judged
+    apart; with fewer eligible, all of them are taken.
 
     A policy with a memory of its own (beyond the client table) returns it from `start` and folds records into it with
     `observe`; the caller keeps it, so resuming is replaying. Subclasses validate in `__post_init__` with ValueError
@@ -96,6 +97,9 @@ class Policy(ABC):
         if self.m < 1:
             raise ValueError(f"m = {self.m}: must be at least 1")
 
+    def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:  # noqa: B027 - most take any
+        """Raise ValueError if these parameters do not fit these clients, at most `at_once` of them in a round."""
+
     def warm_up(self) -> None:  # noqa: B027 - most policies have nothing to load
         """Load what `select` needs, such as compiled code, so that round 1 does not pay for it."""
 
@@ -116,4 +120,4 @@ class Policy(ABC):
 
     @abstractmethod
     def select(self, state: Any, context: Context) -> Selection:
-        """Choose at most m of `context.eligible`: a pure function of its arguments."""
+        """Choose among `context.eligible`: a pure function of its arguments. `checked` says what is allowed."""

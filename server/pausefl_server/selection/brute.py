@@ -1,6 +1,7 @@
 """PAUSE by brute force: every set of m clients is tried. An oracle for small networks, and what the papers timed."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pausefl.errors import ConfigError
@@ -21,18 +22,29 @@ class PauseBrute(Pause):
         if not isinstance(self.rho, int | float):
             raise ValueError(f"rho = {self.rho}: must be a number; prices that grow are for pause and sa-pause")
 
+    def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
+        """There must be few enough sets once everybody there has been seen."""
+        super().check_clients(client_ids, at_once)
+        _sets_to_try(at_once, self.m)
+
     def warm_up(self) -> None:
         """Load the compiled loop over the sets."""
         brute_force([1.0, 2.0], [0.0, 0.0], 1)
 
     def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:  # noqa: ARG002
         free, places = len(choice.rows) - len(choice.forced), choice.m - len(choice.forced)
-        sets = math.comb(free, places)
-        if sets > MOST_SETS:
-            raise ConfigError(
-                f'selection.policy = "pause-brute": there are {sets:,} sets of {places} of {free} clients to try,'
-                f' at most {MOST_SETS:,} are allowed; "pause" is exact too'
-            )
+        sets = _sets_to_try(free, places)
         penalty = float(choice.marginal[-1])
         positions = brute_force(choice.ucb, choice.value, choice.m, choice.cluster, penalty, choice.forced)
         return positions, {"energy": choice.finite().energy(positions), "sets": float(sets)}
+
+
+def _sets_to_try(free: int, places: int) -> int:
+    """How many sets there are; ConfigError if there are too many."""
+    sets = math.comb(free, places)
+    if sets > MOST_SETS:
+        raise ConfigError(
+            f'selection.policy = "pause-brute": there are {sets:,} sets of {places} of {free} clients to try,'
+            f' at most {MOST_SETS:,} are allowed; "pause" is exact too'
+        )
+    return sets

@@ -1,6 +1,7 @@
 """PAUSE: privacy-aware active user selection (PAUSE v2, Algorithm 1), solved exactly under rewards R1 and R2."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -112,6 +113,9 @@ class Pause(Policy):
             raise ValueError(f'reward = {self.reward!r}: must be "R1" or "R2"')
         if isinstance(self.clusters, int) and self.clusters < 1:
             raise ValueError(f"clusters = {self.clusters}: must be at least 1")
+        for client_id, cluster in self.clusters.items() if isinstance(self.clusters, dict) else ():
+            if cluster < 0:  # such numbers stand for clients that are alone
+                raise ValueError(f"clusters.{client_id} = {cluster}: must be at least 0")
         prices = np.atleast_1d(np.asarray(self.rho, np.float64))
         if prices.size == 0 or not np.isfinite(prices).all() or prices[0] < 0 or (np.diff(prices) < 0).any():
             raise ValueError(f"rho = {self.rho}: must be finite, at least 0 and, where it is a list, non-decreasing")
@@ -122,10 +126,21 @@ class Pause(Policy):
         if self.window and self.discount != 1:
             raise ValueError(f"window = {self.window}: must be 0 where discount is not 1")
 
+    @property
+    def greatest_penalty(self) -> float:
+        """α times the cluster term of Φ_g, eq. (22), where all m share one cluster; 0 under R1."""
+        return float(np.pad(self._marginal(), (0, self.m), mode="edge")[: self.m].sum())
+
     def warm_up(self) -> None:
         """Load the compiled search this reward needs."""
         rows, zeros = np.arange(3), np.zeros(3)
         Choice(2, rows, zeros, zeros, zeros, zeros, np.zeros(3, np.int64), self._marginal()).exact()
+
+    def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:  # noqa: ARG002
+        """Every client that has a cluster must be there."""
+        named = self.clusters.keys() if isinstance(self.clusters, dict) else set()
+        if unknown := sorted(named - set(client_ids)):
+            raise ValueError(f"clusters.{unknown[0]}: must be the id of a client, such as {client_ids[0]}")
 
     def start(self) -> Recent | None:
         """Nothing to remember beyond the client table, except for a mean that forgets."""

@@ -6,16 +6,17 @@ from typing import Literal
 
 import numpy as np
 
+from pausefl.errors import ConfigError
 from pausefl_server import annealing
 from pausefl_server.annealing import Cooling, SetValue, anneal, anneal_additive
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.search import pivot_and_fill
 from pausefl_server.selection.base import Context
 from pausefl_server.selection.pause import Choice, Pause
-from pausefl_server.selection.set_values import Additive, Weighted, factory_named, followed
+from pausefl_server.selection.set_values import Additive, Weighted, factory_named, made
 
 OMEGA = 1e-6
-"""ω of PAUSE v1, eq. (19): keeps C above 0 where all users are alike."""
+"""ω of PAUSE v1, eq. (19): keeps C above 0 where all users are alike, by the printed formula too if α = γ = 0."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ class SaPause(Pause):
                     factory_named(getattr(self, name))
                 except ValueError as error:
                     raise ValueError(f"{name} = {getattr(self, name)!r}: {error}") from error
+        if self.reward == "R2" and self.phi_g != "mean":
+            raise ValueError(f'phi_g = {self.phi_g!r}: must be "mean" under reward = "R2", which says what Φ_g is')
+
+    @property
+    def weighs_means(self) -> bool:
+        """Whether both Φ are means over the set, so that the optimum is known and PAUSE's genie weighs alike."""
+        return self.phi_g == self.phi_p == "mean"
 
     def warm_up(self) -> None:
         """Load the compiled chain, and the exact search it is compared with."""
@@ -87,7 +95,7 @@ class SaPause(Pause):
         start = self._start_set(choice, free, context)
         cooling = Cooling(self._scale(choice, seen) / self.kappa, self.steps, self.time_cap_s)
         seed = int(context.rng.integers(2**63))
-        if self.phi_g == self.phi_p == "mean":
+        if self.weighs_means:
             names, cluster = np.unique(choice.cluster, return_inverse=True)
             held = np.bincount(cluster[choice.forced], minlength=len(names))
             value, cluster = choice.value[free], cluster[free]
@@ -100,6 +108,8 @@ class SaPause(Pause):
         value_of = self._set_value(choice, free, context)
         found, steps = anneal(ucb, value_of, start, axes, cooling, seed, context.clock)
         energy = float(ucb[found].min()) + value_of.reset(found)
+        if not math.isfinite(energy):  # the chain does not leave a set that has no value
+            raise ConfigError(f"selection.sa-pause: phi_g and phi_p sum to {energy}: must return finite numbers")
         return np.concatenate((choice.forced, free[found])), {"energy": energy, "steps": steps}
 
     def _start_set(self, choice: Choice, free: IntArray, context: Context) -> IntArray:
@@ -120,7 +130,7 @@ class SaPause(Pause):
             if phi == "mean":
                 parts.append((1.0, Additive(weight * term / choice.m, choice.cluster, marginal)))
             else:
-                parts.append((weight, followed(factory_named(phi)(context, choice.rows))))
+                parts.append((weight, made(phi, context, choice.rows)))
         return Weighted(tuple(parts), free, choice.forced)
 
     def _scale(self, choice: Choice, seen: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> float:
@@ -128,8 +138,7 @@ class SaPause(Pause):
         known = choice.ucb[seen] if seen.any() else np.zeros(1)
         spread = _spread_of_least(known, choice.m)
         if self.temperature == "printed":
-            crowd = float(choice.marginal[-1]) * (choice.m - 1)  # the cluster term's part of the range of αΦ_g
-            return spread + 2 * self.alpha + crowd + self.gamma
+            return spread + 2 * self.alpha + self.greatest_penalty + self.gamma + OMEGA
         candidates = seen if seen.any() else np.ones(len(seen), np.bool_)
         g, p = choice.g[candidates], choice.p[candidates]
         return spread + self.alpha * _spread_of_mean(g, choice.m) + self.gamma * _spread_of_mean(p, choice.m) + OMEGA

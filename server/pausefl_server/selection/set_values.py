@@ -5,16 +5,18 @@ then called with sets of positions among them. A Φ that also has the three meth
 swap by swap instead of being computed anew for every proposal.
 """
 
-import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
+from pausefl.errors import ConfigError
 from pausefl_server.annealing import SetValue
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.selection.base import Context
+from pausefl_server.selection.imported import imported
 
 Phi = Callable[[IntArray], float]
 Factory = Callable[[Context, IntArray], Phi]
@@ -24,16 +26,32 @@ def factory_named(name: str) -> Factory:
     """The factory a parameter names: "label_diversity" or "package.module:factory"; ValueError if there is none."""
     if name == "label_diversity":
         return LabelDiversity.of
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ValueError('must be "mean", "label_diversity" or "package.module:factory"')
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(str(error)) from error
-    if not callable(found):
-        raise ValueError("must be callable")
+    found = imported(name)
+    if not _takes_two(found):
+        raise ValueError("must be callable as factory(context, rows)")
     return cast(Factory, found)
+
+
+def _takes_two(found: Any) -> bool:
+    """Whether it can be called with two arguments, as far as that can be known."""
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # some callables written in C do not tell what they take
+        pass
+    return True
+
+
+def made(name: str, context: Context, rows: IntArray) -> SetValue:
+    """This round's Φ of the factory of this name, to be followed swap by swap."""
+    phi = factory_named(name)(context, rows)
+    if not (callable(phi) or hasattr(phi, "swapped")):
+        kind = type(phi).__name__
+        raise ConfigError(f'selection.sa-pause: "{name}" returned a {kind}: must return a function of the set')
+    return followed(phi)
 
 
 def followed(phi: Phi) -> SetValue:

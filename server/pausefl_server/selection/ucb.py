@@ -25,23 +25,24 @@ class Ucb(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._pause()
+        self.as_pause()
 
     def warm_up(self) -> None:
         """As PAUSE."""
-        self._pause().warm_up()
+        self.as_pause().warm_up()
 
     def start(self) -> Recent | None:
         """As PAUSE."""
-        return self._pause().start()
+        return self.as_pause().start()
 
     def observe(self, state: Recent | None, record: RoundRecord, table: ClientTable) -> Recent | None:
         """As PAUSE."""
-        return self._pause().observe(state, record, table)
+        return self.as_pause().observe(state, record, table)
 
     def select(self, state: Recent | None, context: Context) -> Selection:
         """As PAUSE with nothing but latency to weigh."""
-        return self._pause().select(state, context)
+        return self.as_pause().select(state, context)
 
-    def _pause(self) -> Pause:
+    def as_pause(self) -> Pause:
+        """The PAUSE that chooses the same."""
         return Pause(self.m, alpha=0.0, gamma=0.0, zeta=self.zeta, discount=self.discount, window=self.window)

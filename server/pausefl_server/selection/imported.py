@@ -1,0 +1,14 @@
+"""What an experiment names as "package.module:attribute": policies and set functions of a user's own."""
+
+import importlib
+from typing import Any
+
+
+def imported(name: str) -> Any:
+    """What `name` stands for; ValueError with one line if it cannot be had, whatever its module raises."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # the module is the user's: nobody knows what its first line raises
+        said = " ".join(str(error).split())  # a message may have several lines
+        raise ValueError(f"{type(error).__name__}: {said}" if said else type(error).__name__) from error
