@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pausefl_emulator.cli import main
-from pausefl_emulator.experiment import preset_names
+from pausefl_emulator.documents import preset_names
 
 PAUSEFL = [sys.executable, "-m", "pausefl_emulator"]
 TINY = """

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pausefl.errors import ConfigError
 from pausefl_client import datasets, models
-from pausefl_emulator.experiment import Experiment, load_experiment, parse_experiment, preset_names
+from pausefl_emulator.documents import preset_names
+from pausefl_emulator.experiment import Experiment, load_experiment, parse_experiment
 from pausefl_emulator.validation import build
 from pausefl_server.selection import POLICIES
 

@@ -16,8 +16,9 @@ from hypothesis.extra.numpy import arrays
 
 from pausefl.errors import ConfigError
 from pausefl_emulator.cli import main
+from pausefl_emulator.documents import preset_names
 from pausefl_emulator.drifts import DRIFTS, Bernoulli, DriftLaw, LogNormal
-from pausefl_emulator.experiment import load_experiment, parse_experiment, preset_names
+from pausefl_emulator.experiment import load_experiment, parse_experiment
 from pausefl_emulator.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
 from pausefl_emulator.presence import Presence
 from pausefl_emulator.simulate import growth_fits, is_compiled, simulate
@@ -166,11 +167,16 @@ def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
         assert (result.regret == 0).all()
 
 
-def test_nothing_is_known_of_an_original_that_is_alone() -> None:
-    """As in a run: so it guards nothing, and whoever is in the better half succeeds."""
-    laws = {"original": LogNormal(1.0, 0.1), "relevant": LogNormal(5.0, 0.5), "harmful": LogNormal(9.0, 0.5)}
-    result = play(FedTs(1, newcomer_share=1.0, guard="leave-one-out"), 50, **laws)
-    assert result.state.successes[6:].sum() > 0
+def test_an_original_that_is_alone_lets_nobody_be_judged() -> None:
+    """As in a run: the guard has nothing to compare with when the other originals have left."""
+    laws = {"original": LogNormal(1.0, 0.1), "relevant": LogNormal(1.0, 0.1), "harmful": LogNormal(9.0, 0.5)}
+    there = np.ones((50, len(IDS)), np.bool_)
+    there[: JOIN - 1, 6:] = False
+    there[JOIN - 1 :, 1:6] = False
+    setting = DriftSetting({i: laws[i.split("-")[0]] for i in IDS}, Presence(IDS, there), 1)
+    for guard, judged in (("none", 6 * 46), ("leave-one-out", 0)):
+        state = simulate_newcomers(FedTs(2, newcomer_share=1.0, guard=guard), setting, 50).state
+        assert state.successes.sum() + state.failures.sum() == judged
 
 
 def test_without_newcomers_the_originals_are_chosen() -> None:

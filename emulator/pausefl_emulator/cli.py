@@ -13,7 +13,8 @@ from rich.console import Console
 
 from pausefl import __version__
 from pausefl.errors import ConfigError, PauseflError
-from pausefl_emulator.experiment import Experiment, load_experiment, preset_names
+from pausefl_emulator.documents import preset_names
+from pausefl_emulator.experiment import Experiment, load_experiment
 
 _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 
