@@ -33,6 +33,22 @@ def the_same_noise_again(mechanism: Mechanism, rng: np.random.Generator) -> Call
     return lambda update, epsilon: mechanism.privatise(update, epsilon, np.random.default_rng(1))
 
 
+def noise_on_the_first_coordinate(mechanism: Mechanism, rng: np.random.Generator) -> Callable[[Vector, float], Vector]:
+    def privatise(update: Vector, epsilon: float) -> Vector:
+        bare, noised = mechanism.clip_update(update), mechanism.privatise(update, epsilon, rng)
+        return np.concatenate([noised[:1], bare[1:]])
+
+    return privatise
+
+
+def one_draw_for_all_coordinates(mechanism: Mechanism, rng: np.random.Generator) -> Callable[[Vector, float], Vector]:
+    def privatise(update: Vector, epsilon: float) -> Vector:
+        noise = np.float32(rng.laplace(0.0, mechanism.scale(epsilon)))
+        return mechanism.clip_update(update) + noise
+
+    return privatise
+
+
 def no_clipping(mechanism: Mechanism, rng: np.random.Generator) -> Callable[[Vector, float], Vector]:
     return lambda update, epsilon: rng.laplace(update, mechanism.scale(epsilon)).astype(np.float32)
 
@@ -71,6 +87,8 @@ def test_the_right_mechanism_holds_and_the_bound_is_not_vacuous(unit: Unit, epsi
     [
         (half_the_noise, "one canary coordinate"),
         (the_same_noise_again, "two uploads compared"),
+        (noise_on_the_first_coordinate, "a canary in the last coordinate"),
+        (one_draw_for_all_coordinates, "two coordinates compared"),
         (no_clipping, "one canary coordinate"),
     ],
 )
@@ -108,7 +126,7 @@ def test_a_run_is_audited_with_its_ledgers(tmp_path: Path) -> None:
     assert pausefl("run", "demo", "--run-dir", run_dir, *arguments).returncode == 0
     audited = pausefl("audit", run_dir, "--uploads", 2000)
     assert audited.returncode == 0, audited.stderr
-    assert audited.stdout.count("holds") == 6
+    assert audited.stdout.count("holds") == 10
     assert "6 ledgers hold together and count no less than the server knows" in audited.stdout
 
     shutil.copytree(run_dir, tmp_path / "rolled back")

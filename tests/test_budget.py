@@ -12,6 +12,16 @@ from pausefl.errors import ConfigError
 budgets = st.builds(Budget, st.floats(1e-3, 1e3), st.floats(1e-3, 3.0))
 
 
+def test_no_eta_is_too_great_and_what_cannot_be_spent_is_refused() -> None:
+    """e^η alone overflows from 710 on."""
+    assert Budget(10.0, 1000.0).epsilon(1) == 10.0
+    assert Budget(10.0, 1000.0).spent(3) == 10.0
+    with pytest.raises(
+        ConfigError, match=r"privacy\.epsilon_budget = 5e-324: too small to spend with privacy\.eta = 0\.1"
+    ):
+        Budget(5e-324, 0.1)
+
+
 @given(budget=budgets, participations=st.integers(0, 2000))
 def test_spent_is_the_sum_of_what_each_participation_spends(budget: Budget, participations: int) -> None:
     spent = math.fsum(budget.epsilon(i) for i in range(1, participations + 1))

@@ -68,6 +68,11 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["compare", "demo", "--policies", ","], 2, "--policies: needs at least one name"),
         (["compare", "demo", "--policies", "pause,paus"], 2, 'selection.policy = "paus": did you mean'),
         (["compare", "demo", "--policies", "oort"], 2, 'add privacy.disclose = ["loss"]'),
+        (
+            ["compare", "demo", "--policies", "pause", "--seeds", "2", "--set", "privacy.ledger_dir=here"],
+            2,
+            "--seeds 2: goes without privacy.ledger_dir",
+        ),
         (["simulate", "demo", "--rounds", "0"], 2, "--rounds 0: must be at least 1"),
         (["bench", "sprint"], 2, 'bench "sprint": must be one of'),
         (["bench", "selection", "--payload-bytes", "1"], 2, "bench selection: takes no --payload-bytes"),

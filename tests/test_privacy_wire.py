@@ -46,7 +46,7 @@ ALLOWED = {
     *("hello.protocol_version", "hello.client_id", "hello.n_examples"),
     *("hello.manifest.tensors.name", "hello.manifest.tensors.shape", "hello.manifest.tensors.dtype"),
     *("hello.ledger.schedule", "hello.ledger.released", "hello.ledger.epsilon_spent"),
-    *("result.round", "result.attempt", "result.status"),
+    *("result.round", "result.attempt", "result.status", "result.reason"),
     *("result.release.participation", "result.release.epsilon", "result.release.epsilon_spent"),
     *("result.update.size_bytes", "result.update.frames", "result.update.digest"),
     *(f"result.timing.{part}_s" for part in ("download", "injected_down", "queue", "train", "privatise")),
@@ -127,7 +127,7 @@ def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Any
     assert sent <= ALLOWED
     assert {"result.update.digest", "result.release.epsilon", "hello.n_examples"} <= sent
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["disclosed"] == ["n_examples", "device_times", "host_load"]
+    assert summary["disclosed"] == ["n_examples", "device_times", "host_load", "answers"]
     assert summary["private"] is True
 
 

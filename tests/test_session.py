@@ -501,6 +501,21 @@ async def test_a_trainer_that_fails_fails_its_job_and_not_the_client(error: Exce
         assert (await stream.upload())[0].round == 2
 
 
+async def test_in_a_private_run_an_error_of_the_trainers_is_not_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may quote the data: "Target 12 is out of bounds" is a label."""
+    clock = Clock()
+    rig = Rig(privacy=private(tmp_path, clock), clock=clock)
+    rig.trainer.fails_in = {1: IndexError("Target 12 is out of bounds")}
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, round=1, schedule=SCHEDULE)
+        refusal = (await stream.heard()).result
+    assert (refusal.status, refusal.reason) == (pb.STATUS_FAILED, "it failed at the job; its own log says why")
+    assert "Target 12 is out of bounds" in caplog.text
+
+
 async def test_a_link_that_fails_fails_its_job_and_not_the_client() -> None:
     def draw(round: int) -> Delays:
         if round == 1:

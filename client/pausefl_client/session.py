@@ -1,6 +1,7 @@
 """A client's side of the stream: say hello, take jobs, train, release, answer, and come back when the line breaks."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, Future
@@ -16,6 +17,8 @@ from pausefl_client.ledger import ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.release import Released, Releaser
 from pausefl_client.trainer import Trainer
+
+log = logging.getLogger("pausefl.client")
 
 _LONGEST_RETRY_S = 5.0
 
@@ -233,7 +236,7 @@ class ClientSession:
             except OSError:
                 raise  # the stream has broken, of which its reader hears as well
             except Exception as error:  # a link may be anybody's
-                await self._refuse(stream, download.job, pb.STATUS_FAILED, f"{type(error).__name__}: {error}")
+                await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
 
     async def _answer(self, stream: Stream, download: _Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""
@@ -246,7 +249,7 @@ class ClientSession:
         except PauseflError:
             raise
         except Exception as error:  # a trainer may be anybody's
-            raise PauseflError(f"{type(error).__name__}: {error}") from error
+            raise PauseflError(self._in_public(error, job.round)) from error
         done_s = self._clock()
         drawn_up_s = await link.hold_update(delays, first_s, done_s, size_bytes, self._clock)
         timing = pb.Timing(
@@ -323,6 +326,13 @@ class ClientSession:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
         await self._write(stream, pb.ClientMessage(result=result))
         self._observe(Exchange(pb.Status.Name(status).removeprefix("STATUS_").lower()))
+
+    def _in_public(self, error: Exception, round: int) -> str:
+        """What the server is told of an error in code that may be anybody's: such a text may hold data."""
+        log.warning("%s: round %d failed", self._settings.client_id, round, exc_info=error)
+        if self._releaser.ledger is None:
+            return f"{type(error).__name__}: {error}"
+        return "it failed at the job; its own log says why"
 
     async def _write(self, stream: Stream, message: pb.ClientMessage, payload: memoryview | None = None) -> None:
         data = message.SerializeToString() if payload is None else pack(message, payload)

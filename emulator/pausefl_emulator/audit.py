@@ -56,8 +56,8 @@ class Finding:
 
 def audit(privatise: Privatise, mechanism: Mechanism, epsilon: float, uploads: int) -> list[Finding]:
     """Attack `privatise`, which claims to be `mechanism` at `epsilon`, with so many uploads per world and attack."""
-    one, whole = np.zeros(_D, np.float32), np.full(_D, _CANARY, np.float32)
-    one[0] = _CANARY
+    first, last, whole = np.zeros(_D, np.float32), np.zeros(_D, np.float32), np.full(_D, _CANARY, np.float32)
+    first[0] = last[-1] = _CANARY
     n = uploads // 2  # the attack on two uploads needs pairs
 
     def sent(update: Vector) -> FloatArray:
@@ -75,13 +75,20 @@ def audit(privatise: Privatise, mechanism: Mechanism, epsilon: float, uploads: i
 
     def between_two() -> tuple[FloatArray, FloatArray]:
         """How the second of two uploads differs from the first, whose input is the same in both worlds."""
-        first, same, other = sent(one), sent(one), sent(-one)
-        return same[:, 0] - first[:, 0], other[:, 0] - first[:, 0]
+        before, same, other = sent(first), sent(first), sent(-first)
+        return same[:, 0] - before[:, 0], other[:, 0] - before[:, 0]
+
+    def between_coordinates() -> tuple[FloatArray, FloatArray]:
+        """How a coordinate with the canary differs from one without, in the same upload."""
+        one, other = sent(last), sent(-last)
+        return one[:, -1] - one[:, 0], other[:, -1] - other[:, 0]
 
     attacks: dict[str, tuple[float, Callable[[], tuple[FloatArray, FloatArray]]]] = {
-        "one canary coordinate": (epsilon, lambda: toward(one)),
+        "one canary coordinate": (epsilon, lambda: toward(first)),
+        "a canary in the last coordinate": (epsilon, lambda: toward(last)),
         "a canary in every coordinate": (mechanism.vector_epsilon(epsilon, _D), lambda: toward(whole)),
         "two uploads compared": (epsilon, between_two),
+        "two coordinates compared": (epsilon, between_coordinates),
     }
     return [
         Finding(name, claimed, epsilon_lower_bound(*scores(), FALSE_ALARM / len(attacks)), 2 * n)
@@ -134,9 +141,9 @@ def run_audit(source: str, overrides: list[str], uploads: int) -> Iterator[Table
 
 
 def check_ledgers(run_dir: Path) -> str:
-    """That every ledger in the run directory holds together and counts no less than the server knows; a sentence."""
+    """That every ledger in the run directory holds together and counts no less than the server knows; sentences."""
     clients = read_run(run_dir).clients
-    ledgers = 0
+    ledgers, ahead = 0, []
     for client_id, released in zip(clients["client_id"], clients["released"], strict=True):
         path = run_dir / "ledgers" / f"{client_id}.db"
         if path.exists():
@@ -144,9 +151,14 @@ def check_ledgers(run_dir: Path) -> str:
             ledgers += 1
             if charged < released:
                 raise PauseflError(f"{path}: counts {charged} releases (epsilon {spent:g}), the server {released}")
+            if charged > released:
+                ahead.append(f"{client_id} counts {charged} releases (epsilon {spent:.4g}), the server {released}")
     if not ledgers:
         return "No ledger lies in this run's directory: its clients keep them elsewhere."
-    return f"{ledgers} ledgers hold together and count no less than the server knows."
+    found = f"{ledgers} ledgers hold together and count no less than the server knows."
+    if ahead:
+        found += f" {len(ahead)} count more, of releases the server never heard of: {'; '.join(ahead)}."
+    return found
 
 
 def _as_clients_do(experiment: Experiment, mechanism: Mechanism) -> Privatise:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pausefl.errors import ConfigError
 from pausefl_emulator.comparison import as_group_table, as_table, compare, write_comparison
 from pausefl_emulator.experiment import Experiment
 from pausefl_emulator.live import make_view
@@ -12,6 +13,8 @@ from pausefl_emulator.running import run_experiment
 
 def compare_policies(experiment: Experiment, policies: list[str], seeds: int, folder: Path, console: Console) -> None:
     """Each policy gets the same seeds, so the same data, delays and θ_0. Privacy budgets are per run."""
+    if seeds > 1 and experiment.privacy.enabled and experiment.privacy.ledger_dir:
+        raise ConfigError(f"--seeds {seeds}: goes without privacy.ledger_dir, whose ledgers are of one seed's data")
     variants = {policy: [_variant(experiment, policy, i) for i in range(seeds)] for policy in policies}
     run_dirs: dict[str, list[Path]] = {policy: [] for policy in policies}
     total = len(policies) * seeds

@@ -20,7 +20,7 @@ from pausefl_server.service import RunResult
 from pausefl_server.suspicion import advice
 
 # What a client tells the server besides its noised updates, whatever the experiment says.
-_ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load")
+_ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
 # Keys that mean nothing without privacy.
 _PRIVATE_ONLY = (
     *("median_epsilon_spent", "delta", "epsilon_at_delta", "epsilon_floor", "retired_clients"),

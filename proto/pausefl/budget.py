@@ -23,6 +23,10 @@ class Budget:
             raise ConfigError(f"privacy.epsilon_budget = {self.epsilon_budget}: must be a finite number above 0")
         if not (math.isfinite(self.eta) and self.eta > 0):
             raise ConfigError(f"privacy.eta = {self.eta}: must be a finite number above 0")
+        if not self.epsilon(1) > 0:
+            raise ConfigError(
+                f"privacy.epsilon_budget = {self.epsilon_budget}: too small to spend with privacy.eta = {self.eta}"
+            )
         if not (math.isfinite(self.epsilon_floor) and 0 <= self.epsilon_floor <= self.epsilon(1)):
             raise ConfigError(
                 f"privacy.epsilon_floor = {self.epsilon_floor:g}: must lie between 0 and"
@@ -38,7 +42,8 @@ class Budget:
         """ε_i of the i-th participation, i from 1."""
         if i < 1:
             raise ValueError(f"participations count from 1, got {i}")
-        return self.epsilon_budget * math.expm1(self.eta) * math.exp(-self.eta * i)
+        # ε̄ (1 − e^−η) e^{−η(i − 1)}, which no η is too great for.
+        return -self.epsilon_budget * math.expm1(-self.eta) * math.exp(-self.eta * (i - 1))
 
     def spent(self, participations: int) -> float:
         """Σ of ε_i over the first `participations`: ε̄ (1 − e^{−ηT}), in closed form, never above ε̄."""

@@ -35,6 +35,8 @@ DISCLOSURES = {
     "n_examples": "|D_k|, how many examples the client has: the average by data size needs it",
     "device_times": "device times: how long the client queued, trained and privatised",
     "host_load": "host load: event-loop lag, timer overshoot, stolen processor time and share of compute",
+    "answers": "when it answers, that a job failed (in a private run not why), and how many releases its ledger counts",
+    "labels": "how many examples of each label it has",
     "loss": "the training loss of each chosen round",
     "host_metrics": "metrics of client hosts: training, queue, noise and delay times, event-loop lag and ε spent, to"
     " whoever can reach them (metrics.client_host)",
