@@ -137,6 +137,16 @@ def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
     assert "3 of 24 rounds are suspect" in write_comparison(comparison, tmp_path / "spoilt").read_text()
 
 
+def test_one_run_with_older_ledgers_is_enough_not_to_call_budgets_new(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs")
+    assert "Privacy budgets are per run" in write_comparison(compare(runs), tmp_path / "new").read_text()
+    path = runs["random"][-1] / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "budget_per": "data holder"}))
+    page = write_comparison(compare(runs), tmp_path / "older").read_text()
+    assert "Privacy budgets are per run" not in page
+    assert "one privacy budget per data holder" in page
+
+
 def test_without_random_the_first_policy_is_the_baseline(tmp_path: Path) -> None:
     assert compare({"pause": write_runs(tmp_path)["pause"]}).baseline == "pause"
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -13,8 +14,12 @@ import numpy as np
 import pytest
 
 from pausefl.budget import Budget
+from pausefl.errors import ConfigError
+from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_emulator.accounting import tighter_epsilon
+from pausefl_emulator.experiment import parse_experiment
 from pausefl_emulator.report.reading import CLIENTS
+from pausefl_emulator.running import made_run_dir
 from pausefl_server.metrics import make_registry
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
 from pausefl_server.selection.uniform import Random
@@ -104,8 +109,71 @@ def test_experiments_on_the_same_data_draw_from_one_budget(tmp_path: Path) -> No
     assert "Budgets are per data holder" in (tmp_path / "two/report.html").read_text()
     config = tmp_path / "synthetic.toml"
     other = pausefl("run", config, "--run-dir", tmp_path / "three", "--set", shared, "--set", "privacy.eta=0.5")
-    assert other.returncode == 1
+    assert other.returncode == 2
     assert "is another experiment's, its schedule is" in other.stderr
+    assert not (tmp_path / "three").exists()
+
+
+@pytest.mark.end_to_end
+def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -> None:
+    """Where a client keeps its ledger is its own choice, and the server's configuration knows nothing of it."""
+    changes = ("experiment.rounds=2", "selection.policy=all", "selection.m=6")
+    first = play(tmp_path, "one", *changes)
+    assert first["budget_per"] == "run"
+    (tmp_path / "two/ledgers").mkdir(parents=True)
+    for k in range(4):
+        shutil.copy(tmp_path / f"one/ledgers/client-{k:03}.db", tmp_path / "two/ledgers")
+    second = play(tmp_path, "two", *changes)
+    assert second["max_epsilon_spent"] == pytest.approx(BUDGET.spent(4))
+    assert second["budget_per"] == "data holder"
+    pages = [(tmp_path / name / "report.html").read_text() for name in ("one", "two")]
+    assert "every client came with a ledger that counted no release" in pages[0]
+    assert "4 of 6 clients came with part of their budget spent" in pages[1]
+    assert "Budgets are per run" not in pages[1]
+
+
+def take_part(tmp_path: Path, *changes: str) -> subprocess.CompletedProcess[str]:
+    """Be a client of a server that is not there: its ledger is opened before it looks for one."""
+    config = tmp_path / "synthetic.toml"
+    config.write_text(SYNTHETIC)
+    overrides = [a for change in ("clients.connect_timeout_s=0.01", *changes) for a in ("--set", change)]
+    address = ("--server", "127.0.0.1:9", "--client-id", "client-000", "--ledger-dir", tmp_path / "ledgers")
+    return pausefl("client", config, *address, *overrides)
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(
+    ("begun", "then", "message"),
+    [
+        ("privacy.reproducible_noise=true", "privacy.eta=0.04", "its noise is 'reproducible', not 'fresh'"),
+        ("workload.model_bytes=4000000", "workload.model_bytes=400", "its model size is '1000000', not '100'"),
+    ],
+)
+def test_releases_that_do_not_add_up_are_not_charged_to_one_ledger(
+    tmp_path: Path, begun: str, then: str, message: str
+) -> None:
+    for _ in range(2):
+        assert "the server cannot be reached" in take_part(tmp_path, begun).stderr
+    refused = take_part(tmp_path, then)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert re.search(rf"client-000\.db: is another experiment's, {message}: change that back, or keep", line), line
+
+
+@pytest.mark.end_to_end
+def test_the_model_of_a_ledger_in_the_unit_of_a_vector_may_change(tmp_path: Path) -> None:
+    for size in (4_000_000, 400):
+        done = take_part(tmp_path, "privacy.unit=vector", f"workload.model_bytes={size}")
+        assert "the server cannot be reached" in done.stderr
+
+
+def test_noise_from_the_seed_is_not_charged_to_ledgers_that_outlive_the_run(tmp_path: Path) -> None:
+    changes = ("privacy.reproducible_noise=true", f"privacy.ledger_dir={tmp_path / 'holders'}")
+    done = pausefl("run", "demo", *(a for change in changes for a in ("--set", change)))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pausefl: privacy.reproducible_noise = true: goes without privacy.ledger_dir only")
+    assert not (tmp_path / "holders").exists()
 
 
 @pytest.mark.end_to_end
@@ -133,6 +201,22 @@ def test_ledgers_that_cannot_be_written_are_bad_input(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert re.fullmatch(rf'pausefl: privacy\.ledger_dir = "{folder}": cannot be written \(.*\)\n', done.stderr)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("releases", [0, 1])
+def test_refused_input_takes_no_ledger_away_that_has_released(tmp_path: Path, releases: int) -> None:
+    """Some clients may have released in round 1 when another one's input turns out to be bad."""
+
+    def refuse() -> None:
+        ledger = Ledger(tmp_path / "run/ledgers/a.db", BUDGET, unit="vector")
+        for _ in range(releases):
+            ledger.record(ReleaseKey("run", 1, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
+        ledger.close()
+        raise ConfigError("bad input")
+
+    with pytest.raises(ConfigError), made_run_dir(parse_experiment(SYNTHETIC), tmp_path / "run"):
+        refuse()
+    assert (tmp_path / "run/ledgers/a.db").exists() == bool(releases)
 
 
 def observation(client_id: str, i: int) -> Observation:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pausefl.budget import Budget
 from pausefl.errors import BudgetError, LedgerError, WireError
-from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
+from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_spend
 from pausefl_server.ledger import Release, check_ledger, check_release, rounds_left
 
 BUDGET = Budget(10.0, 0.04)
@@ -32,6 +32,22 @@ def release(ledger: Ledger, round: int, noised: memoryview = BYTES) -> None:
     ledger.record(key(round), ledger.next_charge(), f"update {round}", noised)
 
 
+def play(path: Path, releases: int) -> None:
+    """Begin a ledger, release so many times, and close it."""
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    for round_ in range(1, releases + 1):
+        release(ledger, round_)
+    ledger.close()
+
+
+def copy(files: list[Path], folder: Path) -> Path:
+    """What a crash, or somebody with a copying program, leaves of a ledger; the path of its main file."""
+    folder.mkdir()
+    for file in files:
+        shutil.copy(file, folder)
+    return folder / "a.db"
+
+
 def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
     """What stands in a closed ledger."""
     db = sqlite3.connect(path)
@@ -39,6 +55,14 @@ def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
         return db.execute(sql).fetchall()
     finally:
         db.close()
+
+
+def execute(path: Path, sql: str) -> None:
+    """Alter a closed ledger."""
+    db = sqlite3.connect(path)
+    db.execute(sql)
+    db.commit()
+    db.close()
 
 
 @pytest.fixture
@@ -151,16 +175,118 @@ def test_the_floor_and_the_end_of_the_budget_refuse(path: Path) -> None:
     ],
 )
 def test_an_altered_ledger_is_refused(path: Path, tampering: str) -> None:
-    ledger = Ledger(path, BUDGET, **HOLDER)
-    for round_ in (1, 2, 3):
-        release(ledger, round_)
-    ledger.close()
-    db = sqlite3.connect(path)
-    db.execute(tampering)
-    db.commit()
-    db.close()
-    with pytest.raises(LedgerError, match=r"a\.db: release \d does not fit the hash chain; it was altered"):
+    play(path, releases=3)
+    execute(path, tampering)
+    for look in (lambda: Ledger(path, BUDGET, **HOLDER), lambda: verified_spend(path)):
+        with pytest.raises(LedgerError, match=r"a\.db: release \d does not fit the hash chain; it was altered"):
+            look()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "opens"),
+    [
+        ("schedule", Budget(1000.0, 0.04).key, (Budget(1000.0, 0.04), HOLDER)),
+        ("unit", "coordinate", (BUDGET, HOLDER | {"unit": "coordinate"})),
+        ("data", "mnist", (BUDGET, HOLDER | {"data": "mnist"})),
+    ],
+)
+def test_what_a_ledger_belongs_to_cannot_be_altered_either(
+    path: Path, key: str, value: str, opens: tuple[Budget, dict[str, str]]
+) -> None:
+    play(path, releases=30)
+    execute(path, f"UPDATE meta SET value = '{value}' WHERE key = '{key}'")
+    with pytest.raises(LedgerError, match=r"a\.db: release 1 does not fit the hash chain; it was altered"):
+        Ledger(path, opens[0], **opens[1])
+
+
+def test_a_ledger_that_has_lost_what_it_belongs_to_is_not_begun_anew_as_anothers(path: Path) -> None:
+    play(path, releases=3)
+    execute(path, "DELETE FROM meta")
+    with pytest.raises(LedgerError, match="release 1 does not fit the hash chain"):
+        Ledger(path, Budget(1000.0, 0.04), **HOLDER)
+
+
+def test_a_spend_that_is_not_the_schedules_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever rewrites the chain as well still has to spend what the schedule says."""
+    with monkeypatch.context() as lie:
+        lie.setattr(Budget, "spent", lambda _, participations: 0.01 * participations)
+        play(path, releases=3)
+    with pytest.raises(LedgerError, match=r"release 3 brings epsilon to 0\.03, its schedule says 1\.13"):
         Ledger(path, BUDGET, **HOLDER)
+
+
+# -- a ledger is two files while somebody holds it
+
+
+def test_a_ledger_without_the_log_of_its_releases_is_refused(path: Path, tmp_path: Path) -> None:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    for round_ in range(1, 31):
+        release(ledger, round_)
+    alone = copy([path], tmp_path / "alone")
+    both = copy(list(path.parent.iterdir()), tmp_path / "both")
+    ledger.close()
+    for look in (lambda: Ledger(alone, BUDGET, **HOLDER), lambda: verified_spend(alone)):
+        with pytest.raises(LedgerError, match=r"a\.db: its last releases stood in a\.db-wal, which is missing"):
+            look()
+    copied = Ledger(both, BUDGET, **HOLDER)
+    assert copied.released == 30
+    copied.close()
+
+
+def test_the_file_alone_is_refused_however_much_of_the_log_it_has_taken_in(path: Path, tmp_path: Path) -> None:
+    """Of ten releases of 1 MB most have been moved into the file when it is copied, but not all."""
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    for round_ in range(1, 11):
+        release(ledger, round_, memoryview(bytes(KEPT_BYTES_MAX)))
+        alone = copy([path], tmp_path / str(round_))
+        with pytest.raises(LedgerError, match=r"a\.db-wal, which is missing"):
+            Ledger(alone, BUDGET, **HOLDER)
+    assert sum(file.stat().st_size for file in path.parent.iterdir()) < 10 * KEPT_BYTES_MAX
+    ledger.close()
+
+
+def test_bytes_that_are_not_kept_do_not_move_the_log(ledger: Ledger, path: Path) -> None:
+    before = path.read_bytes()
+    for round_ in range(1, 4):
+        release(ledger, round_, memoryview(bytes(5 * KEPT_BYTES_MAX)))
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_that_was_closed_is_one_file(path: Path, tmp_path: Path) -> None:
+    play(path, releases=30)
+    assert list(path.parent.iterdir()) == [path]
+    alone = Ledger(copy([path], tmp_path / "alone"), BUDGET, **HOLDER)
+    assert alone.released == 30
+    alone.close()
+
+
+def test_whoever_looks_at_a_ledger_after_a_crash_does_no_harm(path: Path, tmp_path: Path) -> None:
+    """A program that opens the files moves the log into the main one, and removes it."""
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    release(ledger, 1)
+    crashed = copy(list(path.parent.iterdir()), tmp_path / "crashed")
+    ledger.close()
+    assert verified_spend(crashed) == (1, BUDGET.spent(1))
+    assert rows(crashed, "SELECT participation FROM releases") == [(1,)]
+    assert list(crashed.parent.iterdir()) == [crashed]
+    ledger = Ledger(crashed, BUDGET, **HOLDER)
+    assert ledger.released == 1
+    ledger.close()
+
+
+@pytest.mark.parametrize("step", ["wal_checkpoint(PASSIVE)", "user_version = 0"])
+def test_a_crash_while_the_log_is_moved_loses_nothing(path: Path, tmp_path: Path, step: str) -> None:
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    release(ledger, 1)
+    ledger._db.execute("PRAGMA user_version = 1")
+    if step == "user_version = 0":
+        ledger._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    crashed = copy(list(path.parent.iterdir()), tmp_path / "crashed")
+    ledger.close()
+    for _ in range(2):  # also when it was closed without another release
+        ledger = Ledger(crashed, BUDGET, **HOLDER)
+        assert ledger.released == 1
+        ledger.close()
 
 
 @pytest.mark.parametrize(

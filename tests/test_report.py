@@ -198,6 +198,17 @@ def test_page_gives_both_epsilons_and_labels_them(page: str) -> None:
     assert "spent at most ε = 1,500 (vector)" in page
 
 
+def test_page_tells_whose_budgets_they_are_and_who_had_spent_before(tmp_path: Path, page: str) -> None:
+    assert "Budgets are per run: every client came with a ledger that counted no release." in page
+    run_dir = write_run(tmp_path / "run", budget_per="data holder")
+    with sqlite3.connect(run_dir / "run.db") as database:
+        database.execute("UPDATE events SET released = 1, epsilon_spent = 0.5 WHERE client_id = '$x$'")
+    database.close()
+    page = write_report(run_dir).read_text(encoding="utf-8")
+    assert "Budgets are per data holder" in page
+    assert "1 of 3 clients came with part of their budget spent" in page
+
+
 def test_page_is_honest_about_timing_and_disclosure(page: str) -> None:
     assert "p50 1.2 ms, p99 34 ms" in page
     assert "how many examples the client has" in page

@@ -1,11 +1,12 @@
 """The client's own ledger: what a data holder has released, written durably before the first byte leaves.
 
-One SQLite file per data holder (WAL, synchronous = FULL, held exclusively), each row chained to the one before by a
-hash. A ledger outlives a run where it is kept outside the run's directory: its index i, and so its ε_i, then goes on
-from experiment to experiment, and all of them draw from one budget.
+One SQLite file per data holder (WAL, synchronous = FULL, held exclusively), each row chained by a hash to the one
+before, and the first to what the ledger belongs to. A ledger outlives a run where it is kept outside the run's
+directory: its index i, and so its ε_i, then goes on from experiment to experiment, all of which draw from one budget.
 """
 
 import hashlib
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,6 +18,13 @@ from pausefl.errors import BudgetError, LedgerError
 
 KEPT_BYTES_MAX = 1_000_000
 """Noised updates up to this size are kept on disk until settled, so that they survive a crash of the client."""
+
+# About what goes to the -wal before all of it is moved into the file itself: SQLite's own thousand pages.
+_LOG_BYTES_MAX = 4_000_000
+# What a release takes there besides its bytes: about four pages.
+_ROW_BYTES = 16_000
+# Two machines may round e^{-ηi} differently in the last place.
+_RELATIVE_TOLERANCE = 1e-9
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -78,7 +86,7 @@ class Ledger:
     """One data holder's releases. Not for two processes at once; every method but `settle` may block on the disk."""
 
     def __init__(self, path: Path, budget: Budget, *, unit: str, **holder: str) -> None:
-        """Open or begin the ledger of a data holder, named by `holder` (client id, data).
+        """Open or begin the ledger of a data holder; `holder` says whose it is and what its ε mean (client id, data).
 
         LedgerError when it is open elsewhere, cannot be written, does not hold together, or belongs to another data
         holder, schedule or unit.
@@ -90,9 +98,10 @@ class Ledger:
         self._is_settled = False
         with self._errors():
             path.parent.mkdir(parents=True, exist_ok=True)
+            has_log = _has_log(path)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.0)
         try:
-            self._open({"schedule": budget.key, "unit": unit, **holder})
+            self._open({"schedule": budget.key, "unit": unit, **holder}, has_log)
         except BaseException:
             self._db.close()
             raise
@@ -113,6 +122,8 @@ class Ledger:
 
         LedgerError when it cannot be written, or when `key` was answered before: then nothing may leave.
         """
+        if self._log_bytes > _LOG_BYTES_MAX:
+            self._fold()
         with self._transaction():
             self._close_open_release()
             (now,) = self._db.execute("SELECT strftime('%Y-%m-%dT%H:%M:%SZ', 'now')").fetchone()
@@ -127,6 +138,7 @@ class Ledger:
             if keeps:
                 self._db.execute("INSERT INTO kept VALUES (?, ?)", (charge.participation, noised))
         self.released, self.epsilon_spent, self._chain = charge.participation, charge.epsilon_spent, chain
+        self._log_bytes += _ROW_BYTES + (len(noised) if keeps else 0)
         self._is_settled = False
 
     def open_release(self) -> OpenRelease | None:
@@ -161,24 +173,49 @@ class Ledger:
                     self._close_open_release()
             self._db.close()
 
-    def _open(self, belongs_to: dict[str, str]) -> None:
+    def _open(self, belongs_to: dict[str, str], has_log: bool) -> None:
         with self._errors():
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_fold` does it
             # Fails here, not at the first release, on a file or a file system that cannot be written.
             self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-            for key, value in belongs_to.items():
-                self._agree_on(key, value)
-            self.released, self.epsilon_spent, self._chain = _walk(self._path, self._db)
+            _refuse_alone(self._path, self._db, has_log)
+        self._fold()
+        self._agree_on(belongs_to)
 
-    def _agree_on(self, key: str, value: str) -> None:
-        self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
-        (known,) = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        if known != value:
+    def _agree_on(self, belongs_to: dict[str, str]) -> None:
+        """Read the ledger, or begin it; LedgerError unless it holds together and is the one of `belongs_to`."""
+        with self._transaction():
+            if self._db.execute("SELECT 1 FROM meta").fetchone() is None:
+                self._db.executemany("INSERT INTO meta VALUES (?, ?)", belongs_to.items())
+            self.released, self.epsilon_spent, self._chain = _walk(self._path, self._db)
+            known = dict(self._db.execute("SELECT key, value FROM meta"))
+        for key, value in belongs_to.items():
+            if known.get(key) != value:
+                raise LedgerError(
+                    f"ledger {self._path}: is another experiment's, its {key.replace('_', ' ')} is"
+                    f" {known.get(key, 'unknown')!r}, not {value!r}: change that back, or keep this experiment's"
+                    " ledgers in another folder (privacy.ledger_dir, --ledger-dir), whose budgets add to these"
+                )
+        if not math.isclose(self.epsilon_spent, self._budget.spent(self.released), rel_tol=_RELATIVE_TOLERANCE):
             raise LedgerError(
-                f"ledger {self._path}: is another experiment's, its {key.replace('_', ' ')} is {known!r}, not {value!r}"
+                f"ledger {self._path}: release {self.released} brings epsilon to {self.epsilon_spent:g}, its schedule"
+                f" says {self._budget.spent(self.released):g}; it was altered"
             )
+
+    def _fold(self) -> None:
+        """Move what stands in the -wal into the file itself, which is marked as part of a ledger from then on.
+
+        The -wal lifts the mark: none is found by whoever reads both, nor once anybody has moved the rest over. It is
+        found in a file that was copied, or left, without the -wal in which later releases stand.
+        """
+        with self._errors():
+            self._db.execute("PRAGMA user_version = 1")
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # nobody else can be reading, so it moves everything
+            self._db.execute("PRAGMA user_version = 0")
+        self._log_bytes = 0
 
     def _close_open_release(self) -> None:
         fate = "settled" if self._is_settled else "written off"
@@ -209,18 +246,36 @@ class Ledger:
 
 
 def verified_spend(path: Path) -> tuple[int, float]:
-    """Releases and ε spent in a ledger, read only; LedgerError where its hash chain does not hold."""
+    """Releases and ε spent in a ledger, read only; LedgerError where it does not hold together."""
+    has_log = _has_log(path)
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            _refuse_alone(path, db, has_log)
             released, spent, _ = _walk(path, db)
     except sqlite3.Error as error:
         raise LedgerError(f"ledger {path}: {error}") from error
     return released, spent
 
 
+def _has_log(path: Path) -> bool:
+    return path.with_name(f"{path.name}-wal").exists()
+
+
+def _refuse_alone(path: Path, db: sqlite3.Connection, has_log: bool) -> None:
+    """LedgerError for a file whose -wal is lost; `has_log`: it was there before `db` was opened.
+
+    The mark alone does not tell: a crash within `_fold` may have left it.
+    """
+    if not has_log and db.execute("PRAGMA user_version").fetchone() != (0,):
+        raise LedgerError(
+            f"ledger {path}: its last releases stood in {path.name}-wal, which is missing: restore both files, or use"
+            " a new client id and count this one's whole budget as spent"
+        )
+
+
 def _walk(path: Path, db: sqlite3.Connection) -> tuple[int, float, str]:
     """Releases, ε spent and the end of the hash chain; LedgerError where a row does not fit it."""
-    released, spent, chain = 0, 0.0, ""
+    released, spent, chain = 0, 0.0, _link("", tuple(db.execute("SELECT key, value FROM meta ORDER BY key")))
     for *row, recorded in db.execute(f"SELECT {_CHAINED}, chain FROM releases ORDER BY participation"):
         chain = _link(chain, tuple(row))
         released += 1

@@ -118,9 +118,10 @@ class Comparison:
         return f"{suspect} of {rounds} rounds are suspect; each run's report says why" if suspect else ""
 
     @property
-    def budget_per(self) -> str | None:
-        """Whether each run had budgets of its own ("run") or all drew from the data holders' ("data holder")."""
-        return next(run.summary["budget_per"] for runs in self.runs.values() for run in runs)
+    def budget_per(self) -> str:
+        """Whether each run had budgets of its own ("run") or some drew from older ones ("data holder")."""
+        per = {run.summary["budget_per"] for runs in self.runs.values() for run in runs}
+        return "data holder" if "data holder" in per else "run"
 
 
 def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:

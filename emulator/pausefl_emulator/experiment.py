@@ -286,10 +286,7 @@ class Experiment(Table):
                     f" {group.join_round}"
                 )
         self.presence()
-        self.budget()
-        self.mechanism()
-        if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":
-            raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
+        self._check_privacy()
         self.training()
         self.tls_files()
         host, _, port = (address := self.evaluation.address).rpartition(":")
@@ -307,6 +304,17 @@ class Experiment(Table):
         for name, parameters in (self.selection.__pydantic_extra__ or {}).items():
             if not isinstance(parameters, dict):
                 raise ConfigError(unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))
+
+    def _check_privacy(self) -> None:
+        self.budget()
+        self.mechanism()
+        if self.privacy.reproducible_noise and self.privacy.sampler == "opendp":
+            raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
+        if self.privacy.reproducible_noise and self.privacy.ledger_dir:
+            raise ConfigError(
+                "privacy.reproducible_noise = true: goes without privacy.ledger_dir only; noise from the seed protects"
+                " nobody, so it must not be charged to ledgers of private runs"
+            )
 
     def check_policies(self) -> None:
         """That every policy named and the aggregation exist and take their parameters; raises ConfigError."""

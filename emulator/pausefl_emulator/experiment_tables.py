@@ -94,7 +94,8 @@ class PrivacyTable(Table):
     sampler: Sampler = "laplace"
     """numpy (torch on a GPU) seeded with the operating system's entropy; or OpenDP's exact one, 1000 times slower."""
     reproducible_noise: bool = False
-    """NOT PRIVATE: noise from the seed, which whoever knows it can subtract. For repeating experiments alone."""
+    """NOT PRIVATE: noise from the seed, which whoever knows it can subtract. For repeating experiments alone, and so
+    never with `ledger_dir`."""
 
 
 class WorkloadTable(Table):

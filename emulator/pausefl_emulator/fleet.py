@@ -17,6 +17,7 @@ from pausefl_emulator.experiment_tables import GroupTable
 from pausefl_emulator.host import run_host
 from pausefl_emulator.latency import processes
 from pausefl_emulator.namespaces import kernel_network
+from pausefl_emulator.processes import BAD_INPUT
 from pausefl_emulator.serving import run_server_process
 from pausefl_emulator.targets import Targets
 
@@ -151,6 +152,8 @@ class Fleet:
         if process.exitcode == 0:
             return
         message = f"{process.name} ended (exit code {process.exitcode}), see {self._run_dir / 'clients.log'}"
+        if not playing and process.exitcode == BAD_INPUT:  # which may leave no log to look into
+            raise ConfigError(f"{process.name}: {last_line(self._run_dir / 'clients.log')}")
         if not playing:
             raise PauseflError(f"{message}: {last_line(self._run_dir / 'clients.log')}")
         view.show({"kind": "event", "message": message})

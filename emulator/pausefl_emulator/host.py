@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pausefl.draws import generator
-from pausefl.errors import ConfigError, PauseflError
+from pausefl.errors import ConfigError, LedgerError, PauseflError
 from pausefl.honesty import HostMonitor
 from pausefl.web import WebServer
 from pausefl.wire import MAX_FRAME_BYTES
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Link
-from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
+from pausefl_client.privacy import ExactLaplace, LaplaceSource, Mechanism, entropy_rng
 from pausefl_client.release import Privacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Observe
 from pausefl_client.synthetic import SyntheticTrainer
@@ -29,6 +29,7 @@ from pausefl_client.transport import connect
 from pausefl_emulator.experiment import Experiment
 from pausefl_emulator.latency import make_links
 from pausefl_emulator.processes import (
+    BAD_INPUT,
     allow_many_files,
     die_with_parent,
     first_error,
@@ -77,7 +78,7 @@ def run_host(
             asyncio.run(take_part(experiment, client_ids, address, run_dir / "ledgers", roll_calls, on_metrics))
     except PauseflError as error:
         log.error("%s", error)
-        sys.exit(1)
+        sys.exit(BAD_INPUT if isinstance(error, ConfigError) else 1)
 
 
 async def take_part(
@@ -103,8 +104,8 @@ async def take_part(
     with ExitStack() as closing, _trainer_pool(experiment) as executor:
         monitor = HostMonitor()
         closing.callback(monitor.close)
-        privacies = {client_id: _open_privacy(experiment, client_id, ledgers, closing) for client_id in client_ids}
         size = trainers[client_ids[0]].manifest.size
+        privacies = {c: _open_privacy(experiment, c, size, ledgers, closing) for c in client_ids}
         observe = _expose(experiment, privacies, size, on_metrics, closing)
         async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
@@ -158,15 +159,29 @@ def _make_session(
     )
 
 
-def _open_privacy(experiment: Experiment, client_id: str, ledgers: Path, closing: ExitStack) -> Privacy | None:
+def _open_privacy(
+    experiment: Experiment, client_id: str, model_size: int, ledgers: Path, closing: ExitStack
+) -> Privacy | None:
     budget, mechanism = experiment.budget(), experiment.mechanism()
     if budget is None or mechanism is None:
         return None
     folder = Path(experiment.privacy.ledger_dir or ledgers)
-    identity = {"unit": mechanism.unit, "client_id": client_id, "data": experiment.data_key}
-    ledger = Ledger(folder / f"{client_id}.db", budget, **identity)
+    identity = _ledger_identity(experiment, mechanism, client_id, model_size)
+    try:
+        ledger = Ledger(folder / f"{client_id}.db", budget, **identity)
+    except LedgerError as error:  # before anything was sent it is bad input
+        raise ConfigError(str(error)) from error
     closing.callback(ledger.close)
     return Privacy(mechanism, ledger, partial(noise_for, experiment, client_id))
+
+
+def _ledger_identity(experiment: Experiment, mechanism: Mechanism, client_id: str, model_size: int) -> dict[str, str]:
+    """Whose ledger it is, and what has to be the same for all of its releases if their ε are to add up."""
+    # Both samplers spend alike; noise from the seed protects nobody, whatever is drawn after it.
+    noise = "reproducible" if experiment.privacy.reproducible_noise else "fresh"
+    identity = {"unit": mechanism.unit, "client_id": client_id, "data": experiment.data_key, "noise": noise}
+    # The ε of an upload is d times a coordinate's.
+    return identity | {"model_size": str(model_size)} if mechanism.unit == "coordinate" else identity
 
 
 def _expose(

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from pausefl.errors import PauseflError
 
+BAD_INPUT = 2
+"""Exit status of a client process that ended with a ConfigError."""
+
 # Of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3

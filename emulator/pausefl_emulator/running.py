@@ -59,7 +59,7 @@ def run_experiment(experiment: Experiment, run_dir: Path, view: View) -> dict[st
 def made_run_dir(experiment: Experiment, run_dir: Path) -> Iterator[None]:
     """The directory of a run that is to begin or go on; ConfigError when it cannot be written.
 
-    Input that is refused leaves nothing that was not there before, unless a round was played.
+    Input that is refused leaves nothing that was not there before, unless a round was played or an update released.
     """
     before = set(run_dir.iterdir()) if run_dir.is_dir() else set()
     missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
@@ -80,9 +80,14 @@ def made_run_dir(experiment: Experiment, run_dir: Path) -> Iterator[None]:
 
 
 def _was_played(run_dir: Path) -> bool:
+    ledgers = (run_dir / "ledgers").glob("*.db")
+    return _has_rows(run_dir / "run.db", "rounds") or any(_has_rows(ledger, "releases") for ledger in ledgers)
+
+
+def _has_rows(path: Path, table: str) -> bool:
     try:
-        with closing(sqlite3.connect(f"{(run_dir / 'run.db').absolute().as_uri()}?mode=ro", uri=True)) as database:
-            return database.execute("SELECT 1 FROM rounds").fetchone() is not None
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            return database.execute(f"SELECT 1 FROM {table}").fetchone() is not None
     except sqlite3.Error:  # there is none yet
         return False
 

@@ -62,7 +62,7 @@ def serve_experiment(experiment: Experiment, run_dir: Path, progress: Progress) 
         manifest, result = asyncio.run(_serve(experiment, policy, run_dir, progress))
     _save_models(run_dir, manifest, result)
     store = Store(run_dir / "run.db")
-    summary = summarise(experiment, policy, store.rounds(), result)
+    summary = summarise(experiment, policy, store.rounds(), store.late_events(), result)
     store.close()
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
 

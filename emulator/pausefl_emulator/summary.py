@@ -1,7 +1,7 @@
 """What a run comes to: summary.json."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +14,7 @@ from pausefl_emulator.accounting import tighter_epsilon
 from pausefl_emulator.choices import choices_by_group
 from pausefl_emulator.experiment import Experiment
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import Evaluation, RoundRecord
+from pausefl_server.records import Evaluation, Event, RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
 from pausefl_server.suspicion import advice
@@ -29,10 +29,18 @@ _PRIVATE_ONLY = (
 
 
 def summarise(
-    experiment: Experiment, policy: Policy, records: Sequence[RoundRecord], result: RunResult
+    experiment: Experiment,
+    policy: Policy,
+    records: Sequence[RoundRecord],
+    late_events: Sequence[Event],
+    result: RunResult,
 ) -> dict[str, Any]:
-    """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured."""
+    """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured.
+
+    `late_events`: those after the last round.
+    """
     size = int(result.theta.size)
+    events = [*(event for record in records for event in record.events), *late_events]
     return {
         "policy": experiment.selection.policy,
         "policy_parameters": {f.name: getattr(policy, f.name) for f in fields(policy)},
@@ -49,7 +57,7 @@ def summarise(
         "total_latency_s": result.state.total_latency_s,
         "latency_signal": experiment.latency.signal,
         "time_scale": experiment.latency.time_scale,
-        **_privacy(experiment, result.state.table, size),
+        **_privacy(experiment, result.state.table, events, size),
         "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose, *_by_metrics(experiment)],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
         "selections_by_group": _selections(records, experiment),
@@ -76,7 +84,7 @@ def _data(experiment: Experiment, result: RunResult) -> str | None:
     return f"{name}, examples: {sizes}, {judged['test']:,} to test on" + (f"; {note}" if note else "")
 
 
-def _privacy(experiment: Experiment, table: ClientTable, size: int) -> dict[str, Any]:
+def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[Event], size: int) -> dict[str, Any]:
     """What was promised and spent, every ε in `privacy_unit` but the one that names the vector."""
     settings, budget = experiment.privacy, experiment.budget()
     private = budget is not None and not settings.reproducible_noise
@@ -97,8 +105,17 @@ def _privacy(experiment: Experiment, table: ClientTable, size: int) -> dict[str,
         "epsilon_floor": budget.epsilon_floor,
         "retired_clients": int(table.retired.sum()),
         "noise": experiment.noise,
-        "budget_per": "data holder" if settings.ledger_dir else "run",
+        "budget_per": "data holder" if settings.ledger_dir or _had_spent(events) else "run",
     }
+
+
+def _had_spent(events: Iterable[Event]) -> bool:
+    """Whether a client first came with releases on its ledger: where it keeps that is its own choice."""
+    released: dict[str, int] = {}
+    for event in events:
+        if event.kind == "joined":
+            released.setdefault(event.client_id, event.released)
+    return any(released.values())
 
 
 def _selections(records: Sequence[RoundRecord], experiment: Experiment) -> dict[str, dict[str, Any]]:

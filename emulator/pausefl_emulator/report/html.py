@@ -26,10 +26,10 @@ NOISE_SENTENCES = {
     "reproducible": "Noise: drawn from the experiment's seed.",
 }
 BUDGET_SENTENCES = {
-    "run": "Budgets are per run: this run began a new ledger for each client. Whoever runs several experiments on the "
-    "same data spends a budget in each of them, and they add up.",
-    "data holder": "Budgets are per data holder: the ledgers outlive this run, and all experiments on the same data "
-    "draw from them. What was spent before this run is counted in.",
+    "run": "Budgets are per run: every client came with a ledger that counted no release. Whoever runs several "
+    "experiments on the same data, each with new ledgers, spends a budget in each of them, and they add up.",
+    "data holder": "Budgets are per data holder: all experiments that share these ledgers draw from them. {before} of "
+    "{clients} clients came with part of their budget spent, which is counted in.",
 }
 DISCLOSURES = {
     "n_examples": "|D_k|, how many examples the client has: the average by data size needs it",
@@ -114,14 +114,15 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _privacy(run: RunData, privacy: Privacy) -> Mapping[str, object]:
-    d = run.summary["model_size"]
+    d, spent_before = run.summary["model_size"], run.clients["spent_before"].tolist()
+    budget_sentence = BUDGET_SENTENCES[run.summary["budget_per"] or "run"]
     vector_factor = d if privacy.unit == "coordinate" else 1
     return {
         "privacy": privacy,
         "unit_sentence": UNIT_SENTENCES[privacy.unit].format(d=d),
         "vector_factor": vector_factor,
         "noise_sentence": NOISE_SENTENCES[run.summary["noise"] or "laplace"],
-        "budget_sentence": BUDGET_SENTENCES[run.summary["budget_per"] or "run"],
+        "budget_sentence": budget_sentence.format(before=sum(map(bool, spent_before)), clients=len(spent_before)),
         "retired": int((run.clients["retired_before"] > 0).sum()),
         "clients": list(_clients(run)),
         "schedule": _schedule(run),
