@@ -347,6 +347,7 @@ def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Any) -> None:
             "port=50051": "port=0",
             "port=9464": "port=0",
             "port=9465": "port=0",
+            "linger_s=60.0": "linger_s=0.1",
             "pausefl-server:50051": f"localhost:{port}",
             "$(SLOT)": name[-1],
             "$(COUNT)": "5",
