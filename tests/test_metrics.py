@@ -183,7 +183,7 @@ SAMPLES = [
     ("pausefl_rounds", {}, 10),
     (
         "pausefl_run_info",
-        {"run": "runs", "policy": "all", "dataset": "digits", "model": "mlp", "unit": "coordinate"},
+        {"run_name": "runs", "policy": "all", "dataset": "digits", "model": "mlp", "unit": "coordinate"},
         1,
     ),
     ("pausefl_last_round_timestamp_seconds", {}, 1000.0),

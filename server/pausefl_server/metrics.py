@@ -79,7 +79,7 @@ def _greatest(values: FloatArray, n: int) -> IntArray:
 def _run(now: Picture, settings: ServerSettings) -> Iterator[Metric]:
     privacy, info = settings.privacy, settings.info
     unit = privacy.unit if privacy else "none"
-    labels = ("run", "policy", "dataset", "model", "unit")
+    labels = ("run_name", "policy", "dataset", "model", "unit")
     yield _gauge("run_info", "What is run: always 1", labels, [((*astuple(info), unit), 1)])
     yield _gauge("rounds", "Rounds the run is to have", (), [((), settings.rounds)])
     yield _gauge("round", "Rounds committed so far", (), [((), now.round)])
