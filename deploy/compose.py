@@ -26,6 +26,8 @@ PORTS = (
     ("PROMETHEUS_PORT", "9090", "prometheus", "Prometheus"),
     ("GRAFANA_PORT", "3000", "grafana", "Grafana"),
 )
+# How long certificates must last at least, for a run that is begun now.
+CERTIFICATES_LAST_S = 24 * 60 * 60
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -82,9 +84,14 @@ def up(environment: Mapping[str, str]) -> None:
         if service in services and service not in running:
             check_port(variable, environment.get(variable) or default)
     make_certificates(Path(environment["CERTIFICATES"]))
+    check_certificates(Path(environment["CERTIFICATES"]))
     if not (environment.get("TORCH_INDEX_URL") or environment.get("PIP_NO_INDEX") or environment.get("GPU")):
         print("TORCH_INDEX_URL is not set: torch is built with CUDA, images take several GB (deploy/README.md)")
-    subprocess.run([*compose, "up", "--detach", "--build", *services], env=environment, check=True)
+    subprocess.run([*compose, "build", *services], env=environment, check=True)
+    if "server" in services:
+        check_experiment(environment)
+    # Without dependencies: who is to be started is said, and the synthetic model needs no evaluator.
+    subprocess.run([*compose, "up", "--detach", "--no-deps", *services], env=environment, check=True)
     print(f"run {environment['RUN']}: make logs shows it, make down ends it, make results fetches what it leaves")
     for variable, default, service, what in PORTS:
         if service in services:
@@ -111,9 +118,9 @@ def results(environment: Mapping[str, str]) -> None:
     _engine_memory_bytes()
     folder = Path(environment.get("RESULTS") or "runs")
     folder.mkdir(parents=True, exist_ok=True)
-    image = f"{environment.get('IMAGE') or 'pausefl'}-server:{environment['VERSION']}"
     volume = f"{environment['COMPOSE_PROJECT_NAME']}_runs"
-    read = ["docker", "run", "--rm", "--read-only", f"--volume={volume}:/runs:ro", "--entrypoint=tar", image]
+    read = ["docker", "run", "--rm", "--read-only", f"--volume={volume}:/runs:ro", "--entrypoint=tar"]
+    read.append(_server_image(environment))
     with subprocess.Popen([*read, "-C", "/runs", "-c", "."], stdout=subprocess.PIPE) as reader:
         # -o: what is copied belongs to whoever copies it.
         subprocess.run(["tar", "-x", "-o", "-f", "-", "-C", folder], stdin=reader.stdout, check=False)
@@ -164,6 +171,35 @@ def make_certificates(folder: Path) -> None:
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Refusal(f"{folder}: certificates cannot be made there ({_last_line(done.stderr)})")
+
+
+def check_certificates(folder: Path) -> None:
+    """Refusal where one has ended, or will before anybody looks again; without openssl there is no telling."""
+    if shutil.which("openssl") is None:
+        return
+    for name in ("server", "evaluator", "client"):
+        path = folder / f"{name}.pem"
+        command = ["openssl", "x509", "-noout", "-checkend", str(CERTIFICATES_LAST_S), "-in", str(path)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            raise Refusal(
+                f"{path}: cannot be read, or ends within a day; put another one there, or take the folder"
+                " away and new ones are made"
+            )
+
+
+def check_experiment(environment: Mapping[str, str]) -> None:
+    """Refusal where the experiment, with so many clients, is one that no container would play."""
+    mount = f"--volume={environment['EXPERIMENT_FILE']}:/experiment.toml:ro"
+    run = ["docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", "--network=none", mount, _server_image(environment)]
+    command = [*run, "validate", "/experiment.toml", f"--set=clients.count={environment['CLIENTS']}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = _last_line(done.stderr).removeprefix("pausefl: ")
+        raise Refusal(f"EXPERIMENT={environment['EXPERIMENT_FILE']} CLIENTS={environment['CLIENTS']}: {why}")
+
+
+def _server_image(environment: Mapping[str, str]) -> str:
+    return f"{environment.get('IMAGE') or 'pausefl'}-server:{environment['VERSION']}"
 
 
 def _call(environment: Mapping[str, str], *arguments: str) -> None:

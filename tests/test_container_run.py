@@ -309,8 +309,8 @@ def test_the_run_had_a_page(stack: Stack) -> None:
 def test_prometheus_scraped_them(stack: Stack) -> None:
     if not stack.environment["PROMETHEUS_IMAGE"]:
         pytest.skip("no image of Prometheus can be had, and it is not installed")
-    # The last rounds may lie between two scrapes, after which the server was gone.
-    assert 0 < ask(stack, "max(max_over_time(pausefl_round[1h]))") <= ROUNDS
+    assert ask(stack, "max(max_over_time(pausefl_round[1h]))") == ROUNDS
+    assert ask(stack, "max(last_over_time(pausefl_finished[1h]))") == 1
     assert ask(stack, 'count(max_over_time(up{job="pausefl-clients"}[1h]) == 1)') >= CLIENTS
 
 

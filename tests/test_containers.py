@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -64,6 +65,82 @@ def test_containers_can_neither_write_nor_become_more_than_they_are() -> None:
         assert services[name]["security_opt"] == ["no-new-privileges:true"]
     for service in services.values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+def test_a_server_that_is_stopped_finds_its_evaluator() -> None:
+    server = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]
+    assert server["depends_on"] == ["evaluator"]
+    assert (server["stop_signal"], server["stop_grace_period"]) == ("SIGINT", "60s")
+
+
+# What an engine says, and what the image that is run would; everything asked of it is noted.
+DOCKER = f"""#!{sys.executable}
+import os, subprocess, sys
+words = sys.argv[1:]
+with open(os.environ["NOTES"], "a") as notes:
+    print(*words, file=notes)
+if words[0] == "info":
+    print('{{"MemTotal": 64000000000}}')
+if words[0] == "run":
+    (mount,) = [word for word in words if word.startswith("--volume=")]
+    file, options = mount.removeprefix("--volume=").split(":")[0], words[words.index("validate") + 2 :]
+    sys.exit(subprocess.run([sys.executable, "-m", "pausefl_emulator", "validate", file, *options]).returncode)
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> dict[str, str]:
+    """The environment of a `make` that meets a docker command of ours, whose notes lie beside it."""
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    docker.write_text(DOCKER)
+    docker.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return {
+        "PATH": f"{docker.parent}:{os.environ['PATH']}",
+        "NOTES": str(tmp_path / "notes"),
+        "CERTIFICATES": str(tmp_path / "certs"),
+        "SERVICES": "server client",
+        "PAGE_PORT": port,
+    }
+
+
+def asked(engine: dict[str, str]) -> str:
+    return Path(engine["NOTES"]).read_text()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_make_up_starts_those_named_and_nobody_else(engine: dict[str, str]) -> None:
+    done = make("up", **engine)
+    assert done.returncode == 0, done.stderr
+    built, validated, started = [line for line in asked(engine).splitlines() if "server" in line]
+    assert built.endswith(" build server client")
+    assert validated.endswith(" validate /experiment.toml --set=clients.count=10")
+    assert started.endswith(" up --detach --no-deps server client")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[selection]\nm = 5\n", "CLIENTS=4: selection.m = 5: must be at most clients.count = 4"),
+        ("[selection\n", "not valid TOML"),
+    ],
+)
+def test_an_experiment_that_nobody_can_play_is_said_before_anything_starts(
+    engine: dict[str, str], tmp_path: Path, text: str, message: str
+) -> None:
+    experiment = tmp_path / "mine.toml"
+    experiment.write_text(text)
+    experiment.chmod(0o644)
+    done = make("up", **engine, EXPERIMENT=str(experiment), CLIENTS="4")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"make up: EXPERIMENT={experiment} ")
+    assert message in line
+    assert " up " not in asked(engine)
 
 
 @pytest.mark.parametrize(("extras", "torch"), [(["server"], False), (["evaluator"], True), (["client"], True)])
@@ -151,6 +228,21 @@ def test_certificates_are_made_once_and_trusted(compose_py: ModuleType, tmp_path
     assert shake_hands(folder, "evaluator", "server", "evaluator") == "pausefl evaluator"
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(folder, "evaluator", "client", "server")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize("name", ["server", "evaluator", "client"])
+def test_certificates_about_to_end_are_said(compose_py: ModuleType, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "certs"
+    compose_py.make_certificates(folder)
+    compose_py.check_certificates(folder)
+    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    sign = ["openssl", "req", "-x509", "-new", "-subj", "/CN=x", "-days", "1", "-key", key, "-out", certificate]
+    subprocess.run(sign, check=True)
+    time.sleep(1.1)  # certificates know whole seconds
+    compose_py.make_certificates(folder)
+    with pytest.raises(compose_py.Refusal, match=rf"/{name}\.pem: cannot be read, or ends within a day"):
+        compose_py.check_certificates(folder)
 
 
 def shake_hands(folder: Path, server: str, client: str, name: str) -> str:

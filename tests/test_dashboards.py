@@ -130,6 +130,66 @@ def test_where_dashboards_and_prometheus_are_provisioned() -> None:
     assert provider["type"] == "file"
 
 
+def test_large_numbers_are_of_now() -> None:
+    """The last one known may be of the run before, where runs follow each other in the same containers."""
+    stats = [panel for name in NAMES for panel in load(name)["panels"] if panel["type"] == "stat"]
+    assert stats
+    assert all(target["instant"] and not target["range"] for panel in stats for target in panel["targets"])
+
+
+def test_a_run_is_called_by_its_own_name() -> None:
+    (panel,) = [panel for panel in load("overview")["panels"] if panel["title"] == "What is run"]
+    (shown,) = [t["options"]["include"]["names"] for t in panel["transformations"] if t["id"] == "filterFieldsByName"]
+    assert {"run", "run_name"} <= set(shown)
+
+
+def rates() -> list[Any]:
+    """Every query of a rate, with the time Grafana takes it over: four of the query's steps, or of the scrapes'."""
+    text = (DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text("utf-8")
+    (source,) = yaml.safe_load(text)["datasources"]
+    found = []
+    for name in NAMES:
+        for panel in load(name)["panels"]:
+            for target in panel["targets"]:
+                if "$__rate_interval" in target["expr"]:
+                    step_s = int((target.get("interval") or source["jsonData"]["timeInterval"]).removesuffix("s"))
+                    chosen = {"__rate_interval": f"{4 * step_s}s", "run": "a"}
+                    expr = substituted(target["expr"], chosen)
+                    found.append(pytest.param(expr, id=f"{name}: {panel['title']}: {target['refId']}"))
+    return found
+
+
+def exchanges_every(period_s: int, expr: str) -> list[dict[str, str]]:
+    """What a query asks for, counting up by one so often for five minutes, as promtool takes it."""
+    values = " ".join(str(at_s // period_s) for at_s in range(300))
+    names = set(re.findall(r"pausefl_\w+", expr))
+    labels = ['le="0.1",', 'le="+Inf",', 'part="download",', 'part="injected_up",', 'direction="up",']
+    return [{"series": f'{name}{{{label}run="a"}}', "values": values} for name in names for label in labels]
+
+
+@pytest.mark.parametrize(("period_s", "always"), [(10, True), (45, False)])
+@pytest.mark.parametrize("expr", rates())
+def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_path: Path) -> None:
+    """Even where rounds take longer than rates reach back, none is a NaN, in which a line would end."""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool (part of Prometheus) is not installed")
+    least = 120 if always else 1
+    checks = [
+        {
+            "expr": f"min(count_over_time(({expr})[2m:1s])) >= bool {least}",
+            "exp_samples": [{"labels": "{}", "value": 1}],
+        },
+        {"expr": f"count_over_time((({expr}) != ({expr}))[2m:1s])", "exp_samples": []},
+    ]
+    series = exchanges_every(period_s, expr)
+    test = {"interval": "1s", "input_series": series, "promql_expr_test": [{"eval_time": "4m", **c} for c in checks]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}), "utf-8")
+    done = subprocess.run(
+        ["promtool", "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 class Prometheus:
     """A real one, that scrapes a real run."""
 

@@ -174,6 +174,19 @@ def test_the_second_interrupt_ends_it_at_once(
     wait_for(lambda: not any(_alive(child) for child in group), "every process to end", 10)
 
 
+def test_one_interrupt_ends_the_lingering_after_a_run(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """From the terminal it goes to every process, and the server hears of it from its parent as well."""
+    config, linger = synthetic(tmp_path), ["--set", "metrics.linger_s=3600"]
+    process = background("run", config, "--run-dir", tmp_path / "run", *linger)
+    wait_for((tmp_path / "run/summary.json").exists, "the results")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["stopped_because"] == "all rounds done"
+    assert (tmp_path / "run/report.html").exists()
+
+
 def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 2, "two rounds")

@@ -76,6 +76,14 @@ def test_messages_held_back_are_counted() -> None:
     assert out.getvalue().splitlines()[-1].endswith("(+2 messages, see server.log)")
 
 
+def test_an_interrupt_is_answered_at_once() -> None:
+    view, out = plain(Clock())
+    with view:
+        view.show(round_event(1))
+        view.show({"kind": "interrupted", "message": "finishing"})
+        assert out.getvalue().splitlines()[-1] == "finishing"
+
+
 def test_plain_lines_without_privacy_name_no_epsilon() -> None:
     view, out = plain(Clock())
     with view:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -187,6 +188,45 @@ def test_what_must_outlive_a_pod_lies_on_a_claim_that_is_kept(overlay: str) -> N
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_whose_part_is_over_hold_up_nothing(overlay: str) -> None:
+    """They are not ready, for which the default policies wait: the next run would not start, nor a drain end."""
+    things = rendered(overlay)
+    for stateful in of_kind(things, "StatefulSet").values():
+        assert stateful["spec"]["podManagementPolicy"] == "Parallel"
+    for budget in of_kind(things, "PodDisruptionBudget").values():
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def documented() -> str:
+    return (KUBERNETES.parent.parent / "docs/kubernetes.md").read_text("utf-8")
+
+
+def test_the_documented_next_run_replaces_every_pod() -> None:
+    (named,) = re.findall(r"^kubectl -n pausefl set env (.*) RUN=second$", documented(), re.MULTILINE)
+    (selector,) = re.findall(r"^kubectl -n pausefl delete pod -l (\S+)=(\S+)$", documented(), re.MULTILINE)
+    things = rendered("laptop")
+    assert named.split() == [f"statefulset/pausefl-{name}" for name in ("server", "clients")]
+    assert len(selected(things, dict([selector]))) == len(pods(things))
+
+
+def test_the_documented_filling_of_the_volume_is_let_into_the_namespace() -> None:
+    (overrides,) = re.findall(r"--overrides='(.*?)'", documented(), re.DOTALL)
+    spec = json.loads(overrides)["spec"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "fill"}, "spec": spec}
+    kubernetes_validate.validate(pod, "1.31", strict=True)
+    (only,) = spec["containers"]
+    theirs = pods(rendered("cluster"))["clients"]
+    assert spec["securityContext"].items() <= theirs["spec"]["securityContext"].items()
+    assert {"runAsNonRoot", "runAsUser", "fsGroup", "seccompProfile"} <= set(spec["securityContext"])
+    assert only["securityContext"].items() <= container(theirs)["securityContext"].items()
+    assert {"allowPrivilegeEscalation", "capabilities"} <= set(only["securityContext"])
+    (claim,) = [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"]]
+    assert claim == of_kind(rendered("cluster"), "PersistentVolumeClaim")["data"]["metadata"]["name"]
+    waits, copies = (documented().index(text) for text in ("kubectl -n pausefl wait", "kubectl -n pausefl cp"))
+    assert documented().index("run fill") < waits < copies < documented().index("kubectl apply -k deploy/")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_prometheus_finds_the_metrics_by_annotation(overlay: str) -> None:
     for name in ("server", "clients"):
         pod = pods(rendered(overlay))[name]
@@ -219,8 +259,7 @@ def test_the_operators_monitors_can_be_added_and_mean_the_same(tmp_path: Path) -
 
 
 def test_the_documented_overlay_renders(tmp_path: Path) -> None:
-    text = (KUBERNETES.parent.parent / "docs/kubernetes.md").read_text("utf-8")
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", documented(), re.MULTILINE | re.DOTALL)
     example = example.replace("../..", os.path.relpath(KUBERNETES, tmp_path))
     (tmp_path / "kustomization.yaml").write_text(example, "utf-8")
     (tmp_path / "experiment.toml").write_text("[clients]\ncount = 300\n", "utf-8")
@@ -280,12 +319,13 @@ def test_a_part_that_fails_ends_its_container(tmp_path: Path, pod: dict[str, str
     assert not (tmp_path / "over").exists()
 
 
-def test_a_part_is_killed_with_its_pod(tmp_path: Path, pod: dict[str, str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_part_is_killed_with_its_pod(tmp_path: Path, pod: dict[str, str], number: signal.Signals) -> None:
     """It is not asked to end: a server would take that for the end of its run."""
     play = 'trap "echo asked > \\"$TMPDIR/asked\\"" TERM; mkfifo "$TMPDIR/playing"; read -r _ < "$TMPDIR/playing"'
     with subprocess.Popen([*PART, "sh", "-c", play], env=pod) as playing:
         wait_for(tmp_path / "playing", playing)
-        playing.terminate()
+        playing.send_signal(number)
         assert playing.wait(10) == 128 + signal.SIGTERM
     assert not (tmp_path / "over").exists()
     assert not (tmp_path / "asked").exists()
@@ -347,6 +387,7 @@ def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Any) -> None:
             "port=50051": "port=0",
             "port=9464": "port=0",
             "port=9465": "port=0",
+            "linger_s=60.0": "linger_s=0.1",
             "pausefl-server:50051": f"localhost:{port}",
             "$(SLOT)": name[-1],
             "$(COUNT)": "5",

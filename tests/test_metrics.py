@@ -183,11 +183,12 @@ SAMPLES = [
     ("pausefl_rounds", {}, 10),
     (
         "pausefl_run_info",
-        {"run": "runs", "policy": "all", "dataset": "digits", "model": "mlp", "unit": "coordinate"},
+        {"run_name": "runs", "policy": "all", "dataset": "digits", "model": "mlp", "unit": "coordinate"},
         1,
     ),
     ("pausefl_last_round_timestamp_seconds", {}, 1000.0),
     ("pausefl_expected_clients", {}, 3),
+    ("pausefl_finished", {}, 0),
     ("pausefl_drawn_delay_seconds_sum", {"direction": "down"}, 0.15),
     ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.2"}, 3),
     ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.1"}, 0),
@@ -300,6 +301,13 @@ def test_without_privacy_no_epsilon_is_shown(make_telemetry: MakeTelemetry) -> N
 def test_noise_that_can_be_drawn_again_is_not_called_private(make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(Privacy(BUDGET, "coordinate", "agreed", reproducible_noise=True), SIZE)
     assert registry_of(telemetry).get_sample_value("pausefl_private") == 0
+
+
+def test_when_a_run_is_over_nobody_is_expected_any_more(make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(private(), clients=3)
+    telemetry.kept()
+    value = registry_of(telemetry).get_sample_value
+    assert (value("pausefl_finished"), value("pausefl_expected_clients")) == (1, 0)
 
 
 def test_two_servers_in_one_process_do_not_share_their_metrics(make_telemetry: MakeTelemetry) -> None:

@@ -60,7 +60,7 @@ def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> No
     Fleet(parse_experiment(CONFIG), run_dir).run(scraper)
     assert {group["labels"]["run"] for group in scraper.groups.values()} == {"run-1"}
     (server,) = scraper.pages["pausefl-server"]
-    labels = 'dataset="synthetic",model="synthetic",policy="all",run="run-1",unit="coordinate"'
+    labels = 'dataset="synthetic",model="synthetic",policy="all",run_name="run-1",unit="coordinate"'
     assert f"pausefl_run_info{{{labels}}} 1.0" in server
     hosts = scraper.pages["pausefl-clients"]
     assert len(hosts) == 2

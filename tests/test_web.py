@@ -3,9 +3,11 @@
 import http.client
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 import pytest
 
@@ -103,6 +105,91 @@ def test_whoever_is_being_answered_gets_the_rest_before_it_closes() -> None:
     assert response.read() == b"first last"
     closer.join(10)
     assert not closer.is_alive()
+
+
+def test_head_is_answered_without_the_body(server: WebServer) -> None:
+    connection = http.client.HTTPConnection(server.address, timeout=10)
+    connection.request("HEAD", "/hello")
+    response = connection.getresponse()
+    assert (response.status, response.headers["X-Extra"], response.read()) == (200, "yes", b"")
+    connection.close()
+
+
+def test_a_path_that_is_none_is_a_bad_request(server: WebServer) -> None:
+    with line_to(server) as line:
+        line.sendall(b"GET http://[/x HTTP/1.0\r\n\r\n")
+        assert line.makefile("rb").readline().split()[1] == b"400"
+
+
+def line_to(server: WebServer) -> socket.socket:
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def closed_within(server: WebServer, timeout_s: float) -> bool:
+    closer = threading.Thread(target=server.close)
+    closer.start()
+    closer.join(timeout_s)
+    return not closer.is_alive()
+
+
+def test_whoever_asks_byte_by_byte_is_cut_off() -> None:
+    """Each byte comes well within the time there is for all of them."""
+    server = WebServer("127.0.0.1", 0, {"/hello": hello}, key="metrics.port")
+    done = threading.Event()
+    with line_to(server) as line:
+
+        def drip() -> None:
+            with suppress(OSError):
+                while not done.wait(0.1):
+                    line.sendall(b"G")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        assert line.recv(1) == b""
+        assert closed_within(server, 10)
+        done.set()
+        dripping.join()
+
+
+def test_an_answer_without_end_keeps_nobody_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk may take the time there is for one; all of them together may not."""
+    monkeypatch.setattr("pausefl.web._TAKE_WITHIN_S", 0.2)
+    begun, enough = threading.Event(), threading.Event()
+
+    def endless(_: Mapping[str, str]) -> Response:
+        def chunks() -> Iterator[bytes]:
+            while not enough.wait(0.01):
+                yield b"x"
+                begun.set()
+
+        return Response("text/plain", chunks())
+
+    server = WebServer("127.0.0.1", 0, {"/": endless}, key="metrics.port")
+    response = get(server, "/")
+    assert begun.wait(10)
+    closed = closed_within(server, 10)
+    enough.set()
+    assert closed
+    assert response.read(1) == b"x"
+
+
+def test_there_are_only_so_many_connections_at_once(monkeypatch: pytest.MonkeyPatch, server: WebServer) -> None:
+    monkeypatch.setattr("pausefl.web._CONNECTIONS_MAX", 2)
+    monkeypatch.setattr("pausefl.web._ASK_WITHIN_S", 5.0)
+    with line_to(server), line_to(server), line_to(server) as third:
+        assert third.recv(1) == b""
+    assert eventually(lambda: get(server, "/hello").status == 200)
+
+
+def eventually(happened: Callable[[], bool], timeout_s: float = 30.0) -> bool:
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        with suppress(OSError):
+            if happened():
+                return True
+        time.sleep(0.05)
+    return False
 
 
 def test_a_taken_port_is_bad_input() -> None:

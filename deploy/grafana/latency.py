@@ -19,17 +19,19 @@ from pieces import (
     rows,
 )
 
-_EXCHANGES = 'sum(rate(pausefl_round_trip_seconds_count{run="$run"}[$__rate_interval]))'
+# Nothing is divided by nothing, where Grafana's lines would end: if rounds take longer than rates reach back, lines go
+# from one to the next.
+_EXCHANGES = '(sum(rate(pausefl_round_trip_seconds_count{run="$run"}[$__rate_interval])) > 0)'
 
 
 def _quantile(q: float, histogram: str) -> Query:
     buckets = f'sum by (le) (rate({histogram}_bucket{{run="$run"}}[$__rate_interval]))'
-    return Query(f"histogram_quantile({q}, {buckets})", f"p{100 * q:g}")
+    return Query(f"histogram_quantile({q}, {buckets}) >= 0", f"p{100 * q:g}")
 
 
 def _mean(legend: str, histogram: str) -> Query:
     total, count = (f'sum(rate({histogram}_{what}{{run="$run"}}[$__rate_interval]))' for what in ("sum", "count"))
-    return Query(f"{total} / {count}", legend)
+    return Query(f"{total} / ({count} > 0)", legend)
 
 
 def _per_client(metric: str) -> str:

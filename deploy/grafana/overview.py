@@ -122,13 +122,14 @@ def overview() -> Dashboard:
         labels(
             About(
                 "What is run",
-                "The policy, and what is trained on what. Without a row here, no run is scraped.",
+                "The run's own name, the policy, and what is trained on what. Runs that follow each other in the same"
+                " containers share the run chosen above. Without a row here, no run is scraped.",
                 NONE,
                 WIDTH,
                 4,
             ),
             Query('pausefl_run_info{run="$run"}'),
-            ["run", "policy", "dataset", "model", "unit", "instance"],
+            ["run", "run_name", "policy", "dataset", "model", "unit", "instance"],
         ),
     )
     for panel in panels:

@@ -33,7 +33,8 @@ WIDTH = 24
 _SOURCE = shapes.DataSourceRef(type_val="prometheus", uid="${source}")
 # Shares of the range up to the maximum at which a colour changes.
 _WARN, _ALARM = 0.7, 0.9
-# Grafana takes rates over four steps: rounds of a few seconds then leave no gaps.
+# Grafana takes rates over four steps of the query: a round each ten seconds then leaves no gaps. The step of a panel is
+# not asked for that.
 _RATE_STEP = "5s"
 _LEGEND = common.VizLegendOptions().show_legend(True).placement(models.LegendPlacement.BOTTOM)
 
@@ -70,8 +71,6 @@ def lines(about: About, *queries: Query, stacked: bool = False, limit: Query | N
     panel = _describe(timeseries.Panel(), about)
     panel.span_nulls(True).show_points(models.VisibilityMode.NEVER).fill_opacity(30 if stacked else 0)
     panel.legend(_LEGEND).tooltip(common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI))
-    if any("$__rate_interval" in query.expr for query in queries):
-        panel.interval(_RATE_STEP)
     if stacked:
         panel.stacking(common.StackingConfig().mode(models.StackingMode.NORMAL).group("A"))
     for target in _targets(queries, PromQueryFormat.TIME_SERIES):
@@ -83,10 +82,10 @@ def lines(about: About, *queries: Query, stacked: bool = False, limit: Query | N
 
 
 def number(about: About, *queries: Query, share: bool = False) -> stat.Panel:
-    """The last value, large; a `share` changes colour as it nears 1."""
+    """The value as it is now, large: none, where there was one in a run before. A `share` changes colour near 1."""
     panel = _describe(stat.Panel(), about).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     for target in _targets(queries, PromQueryFormat.TIME_SERIES):
-        panel.with_target(target.range())
+        panel.with_target(target.instant())
     steps = [(None, "green"), (_WARN, "orange"), (_ALARM, "red")] if share else [(None, "text")]
     return panel.thresholds(_thresholds(shapes.ThresholdsMode.ABSOLUTE, steps))
 
@@ -103,7 +102,7 @@ def bars(about: About, query: Query, limit: Query) -> bargauge.Panel:
 
 def heat(about: About, query: Query) -> heatmap.Panel:
     """Histogram buckets over time."""
-    panel = _describe(heatmap.Panel(), about).calculate(False).interval(_RATE_STEP)
+    panel = _describe(heatmap.Panel(), about).calculate(False)
     panel.color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64))
     panel.y_axis(heatmap.YAxisConfig().unit(about.unit)).cell_values(heatmap.CellValues().unit(NONE))
     for target in _targets([query], PromQueryFormat.HEATMAP):
@@ -199,15 +198,14 @@ def _describe(panel: AnyPanel, about: About) -> AnyPanel:
 
 
 def _targets(queries: Sequence[Query], format: PromQueryFormat) -> list[prometheus.Dataquery]:
-    return [
-        prometheus.Dataquery()
-        .datasource(_SOURCE)
-        .expr(query.expr)
-        .legend_format(query.legend)
-        .format(format)
-        .ref_id(query.ref or _ref(place))
-        for place, query in enumerate(queries)
-    ]
+    return [_target(query, format, query.ref or _ref(place)) for place, query in enumerate(queries)]
+
+
+def _target(query: Query, format: PromQueryFormat, ref: str) -> prometheus.Dataquery:
+    target = prometheus.Dataquery().datasource(_SOURCE).expr(query.expr).legend_format(query.legend)
+    if "$__rate_interval" in query.expr:
+        target.interval(_RATE_STEP)
+    return target.format(format).ref_id(ref)
 
 
 def _ref(place: int) -> str:

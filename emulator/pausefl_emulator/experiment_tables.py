@@ -202,6 +202,8 @@ class MetricsTable(Table):
     """How many matter most, by latency and by ε each."""
     page: Literal["auto", "on", "off"] = "auto"
     """The live page, at /; auto: where only this machine can see it."""
+    linger_s: NonNegative = 0.0
+    """How long both stay when the run is over: a few scrape intervals, and Prometheus sees how it ended."""
     client_host: str = "127.0.0.1"
     client_port: Annotated[int, Field(ge=-1, le=65_535)] = -1
     """Where each client process can be scraped: 0: any free port; -1: nowhere. It tells more than the server needs."""

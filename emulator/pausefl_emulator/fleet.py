@@ -185,7 +185,7 @@ class Fleet:
                     if process is not None:
                         process.kill()
                 raise KeyboardInterrupt
-            view.show({"kind": "event", "message": "finishing; once more ends it at once"})
+            view.show({"kind": "interrupted", "message": "finishing; once more ends it at once"})
             self._server.terminate()
 
         before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}

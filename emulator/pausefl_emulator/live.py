@@ -79,7 +79,7 @@ def fold(progress: Progress, event: Event) -> Progress:
         case "evaluation":
             newest = {event["split"]: (event["accuracy"], event["round"])}
             changes = {"accuracies": {**progress.accuracies, **newest}}
-        case "event":
+        case "event" | "interrupted":
             changes = {"messages": (*progress.messages, event["message"])[-LAST_MESSAGES:]}
         case "metrics":
             changes = {"metrics_url": event["url"], "page_url": event.get("page")}
@@ -137,7 +137,7 @@ class PlainView:
         line = _line(self._progress, event)
         if line is None:
             return
-        if event["kind"] in {"metrics", "finished"}:
+        if event["kind"] in {"metrics", "interrupted", "finished"}:
             self._flush()
             self._print(line)
         elif self._clock() >= self._next_s:
@@ -174,7 +174,7 @@ def _line(progress: Progress, event: Event) -> str | None:
             return progress.status
         case "metrics":
             return _where_to_look(progress)
-        case "event":
+        case "event" | "interrupted":
             return str(event["message"])
         case "round":
             return "  ".join([f"round {event['round']}/{event['rounds']}", *_facts(progress, event)])

@@ -4,7 +4,8 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -57,23 +58,14 @@ def serve_experiment(experiment: Experiment, run_dir: Path, progress: Progress) 
 
     ConfigError for bad input, PauseflError for a run that failed.
     """
-    policy = experiment.policy()
     with first_error():
-        manifest, result = asyncio.run(_serve(experiment, policy, run_dir, progress))
-    _save_models(run_dir, manifest, result)
-    store = Store(run_dir / "run.db")
-    summary = summarise(experiment, policy, store.rounds(), store.late_events(), result)
-    store.close()
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+        asyncio.run(_serve(experiment, run_dir, progress))
 
 
-async def _serve(
-    experiment: Experiment, policy: Policy, run_dir: Path, progress: Progress
-) -> tuple[Manifest, RunResult]:
-    """The run, and what the values of its model mean."""
-    tell = _logged(progress)
+async def _serve(experiment: Experiment, run_dir: Path, progress: Progress) -> None:
+    policy, tell = experiment.policy(), _logged(progress)
     async with _evaluator(experiment, tell) as (manifest, theta_0, evaluate):
-        result = await serve(
+        await serve(
             server_settings(experiment, manifest, run_dir.name),
             policy,
             theta_0,
@@ -83,8 +75,16 @@ async def _serve(
             tell,
             oracle=_oracle(experiment, policy),
             on_ready=lambda port: progress({"kind": "ready", "port": port}),
+            keep=partial(_keep, experiment, policy, manifest, run_dir),
         )
-    return manifest, result
+
+
+def _keep(experiment: Experiment, policy: Policy, manifest: Manifest, run_dir: Path, result: RunResult) -> None:
+    """Write the models and, last of all, summary.json."""
+    _save_models(run_dir, manifest, result)
+    with closing(Store(run_dir / "run.db")) as store:
+        summary = summarise(experiment, policy, store.rounds(), store.late_events(), result)
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
 
 
 def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> ServerSettings:
@@ -144,7 +144,7 @@ async def _evaluator(
 def _endpoints(experiment: Experiment) -> Endpoints:
     server, m = experiment.server, experiment.metrics
     page = m.page == "on" or (m.page == "auto" and is_loopback(m.host))
-    metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top, page)
+    metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top, page, m.linger_s)
     return Endpoints(server.host, server.port, metrics if m.enabled else None, experiment.tls_files())
 
 

@@ -79,16 +79,18 @@ def _greatest(values: FloatArray, n: int) -> IntArray:
 def _run(now: Picture, settings: ServerSettings) -> Iterator[Metric]:
     privacy, info = settings.privacy, settings.info
     unit = privacy.unit if privacy else "none"
-    labels = ("run", "policy", "dataset", "model", "unit")
+    labels = ("run_name", "policy", "dataset", "model", "unit")
     yield _gauge("run_info", "What is run: always 1", labels, [((*astuple(info), unit), 1)])
     yield _gauge("rounds", "Rounds the run is to have", (), [((), settings.rounds)])
     yield _gauge("round", "Rounds committed so far", (), [((), now.round)])
+    text = "1: the run has ended in order, and its results are written; 0: it has not"
+    yield _gauge("finished", text, (), [((), now.is_over)])
     text = "Unix time of the last commit, or of the server's start where that came later"
     yield _gauge("last_round_timestamp_seconds", text, (), [((), now.last_round_at_s)])
     evaluations = [((split,), e.accuracy) for split, (_, e) in now.evaluations.items()]
     yield _gauge("accuracy_ratio", "Accuracy at the last evaluation", ("split",), evaluations)
     yield _gauge("connected_clients", "Clients whose stream is open", (), [((), now.connected)])
-    text = "Clients that should be connected in the round under way"
+    text = "Clients that should be connected in the round under way; none when the run is over"
     yield _gauge("expected_clients", text, (), [((), _expected(now, settings))])
     yield _counter("client_arrivals", "Times a client's stream opened", (), [((), now.arrivals)])
     yield _counter("client_departures", "Times a client's stream ended", (), [((), now.departures)])
@@ -96,6 +98,8 @@ def _run(now: Picture, settings: ServerSettings) -> Iterator[Metric]:
 
 
 def _expected(now: Picture, settings: ServerSettings) -> int:
+    if now.is_over:
+        return 0
     if settings.expected is not None:
         return len(settings.expected(min(now.round + 1, settings.rounds)))
     return settings.minimum_clients if settings.clients is None else settings.clients

@@ -153,6 +153,8 @@ class Picture:
     last_round_at_s: float
     """Unix time of the last commit, or of the server's start where that came later."""
     status: str = "waiting for clients"
+    is_over: bool = False
+    """Whether the run has ended in order, and its results are written."""
     connected: int = 0
     arrivals: int = 0
     departures: int = 0

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,6 +62,19 @@ class RunResult:
     rejected_updates: int
 
 
+class _Interruption:
+    """Whether somebody wants the run to end, and how that was said first."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.reason = ""
+
+    def ask(self, reason: str) -> None:
+        """Somebody does."""
+        self.reason = self.reason or reason
+        self.asked.set()
+
+
 async def serve(
     settings: ServerSettings,
     policy: Policy,
@@ -73,22 +86,27 @@ async def serve(
     *,
     oracle: Oracle | None = None,
     on_ready: Callable[[int], None],
+    keep: Callable[[RunResult], None],
 ) -> RunResult:
     """Run one federation to its end; `folder` holds run.db and the checkpoint, and is resumed where it has rounds.
 
-    SIGINT and SIGTERM end the run after the round in flight is given up, with everything saved.
+    `keep` writes its results down, in a thread, before whoever watches the run is sent away. SIGINT and SIGTERM end the
+    run after the round in flight is given up, with everything saved.
     """
-    store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
-    hide = monitor = None
-    try:
+    with ExitStack() as closing:
+        interruption = closing.enter_context(_interruptible())
+        store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
+        closing.callback(store.close)
+        closing.callback(checkpoint.close)
         settings = replace(settings, run_id=_run_id(store, settings.run_id))
         telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
         state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint, telemetry)
         if endpoints.metrics is not None:
-            hide = _show(telemetry, endpoints.metrics, progress)
+            closing.enter_context(_shown(telemetry, endpoints.metrics, progress))
         store_actor = StoreActor(store, checkpoint)
         evaluator = EvaluatorActor(evaluate, store_actor, telemetry, progress)
         monitor = HostMonitor()
+        closing.callback(monitor.close)
         coordinator = Coordinator(
             settings,
             state,
@@ -105,10 +123,12 @@ async def serve(
         )
         federation = FederationServer(coordinator, theta.size, endpoints.tls)
         before = count_held()
-        final, best = await _run_actors(coordinator, store_actor, evaluator, federation, endpoints, on_ready)
+        final, best = await _run_actors(
+            coordinator, store_actor, evaluator, federation, endpoints, on_ready, interruption
+        )
         left = await left_over(before)
         progress({"kind": "finished", "reason": coordinator.stopped_because, "left": left})
-        return RunResult(
+        result = RunResult(
             state=state,
             theta=coordinator.theta,
             best=evaluator.best,
@@ -117,28 +137,32 @@ async def serve(
             stopped_because=coordinator.stopped_because,
             rejected_updates=coordinator.rejected_updates,
         )
-    finally:
-        if monitor is not None:
-            monitor.close()
-        if hide is not None:
-            hide()
-        checkpoint.close()
-        store.close()
+        await asyncio.to_thread(keep, result)
+        telemetry.kept()
+        await _linger(endpoints.metrics, interruption)
+        return result
 
 
-def _show(telemetry: Telemetry, settings: MetricsSettings, progress: Progress) -> Callable[[], None]:
-    """Serve metrics, and the live page if it is wanted; returns what ends that."""
+@contextmanager
+def _shown(telemetry: Telemetry, settings: MetricsSettings, progress: Progress) -> Iterator[None]:
+    """Serve metrics, and the live page if it is wanted."""
     page = LivePage(telemetry)
     routes = {"/metrics": exposition(make_registry(telemetry, settings)), **(page.routes if settings.page else {})}
     web = WebServer(settings.host, settings.port, routes, key="metrics.port")
     url = f"http://{web.address}"
     progress({"kind": "metrics", "url": f"{url}/metrics", "page": f"{url}/" if settings.page else None})
-
-    def hide() -> None:
+    try:
+        yield
+    finally:
         page.close()
         web.close()
 
-    return hide
+
+async def _linger(settings: MetricsSettings | None, interruption: _Interruption) -> None:
+    """Let the end be seen by those who look from time to time, unless somebody wants it to be over."""
+    if settings is not None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(interruption.asked.wait(), settings.linger_s)
 
 
 async def _run_actors(
@@ -148,55 +172,57 @@ async def _run_actors(
     federation: FederationServer,
     endpoints: Endpoints,
     on_ready: Callable[[int], None],
+    interruption: _Interruption,
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
     """Start: store, evaluator, transport, coordinator. Stop: coordinator, transport, evaluator, store."""
     async with asyncio.TaskGroup() as group:
         group.create_task(store.run())
         group.create_task(evaluator.run())
         port = await federation.start(endpoints.host, endpoints.port)
-        with _interruptible(coordinator, group) as interrupted:
-            try:
-                on_ready(port)
-                await coordinator.run()
-            finally:
-                await federation.stop(_GOODBYE_GRACE_S)
-            last = coordinator.state.round, coordinator.theta
-            # Whoever has stopped the run wants its end, not its last accuracy at any price.
-            await evaluator.ask(Evaluate(*last, subset=True, patient=not interrupted.is_set()))
-            final = best = await evaluator.ask(Evaluate(*last, subset=False))
-            if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
-                best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
+        ending = group.create_task(_end(coordinator, interruption))
+        try:
+            on_ready(port)
+            await coordinator.run()
+        finally:
+            await federation.stop(_GOODBYE_GRACE_S)
+        last = coordinator.state.round, coordinator.theta
+        # Whoever has stopped the run wants its end, not its last accuracy at any price.
+        await evaluator.ask(Evaluate(*last, subset=True, patient=not interruption.asked.is_set()))
+        final = best = await evaluator.ask(Evaluate(*last, subset=False))
+        if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
+            best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
+        ending.cancel()
         evaluator.stop()
         store.stop()
     return final, best
 
 
 @contextmanager
-def _interruptible(coordinator: Coordinator, group: asyncio.TaskGroup) -> Iterator[asyncio.Event]:
+def _interruptible() -> Iterator[_Interruption]:
     """The first SIGINT and the first SIGTERM ask for the end, in vain where it has come; a second ends all at once.
 
     Both may come of one Ctrl-C: from the terminal, and from whoever started this process.
     """
-    loop, interrupted = asyncio.get_running_loop(), asyncio.Event()
+    loop, interruption = asyncio.get_running_loop(), _Interruption()
 
     def interrupt(number: signal.Signals) -> None:
         loop.remove_signal_handler(number)
-        interrupted.set()
-        group.create_task(_end(coordinator, f"stopped by {number.name}"))
+        interruption.ask(f"stopped by {number.name}")
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
         loop.add_signal_handler(number, interrupt, number)
     try:
-        yield interrupted
+        yield interruption
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
 
 
-async def _end(coordinator: Coordinator, reason: str) -> None:
-    with suppress(ActorStopped):  # it has ended by itself, or by the other signal, meanwhile
-        await coordinator.tell(Shutdown(reason))
+async def _end(coordinator: Coordinator, interruption: _Interruption) -> None:
+    await interruption.asked.wait()
+    with suppress(ActorStopped):  # it has ended by itself meanwhile
+        await coordinator.tell(Shutdown(interruption.reason))
 
 
 def _restore(

@@ -50,6 +50,8 @@ class MetricsSettings:
     """How many matter most, by latency and by ε each."""
     page: bool = False
     """Whether the live page is there, too."""
+    linger_s: float = 0.0
+    """How long all this stays when the run is over and its results are written."""
 
 
 @dataclass(frozen=True)

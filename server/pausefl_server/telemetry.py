@@ -65,5 +65,9 @@ class Telemetry:
         clients = self.now.clients.after_round((), state.table)
         self.now = replace(self.now, clients=clients, status=f"finished: {reason}")
 
+    def kept(self) -> None:
+        """The run has ended in order, and its results are written."""
+        self.now = replace(self.now, is_over=True)
+
     def _fold(self, record: RoundRecord, state: RunState) -> None:
         self.now = after_round(self.now, record, state, total_delays=self.settings.total_delays)

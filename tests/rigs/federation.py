@@ -75,12 +75,22 @@ def make(folder: Path) -> None:
 async def federation(folder: Path, policy: Policy | None = None, **changes: Any) -> AsyncIterator[Federation]:
     """Serve in `folder`; the server is gone with the block."""
     make(folder)
-    evaluate = changes.pop("evaluate", None)
+    evaluate, keep = changes.pop("evaluate", None), changes.pop("keep", lambda _: None)
     endpoints = Endpoints("127.0.0.1", 0, changes.pop("metrics", None))
     settings, run = network_settings(**changes), Federation()
     theta_0 = np.zeros(settings.manifest.size, np.float32)
     run.task = asyncio.ensure_future(
-        serve(settings, policy or All(1), theta_0, evaluate, endpoints, folder, run.tell, on_ready=run.port.set_result)
+        serve(
+            settings,
+            policy or All(1),
+            theta_0,
+            evaluate,
+            endpoints,
+            folder,
+            run.tell,
+            on_ready=run.port.set_result,
+            keep=keep,
+        )
     )
     await asyncio.wait([run.task, run.port], return_when=asyncio.FIRST_COMPLETED)
     if not run.port.done():

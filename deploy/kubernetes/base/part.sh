@@ -3,7 +3,8 @@
 # are read out of a pod that runs. A part that fails ends the container, which is then started again.
 over=${TMPDIR:-/tmp}/over
 # A server asked to end would dismiss its clients; killed, it goes on from its last round when it is started again.
-trap 'kill -KILL $!; exit 143' TERM
+# Which signal a pod gets, its image says.
+trap 'kill -KILL $!; exit 143' TERM INT
 if [ ! -e "$over" ]; then
     "$@" &
     wait $! || exit
