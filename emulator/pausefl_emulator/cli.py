@@ -291,8 +291,9 @@ def _audit(options: argparse.Namespace) -> None:
     if options.uploads < 100:
         raise ConfigError(f"--uploads {options.uploads}: must be at least 100")
     console = Console()
-    for part in run_audit(options.config, options.overrides, options.uploads):
-        console.print(part)
+    with console.status(f"sending {options.uploads:,} uploads in each of two worlds, attack by attack"):
+        for part in run_audit(options.config, options.overrides, options.uploads):
+            console.print(part)
 
 
 def _bench(options: argparse.Namespace) -> None:
