@@ -400,7 +400,9 @@ def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
                 done = run(command, config, "--run-dir", tmp_path / run_dir, "--set", f"server.port={port}")
                 assert done.returncode == 2
                 (line,) = done.stderr.splitlines()
-                assert line.startswith(f"pausefl: server.port = {port}: cannot listen on 127.0.0.1:{port}; is it taken")
+                assert line.startswith(
+                    f"pausefl: server.port = {port}: cannot listen on 127.0.0.1:{port} (Address already in use)"
+                )
                 assert sorted(tmp_path.rglob("*")) == before
     assert run("run", config, "--run-dir", tmp_path / "mine").returncode == 0
     assert (tmp_path / "mine/notes.txt").read_text() == "keep me"

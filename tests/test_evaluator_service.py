@@ -309,7 +309,10 @@ def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("evaluation.port={taken}", "evaluation.port = {taken}: cannot listen on 127.0.0.1:{taken}; is it taken, or"),
+        (
+            "evaluation.port={taken}",
+            "evaluation.port = {taken}: cannot listen on 127.0.0.1:{taken} (Address already in use)",
+        ),
         ("workload.model=synthetic", 'workload.model = "synthetic": learns nothing that an evaluator could judge'),
         ("workload.dataset=mnist9", 'workload.dataset = "mnist9": must be one of'),
         ("tls.ca=ca.pem", 'tls.ca = "ca.pem": whoever listens needs tls.certificate and tls.key as well'),

@@ -182,15 +182,9 @@ def _compare(options: argparse.Namespace) -> None:
     compare_policies(experiment, policies, options.seeds, folder, Console())
 
 
-def _let_us_speak_for_grpc() -> None:
-    """Why a port or a handshake failed is said in one line of ours; gRPC would put its own before it."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
 def _server(options: argparse.Namespace) -> None:
     import json
 
-    _let_us_speak_for_grpc()
     from pausefl_emulator.running import made_run_dir, new_run_dir, resumed_run_dir
     from pausefl_emulator.serving import serve_experiment
 
@@ -207,7 +201,6 @@ def _server(options: argparse.Namespace) -> None:
 def _evaluator(options: argparse.Namespace) -> None:
     import json
 
-    _let_us_speak_for_grpc()
     from pausefl_emulator.evaluator_process import serve_evaluator
 
     experiment = load_experiment(options.config, options.overrides)
@@ -219,7 +212,8 @@ def _client(options: argparse.Namespace) -> None:
     import json
     import logging
 
-    _let_us_speak_for_grpc()
+    # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pausefl_emulator.host import take_part
     from pausefl_emulator.processes import allow_many_files, first_error, keep_freed_memory
 

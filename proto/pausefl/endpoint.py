@@ -1,5 +1,6 @@
 """What all ends of this project's gRPC connections have in common: limits, keepalive, TLS, and what a failure says."""
 
+import socket
 from collections.abc import Sequence
 
 import grpc
@@ -30,16 +31,27 @@ def listen(server: "grpc.aio.Server", table: str, host: str, port: int, tls: Tls
     for TLS is wrong.
     """
     credentials = None if tls is None else _server_credentials(tls)
+    _check_free(table, host, port)
     address = f"{host}:{port}"
     try:
         if credentials is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, credentials)
     except RuntimeError:
-        raise ConfigError(
-            f'{table}.port = {port}: cannot listen on {address}; is it taken, or {table}.host = "{host}" no address of'
-            " this machine?"
-        ) from None
+        raise ConfigError(f"{table}.port = {port}: cannot listen on {address}") from None
+
+
+def _check_free(table: str, host: str, port: int) -> None:
+    """ConfigError with the reason, which gRPC would tell standard error only."""
+    try:
+        family, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror:
+        raise ConfigError(f'{table}.host = "{host}": no such host') from None
+    except OSError as error:
+        raise ConfigError(f"{table}.port = {port}: cannot listen on {host}:{port} ({error.strerror})") from None
 
 
 def open_channel(address: str, tls: Tls | None, options: Sequence[tuple[str, int]] = ()) -> "grpc.aio.Channel":
