@@ -8,7 +8,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from rigs.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -239,7 +240,8 @@ def test_certificates_about_to_end_are_said(compose_py: ModuleType, tmp_path: Pa
     key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
     sign = ["openssl", "req", "-x509", "-new", "-subj", "/CN=x", "-days", "1", "-key", key, "-out", certificate]
     subprocess.run(sign, check=True)
-    time.sleep(1.1)  # certificates know whole seconds
+    soon = ["openssl", "x509", "-checkend", "86400", "-noout", "-in", certificate]
+    wait_for(lambda: subprocess.run(soon, check=False).returncode, "the last day, as certificates know whole seconds")
     compose_py.make_certificates(folder)
     with pytest.raises(compose_py.Refusal, match=rf"/{name}\.pem: cannot be read, or ends within a day"):
         compose_py.check_certificates(folder)

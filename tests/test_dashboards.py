@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+
+from rigs.waiting import wait_for
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 NAMES = ["overview", "latency", "privacy"]
@@ -239,14 +241,6 @@ class Prometheus:
         self._log.close()
 
 
-def wait_until(found: Callable[[], object], running: subprocess.Popen[bytes], timeout_s: float = 60.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not found():
-        assert running.poll() is None, running.args
-        assert time.monotonic() < until, "it takes too long"
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     """It scrapes a run, clients and all, that goes on for as long as the test does."""
@@ -259,11 +253,11 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
         subprocess.Popen(run, stdout=log, stderr=subprocess.STDOUT) as running,
     ):
         try:
-            wait_until((tmp_path / "run/targets.json").exists, running)
+            wait_for((tmp_path / "run/targets.json").exists, "the targets", running=running)
             scraping = Prometheus(tmp_path, tmp_path / "run/targets.json")
             try:
-                wait_until(scraping.is_ready, running)
-                wait_until(lambda: scraping.values(CHOSEN_FROM), running)
+                wait_for(scraping.is_ready, "Prometheus", running=running)
+                wait_for(lambda: scraping.values(CHOSEN_FROM), "the first scrape", running=running)
                 yield scraping
             finally:
                 scraping.close()

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rigs.waiting import wait_for
+
 pytestmark = pytest.mark.end_to_end
 
 PAUSEFL = [sys.executable, "-m", "pausefl_emulator"]
@@ -52,13 +54,6 @@ def query(run_dir: Path, sql: str) -> list[tuple[object, ...]]:
         return db.execute(sql).fetchall()
     finally:
         db.close()
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
 
 
 def rounds_in(run_dir: Path) -> int:

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import signal
-import time
 import urllib.request
 from pathlib import Path
 
@@ -13,21 +12,25 @@ from pausefl_server.selection.everyone import All
 from pausefl_server.service import RunResult
 from pausefl_server.settings import MetricsSettings
 from rigs.federation import clients, federation
+from rigs.waiting import wait_for
 
 LONG_S = 3600.0
 
 
 def scrape(url: str) -> dict[str, float]:
     """The metrics without labels, once the run is over."""
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
+    samples: dict[str, float] = {}
+
+    def is_over() -> bool:
         with urllib.request.urlopen(url, timeout=10) as answer:
             lines = str(answer.read(), "utf-8").splitlines()
-        samples = {name: float(value) for name, value in (line.split() for line in lines if re.match(r"\w+ ", line))}
-        if samples["pausefl_finished"]:
-            return samples
-        time.sleep(0.02)
-    raise AssertionError("the run is not over")
+        samples.update(
+            (name, float(value)) for name, value in (line.split() for line in lines if re.match(r"\w+ ", line))
+        )
+        return bool(samples["pausefl_finished"])
+
+    wait_for(is_over, "the end of the run", 20)
+    return samples
 
 
 async def test_the_end_can_be_scraped_once_results_are_written(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from pausefl.web import WebServer
 from pausefl_client.metrics import HostMetrics
 from pausefl_emulator.cli import main
 from pausefl_emulator.experiment import Experiment, parse_experiment
+from rigs.waiting import wait_for
 
 KUBERNETES = Path(__file__).parent.parent / "deploy/kubernetes"
 OVERLAYS = ["laptop", "cluster", "gpu"]
@@ -277,14 +277,6 @@ def pod(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(tmp_path)}
 
 
-def wait_for(path: Path, process: subprocess.Popen[Any], timeout_s: float = 60.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not path.exists():
-        assert process.poll() is None, process.args
-        assert time.monotonic() < until, f"{process.args}: no {path}"
-        time.sleep(0.02)
-
-
 def _is_read(fifo: Path) -> bool:
     try:
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
@@ -295,19 +287,16 @@ def _is_read(fifo: Path) -> bool:
     return True
 
 
-def wait_until_nobody_reads(fifo: Path, timeout_s: float = 60.0) -> None:
+def wait_until_nobody_reads(fifo: Path) -> None:
     """A process that was killed may take a moment to be gone."""
-    until = time.monotonic() + timeout_s
-    while _is_read(fifo):
-        assert time.monotonic() < until, f"{fifo} is still read"
-        time.sleep(0.02)
+    wait_for(lambda: not _is_read(fifo), f"nobody to read {fifo}")
 
 
 def test_a_part_that_is_over_is_waited_upon_and_not_played_again(tmp_path: Path, pod: dict[str, str]) -> None:
     note = ["sh", "-c", 'echo played >> "$TMPDIR/notes"']
     for _ in range(2):  # Kubernetes starts the container again
         with subprocess.Popen([*PART, *note], env=pod) as waiting:
-            wait_for(tmp_path / "over", waiting)
+            wait_for((tmp_path / "over").exists, "the end", running=waiting)
             waiting.terminate()
             # The second time it may come before the trap is set.
             assert waiting.wait(10) in (128 + signal.SIGTERM, -signal.SIGTERM)
@@ -324,7 +313,7 @@ def test_a_part_is_killed_with_its_pod(tmp_path: Path, pod: dict[str, str], numb
     """It is not asked to end: a server would take that for the end of its run."""
     play = 'trap "echo asked > \\"$TMPDIR/asked\\"" TERM; mkfifo "$TMPDIR/playing"; read -r _ < "$TMPDIR/playing"'
     with subprocess.Popen([*PART, "sh", "-c", play], env=pod) as playing:
-        wait_for(tmp_path / "playing", playing)
+        wait_for((tmp_path / "playing").exists, "the beginning", running=playing)
         playing.send_signal(number)
         assert playing.wait(10) == 128 + signal.SIGTERM
     assert not (tmp_path / "over").exists()
@@ -403,7 +392,7 @@ def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Any) -> None:
         port = next(str(event["port"]) for event in events if event["kind"] == "ready")
         hosts = [start("clients", f"clients-{slot}", port) for slot in range(2)]
         for home, process in zip((server, *hosts), started, strict=True):
-            wait_for(home / "over", process)
+            wait_for((home / "over").exists, "the end", running=process)
     finally:
         for process in started:
             process.terminate()

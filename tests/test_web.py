@@ -3,16 +3,16 @@
 import http.client
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import pytest
 
 from pausefl.errors import ConfigError
 from pausefl.web import Response, WebServer, is_loopback
+from rigs.waiting import wait_for
 
 
 def hello(headers: Mapping[str, str]) -> Response:
@@ -179,17 +179,14 @@ def test_there_are_only_so_many_connections_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pausefl.web._ASK_WITHIN_S", 5.0)
     with line_to(server), line_to(server), line_to(server) as third:
         assert third.recv(1) == b""
-    assert eventually(lambda: get(server, "/hello").status == 200)
+    wait_for(lambda: answers(server), "an answer again")
 
 
-def eventually(happened: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        with suppress(OSError):
-            if happened():
-                return True
-        time.sleep(0.05)
-    return False
+def answers(server: WebServer) -> bool:
+    try:
+        return get(server, "/hello").status == 200
+    except OSError:
+        return False
 
 
 def test_a_taken_port_is_bad_input() -> None:

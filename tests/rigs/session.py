@@ -1,0 +1,238 @@
+"""A client's session with a fake trainer, a clock that stands still, and a server that is the test."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pausefl.budget import Budget
+from pausefl.errors import PauseflError
+from pausefl.v1 import federation_pb2 as pb
+from pausefl.wire import (
+    PROTOCOL_VERSION,
+    Assembler,
+    Manifest,
+    Tensor,
+    Vector,
+    digest,
+    pack_job,
+    unpack,
+)
+from pausefl_client.ledger import Ledger, ReleaseKey
+from pausefl_client.link import DrawDelays, Link, no_delays
+from pausefl_client.privacy import Mechanism
+from pausefl_client.release import Privacy, Releaser
+from pausefl_client.session import ClientSession, ClientSettings, Exchange
+from pausefl_client.trainer import TrainingOutcome
+
+SCHEDULE = "what both agreed to"
+BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
+
+
+class Clock:
+    """Stands still unless somebody advances it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class InlineExecutor(Executor):
+    """Runs work where it is submitted, after it has waited for `queue_s` on the clock."""
+
+    def __init__(self, clock: Clock, queue_s: float = 0.0) -> None:
+        self._clock = clock
+        self._queue_s = queue_s
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._clock.advance(self._queue_s)
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class FakeTrainer:
+    """Answers with a vector nobody could guess; training takes `train_s` on the clock and waits for `gate`."""
+
+    n_examples = 42
+
+    def __init__(self, clock: Clock, size: int = 6, train_s: float = 0.0) -> None:
+        self.manifest = Manifest((Tensor("w", (size,)),))
+        self.gate = threading.Event()
+        self.gate.set()
+        self.rounds: list[int] = []
+        self.fails_in: dict[int, Exception] = {}
+        self._clock = clock
+        self._train_s = train_s
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        self.rounds.append(round)
+        assert self.gate.wait(30)
+        if round in self.fails_in:
+            raise self.fails_in[round]
+        self._clock.advance(self._train_s)
+        update = np.random.default_rng(len(self.rounds)).standard_normal(theta.size, np.float32)
+        return TrainingOutcome(update, loss=0.25)
+
+
+class FakeStream:
+    """The server's end of one stream."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._to_client: asyncio.Queue[tuple[bytes | OSError | None, float]] = asyncio.Queue()
+        self._from_client: asyncio.Queue[bytes] = asyncio.Queue()
+        self.writes_until_break = 1_000_000
+
+    async def read(self) -> bytes | None:
+        data, after_s = await self._to_client.get()
+        self._clock.advance(after_s)
+        if isinstance(data, OSError):
+            raise data
+        return data
+
+    async def write(self, message: bytes) -> None:
+        if not self.writes_until_break:
+            raise OSError("the line is dead")
+        self.writes_until_break -= 1
+        self._from_client.put_nowait(message)
+
+    def give(self, data: bytes | OSError | None, after_s: float = 0.0) -> None:
+        """Let the client read this, `after_s` later than what came before."""
+        self._to_client.put_nowait((data, after_s))
+
+    def say(self, **kind: Any) -> None:
+        self.give(pb.ServerMessage(**kind).SerializeToString())
+
+    def give_job(self, model: Vector, round: int = 1, schedule: str = "", gap_s: float = 0.0) -> None:
+        for i, data in enumerate(pack_job(round, 1, model, digest(model), schedule)):
+            self.give(data, gap_s if i else 0.0)
+
+    async def heard_bytes(self) -> bytes:
+        async with asyncio.timeout(20):
+            return await self._from_client.get()
+
+    async def heard(self) -> pb.ClientMessage:
+        """The client's next message, without its payload."""
+        return pb.ClientMessage.FromString(unpack(await self.heard_bytes())[0])
+
+    async def upload(self) -> tuple[pb.Result, bytes]:
+        """The client's next result and all bytes of its update."""
+        header, payload = unpack(await self.heard_bytes())
+        message = pb.ClientMessage.FromString(header)
+        assert message.WhichOneof("kind") == "result", message
+        frames = Assembler(message.result.update, message.result.update.size_bytes // 4)
+        frames.add(0, payload)
+        while not frames.complete:
+            header, payload = unpack(await self.heard_bytes())
+            frames.add(pb.ClientMessage.FromString(header).frame.index, payload)
+        return message.result, frames.finish(check_finite=True).tobytes()
+
+    def is_silent(self) -> bool:
+        return self._from_client.empty()
+
+
+class FakeServer:
+    """Hands every connection of the client to the test."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
+        self.opened = self.closed = 0
+        self.unreachable = False
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[FakeStream]:
+        if self.unreachable:
+            self._clock.advance(1.0)
+            raise OSError("nobody answers")
+        stream = FakeStream(self._clock)
+        self._streams.put_nowait(stream)
+        self.opened += 1
+        try:
+            yield stream
+        finally:
+            self.closed += 1
+
+    async def accept(self) -> FakeStream:
+        async with asyncio.timeout(20):
+            return await self._streams.get()
+
+    async def welcome(self) -> FakeStream:
+        """The next stream, hello taken and answered."""
+        stream = await self.accept()
+        assert (await stream.heard()).WhichOneof("kind") == "hello"
+        stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run"))
+        return stream
+
+
+class Rig:
+    """A session with everything around it faked but the ledger."""
+
+    def __init__(
+        self,
+        *,
+        size: int = 6,
+        train_s: float = 0.0,
+        privacy: Privacy | None = None,
+        delays: DrawDelays = no_delays,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+        discloses_loss: bool = False,
+    ) -> None:
+        self.clock = clock or Clock()
+        self.server = FakeServer(self.clock)
+        self.trainer = FakeTrainer(self.clock, size, train_s)
+        self.model = np.arange(size, dtype=np.float32)
+        self.observed: list[Exchange] = []
+        settings = ClientSettings(
+            "client-007",
+            SCHEDULE if privacy else "",
+            discloses_loss=discloses_loss,
+            give_up_after_s=60.0,
+            retry_every_s=0.0,
+        )
+        self.session = ClientSession(
+            settings,
+            self.trainer,
+            Releaser(privacy),
+            Link(delays),
+            self.server.connect,
+            executor or InlineExecutor(self.clock),
+            self.clock,
+            observe=self.observed.append,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["asyncio.Task[str]"]:
+        """The session's task; it is ended with the block if the test has not ended it."""
+        task = asyncio.ensure_future(self.session.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PauseflError):
+                await task
+
+
+def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: float = 0.0) -> Privacy:
+    def noise_for(_: ReleaseKey) -> np.random.Generator:
+        clock.advance(privatise_s)
+        return np.random.default_rng()  # fresh entropy every time: bytes are the same only if they were kept
+
+    ledger = Ledger(folder / "client-007.db", budget, unit="coordinate", client_id="client-007", data="test")
+    return Privacy(Mechanism("coordinate", 0.01), ledger, noise_for)

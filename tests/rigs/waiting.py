@@ -1,0 +1,23 @@
+"""Waiting for what another process does: its files and sockets send no event, so all tests ask by this one poll."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+_EVERY_S = 0.02
+
+
+def wait_for(
+    condition: Callable[[], object],
+    what: str,
+    timeout_s: float = 60.0,
+    *,
+    running: "subprocess.Popen[Any] | None" = None,
+) -> None:
+    """Until it holds; AssertionError after `timeout_s`, or when the process that is `running` has ended meanwhile."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert running is None or running.poll() is None, f"{running.args} ended before {what}"
+        assert time.monotonic() < until, f"waited {timeout_s} s for {what}"
+        time.sleep(_EVERY_S)
