@@ -7,6 +7,7 @@ from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import PROTOCOL_VERSION, Manifest
 from pausefl_server.clients import ClientTable
 from pausefl_server.ledger import check_ledger
+from pausefl_server.records import Event
 from pausefl_server.settings import ServerSettings
 
 # Sums of so many over any number of clients stay exact in int64 and float64.
@@ -33,3 +34,15 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
     row = table.row_of.get(hello.client_id)
     mirrored = int(table.released[row]) if row is not None else 0
     check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, privacy.budget if privacy else None, mirrored)
+
+
+def joined(hello: pb.Hello) -> Event:
+    """What the log is to know of a client that may take part."""
+    ledger = hello.ledger
+    return Event(
+        "joined",
+        hello.client_id,
+        n_examples=hello.n_examples,
+        epsilon_spent=ledger.epsilon_spent,
+        released=ledger.released,
+    )

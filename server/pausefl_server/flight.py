@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 
 from pausefl_server.clients import ClientTable
-from pausefl_server.messages import Dispatch, Update
-from pausefl_server.records import Observation
+from pausefl_server.messages import Dispatch, Refusal, Update
+from pausefl_server.records import Event, Observation
 from pausefl_server.selection.base import Policy, Selection
 from pausefl_server.settings import ServerSettings
 
@@ -66,6 +66,18 @@ def observe(update: Update, table: ClientTable, settings: ServerSettings, now_s:
         loss=update.loss if "loss" in settings.disclosed else None,
         statistics=update.statistics if "labels" in settings.disclosed else {},
         host=update.host,
+    )
+
+
+def reconciled(message: Update | Refusal) -> Event:
+    """What the log is to know of a release whose update was not used: it has left, so it is spent."""
+    release = message.release
+    return Event(
+        "reconciled",
+        message.client_id,
+        "spent on an update that was not used",
+        epsilon_spent=release.epsilon_spent,
+        released=release.participation,
     )
 
 

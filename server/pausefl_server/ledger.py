@@ -63,6 +63,13 @@ def check_release(release: Release, budget: Budget | None, mirrored: int, used: 
         raise WireError(f"has spent {release.epsilon_spent} after {i} releases, the schedule says {budget.spent(i)}")
 
 
+def is_plausible(release: Release, budget: Budget | None) -> bool:
+    """Whether what a client says it has spent on an update that was not used can be believed, and so is spent."""
+    if budget is None or release.participation < 1:
+        return False
+    return math.isclose(release.epsilon_spent, budget.spent(release.participation), rel_tol=_RELATIVE_TOLERANCE)
+
+
 def rounds_left(left: IntArray, chosen: IntArray, m: int) -> int:
     """How many more rounds of m the clients' budgets allow, if all go on being chosen in the proportions so far.
 

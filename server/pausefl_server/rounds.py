@@ -16,12 +16,12 @@ from pausefl.errors import PauseflError, WireError
 from pausefl.honesty import UNWATCHED, Watch
 from pausefl.v1 import federation_pb2 as pb
 from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector, digest, pack_job
-from pausefl_server.admission import check_hello
+from pausefl_server.admission import check_hello, joined
 from pausefl_server.announcer import Announcer, Progress
 from pausefl_server.clients import FloatArray
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
-from pausefl_server.flight import Flight, inspect, observe
-from pausefl_server.ledger import Release, check_release
+from pausefl_server.flight import Flight, inspect, observe, reconciled
+from pausefl_server.ledger import check_release, is_plausible
 from pausefl_server.messages import (
     Acknowledge,
     Dismiss,
@@ -92,7 +92,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._flight: Flight | None = None  # the round that is under way
         self._budget = settings.privacy.budget if settings.privacy else None
         self._attempt = first_attempt  # at the next round; above 1 where that was taken back
-        self._began_s: float | None = None
+        self._began_s = math.nan  # when the run would have begun had it never been interrupted
         self._unreported: RoundRecord | None = None  # committed, but nobody was told yet
         self._rota = PingRota(settings.pings_per_s)
         self._pings: list[Ping] = []  # answered, but not in the log yet
@@ -144,7 +144,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 
     async def _play(self, round: int) -> None:
         attempt, self._attempt = self._attempt, 1
-        if self._began_s is None:
+        if math.isnan(self._began_s):
             self._began_s = self._clock() - self.state.wall_clock_s
         began_s, began_cpu_s = self._clock(), time.process_time()
         events, self._events = tuple(self._events), []
@@ -166,9 +166,15 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._flight = None
         if self.stopped_because:
             # The round in flight is given up; what its clients spent on it is not.
-            self._events = [*events, *self._events, *(_reconciled(u) for u in flight.updates.values())]
+            self._events = [*events, *self._events, *(reconciled(u) for u in flight.updates.values())]
             return
-        quick = self.theta.nbytes * len(chosen) <= MAX_FRAME_BYTES
+        await self._commit(flight, selection, events, began_s, began_cpu_s)
+
+    async def _commit(
+        self, flight: Flight, selection: Selection, events: tuple[Event, ...], began_s: float, began_cpu_s: float
+    ) -> None:
+        """Make the model of what came, and both it and the round durable."""
+        quick = self.theta.nbytes * len(flight.chosen) <= MAX_FRAME_BYTES
         theta, optimizer_state, model_digest = await _off_loop(quick, self._aggregate, selection, flight)
         observations = tuple(flight.observations[c] for c in sorted(flight.observations))
         host = self._monitor.report(began_s, time.process_time() - began_cpu_s)
@@ -179,9 +185,9 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             total_delays=self._settings.total_delays,
         )
         record = RoundRecord(
-            round=round,
-            attempt=attempt,
-            chosen=chosen,
+            round=flight.job.round,
+            attempt=flight.job.attempt,
+            chosen=flight.chosen,
             weights=None if selection.weights is None else tuple(selection.weights.tolist()),
             observations=observations,
             events=events,
@@ -361,15 +367,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             raise
         self._peers[client_id] = message.actor
         self._rota.join(client_id)
-        self._events.append(
-            Event(
-                "joined",
-                client_id,
-                n_examples=hello.n_examples,
-                epsilon_spent=hello.ledger.epsilon_spent,
-                released=hello.ledger.released,
-            )
-        )
+        self._events.append(joined(hello))
         self._telemetry.arrived(len(self._peers))
         if self.state.round:
             self._announcer.say(f"client {client_id} joined")
@@ -414,8 +412,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             self._count_rejected(f"client {client_id} {refusal.reason}: rejected")
         kind: EventKind = "retired" if refusal.exhausted else "rejected" if refusal.rejected else "missed"
         self._events.append(Event(kind, client_id, refusal.reason))
-        if self._plausible(refusal.release):
-            self._events.append(_reconciled(refusal))
+        if is_plausible(refusal.release, self._budget):
+            self._events.append(reconciled(refusal))
         if self._flight is not None and refusal.round == self._flight.job.round:
             self._flight.due.pop(client_id, None)
 
@@ -423,13 +421,6 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self.rejected_updates += 1
         self._telemetry.rejected()
         self._announcer.say(message)
-
-    def _plausible(self, release: Release) -> bool:
-        """A rejected update was released all the same: its ε is spent, if what the client says makes sense."""
-        if self._settings.privacy is None or release.participation < 1:
-            return False
-        budget = self._settings.privacy.budget
-        return math.isclose(release.epsilon_spent, budget.spent(release.participation), rel_tol=1e-9)
 
     # -- the end
 
@@ -445,14 +436,3 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 async def _off_loop(quick: bool, function: Callable[..., Result], *arguments: Any) -> Result:
     """Run in a thread while the event loop keeps listening, unless the hop would take longer than the work."""
     return function(*arguments) if quick else await asyncio.to_thread(function, *arguments)
-
-
-def _reconciled(message: Update | Refusal) -> Event:
-    release = message.release
-    return Event(
-        "reconciled",
-        message.client_id,
-        "spent on an update that was not used",
-        epsilon_spent=release.epsilon_spent,
-        released=release.participation,
-    )
