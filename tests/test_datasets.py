@@ -302,6 +302,14 @@ def test_an_own_dataset_is_made_from_the_seed() -> None:
     assert (own.train.inputs == 3).all()
 
 
+def test_a_module_that_breaks_when_it_is_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_set.py").write_text("raise RuntimeError('no\\nlicence')")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = r'workload\.dataset = "broken_set:data": cannot be imported \(RuntimeError: no licence\)'
+    with pytest.raises(ConfigError, match=said):
+        load_dataset("broken_set:data", seed=1)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

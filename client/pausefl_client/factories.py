@@ -1,10 +1,10 @@
 """One's own model or data set by name: `workload.model = "package.module:factory"`."""
 
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 from pausefl.errors import ConfigError
+from pausefl.imported import imported
 
 
 def is_factory(name: str) -> bool:
@@ -15,8 +15,8 @@ def is_factory(name: str) -> bool:
 def resolve_factory(key: str, name: str) -> Callable[..., Any]:
     """The callable that `name` ("package.module:factory") means; ConfigError naming the TOML key if there is none."""
     try:
-        factory = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
+        factory = imported(name)
+    except ValueError as error:
         raise ConfigError(f'{key} = "{name}": cannot be imported ({error})') from error
     if not callable(factory):
         raise ConfigError(f'{key} = "{name}": is not callable')

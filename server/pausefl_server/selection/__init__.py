@@ -4,6 +4,7 @@ import difflib
 from inspect import isabstract
 
 from pausefl.errors import ConfigError
+from pausefl.imported import imported
 from pausefl_server.selection.base import Context, Inspection, Oracle, Policy, Selection
 from pausefl_server.selection.brute import PauseBrute
 from pausefl_server.selection.checked import checked
@@ -13,7 +14,6 @@ from pausefl_server.selection.everyone import All
 from pausefl_server.selection.fastest import Fastest
 from pausefl_server.selection.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.genie import Genie
-from pausefl_server.selection.imported import imported
 from pausefl_server.selection.oort import Oort
 from pausefl_server.selection.pause import Pause
 from pausefl_server.selection.pow_d import PowD

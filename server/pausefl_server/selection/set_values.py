@@ -13,10 +13,10 @@ from typing import Any, cast
 import numpy as np
 
 from pausefl.errors import ConfigError
+from pausefl.imported import imported
 from pausefl_server.annealing import SetValue
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.selection.base import Context
-from pausefl_server.selection.imported import imported
 
 Phi = Callable[[IntArray], float]
 Factory = Callable[[Context, IntArray], Phi]

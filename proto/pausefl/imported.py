@@ -1,4 +1,4 @@
-"""What an experiment names as "package.module:attribute": policies and set functions of a user's own."""
+"""What an experiment names as "package.module:attribute": policies, set functions, models, data sets of one's own."""
 
 import importlib
 from typing import Any
