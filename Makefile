@@ -32,7 +32,7 @@ lint: $(READY)
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --mypy_out=proto \
-	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy pausefl/v1/federation.proto pausefl/v1/evaluation.proto
+	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy pausefl_proto/v1/federation.proto pausefl_proto/v1/evaluation.proto
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

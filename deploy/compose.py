@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 DEPLOY = Path(__file__).resolve().parent
-PRESETS = DEPLOY.parent / "emulator/pausefl_emulator/presets"
+PRESETS = DEPLOY.parent / "emulator/pausefl/presets"
 SERVICES = ("server", "evaluator", "client", "prometheus", "grafana")
 # The ports that are published, on the loopback address: variable, default, service, what is there.
 PORTS = (

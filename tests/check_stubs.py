@@ -1,4 +1,4 @@
-"""Fails when proto/pausefl/v1 is not what its .proto files generate (part of `make lint`)."""
+"""Fails when proto/pausefl_proto/v1 is not what its .proto files generate (part of `make lint`)."""
 
 import subprocess
 import sys
@@ -21,13 +21,13 @@ def main() -> None:
             f"--mypy_out={folder}",
         ]
         plugin = Path(sys.executable).parent / "protoc-gen-mypy"
-        protos = [f"pausefl/v1/{name}.proto" for name in NAMES]
+        protos = [f"pausefl_proto/v1/{name}.proto" for name in NAMES]
         command += [f"--plugin=protoc-gen-mypy={plugin}", *protos]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         for name in (f"{name}_pb2.{end}" for name in NAMES for end in ("py", "pyi")):
-            fresh = Path(folder, "pausefl/v1", name).read_text("utf-8")
-            if fresh != (ROOT / "proto/pausefl/v1" / name).read_text("utf-8"):
-                sys.exit(f"proto/pausefl/v1/{name} is not what its .proto file generates: run `make proto`")
+            fresh = Path(folder, "pausefl_proto/v1", name).read_text("utf-8")
+            if fresh != (ROOT / "proto/pausefl_proto/v1" / name).read_text("utf-8"):
+                sys.exit(f"proto/pausefl_proto/v1/{name} is not what its .proto file generates: run `make proto`")
 
 
 if __name__ == "__main__":

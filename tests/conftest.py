@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
-from pausefl.tls import Tls
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import MAX_MESSAGE_BYTES, SERVICE, unpack
+from pausefl_proto.tls import Tls
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import MAX_MESSAGE_BYTES, SERVICE, unpack
+from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.settings import Privacy
-from pausefl_server.telemetry import Telemetry
 from rigs.coordinator import MakeRig, Rig
 from rigs.settings import server_settings
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.actor import Actor, ActorStopped
+from pausefl_proto.actor import Actor, ActorStopped
 
 
 class Recorder(Actor[Any]):

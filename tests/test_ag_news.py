@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pausefl.errors import ConfigError
+from pausefl.cli import main
+from pausefl.config.experiment import load_experiment
+from pausefl.evaluator.model import Evaluator
+from pausefl.runtime.torch_trainers import make_torch_trainers
 from pausefl_client.cache import cached_folder
 from pausefl_client.datasets import Dataset, Examples, load_dataset, split_note
 from pausefl_client.formats import read_ag_news
@@ -16,10 +19,7 @@ from pausefl_client.models import build_model, flatten
 from pausefl_client.text import hashed_tokens
 from pausefl_client.trainer import TrainingSettings
 from pausefl_client.training import TorchTrainer
-from pausefl_emulator.cli import main
-from pausefl_emulator.evaluation import Evaluator
-from pausefl_emulator.experiment import load_experiment
-from pausefl_emulator.torch_host import make_torch_trainers
+from pausefl_proto.errors import ConfigError
 
 REAL_DATA = os.environ.get("PAUSEFL_DATA")
 needs_real_data = pytest.mark.skipif(not REAL_DATA, reason="PAUSEFL_DATA is not set: no published data here")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl.wire import Vector
+from pausefl_proto.wire import Vector
 from pausefl_server.aggregation import (
     Aggregation,
     clipped,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pausefl.wire import Vector
+from pausefl.audit import Finding, audit, epsilon_lower_bound
 from pausefl_client.privacy import Mechanism, Unit
-from pausefl_emulator.audit import Finding, audit, epsilon_lower_bound
+from pausefl_proto.wire import Vector
 
 UPLOADS = 20_000
 FEW = 4_000
@@ -115,7 +115,7 @@ def test_the_lower_bound_is_below_the_truth_as_often_as_it_says() -> None:
 
 
 def pausefl(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pausefl_emulator", *map(str, arguments)]
+    command = [sys.executable, "-m", "pausefl", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

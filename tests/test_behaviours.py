@@ -7,11 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from pausefl.errors import PauseflError
-from pausefl.wire import Manifest, Tensor, Vector
-from pausefl_client.datasets import Examples
-from pausefl_client.trainer import TrainingOutcome, TrainingSettings
-from pausefl_emulator.behaviours import (
+from pausefl.population.behaviours import (
     BEHAVIOURS,
     Behaviour,
     Chain,
@@ -27,6 +23,10 @@ from pausefl_emulator.behaviours import (
     SlowDevice,
     StaleModel,
 )
+from pausefl_client.datasets import Examples
+from pausefl_client.trainer import TrainingOutcome, TrainingSettings
+from pausefl_proto.errors import PauseflError
+from pausefl_proto.wire import Manifest, Tensor, Vector
 
 SIZE = 5000
 SETTINGS = TrainingSettings()

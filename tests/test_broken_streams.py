@@ -14,17 +14,17 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl.actor import Actor, ActorStopped
-from pausefl.errors import EvaluatorLost
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import PROTOCOL_VERSION, Vector, unpack
 from pausefl_client.session import Stream
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import TrainingOutcome
 from pausefl_client.transport import connect
+from pausefl_proto.actor import Actor, ActorStopped
+from pausefl_proto.errors import EvaluatorLost
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
+from pausefl_server.coordinator import Coordinator
 from pausefl_server.messages import Lost, Register, Shutdown
 from pausefl_server.records import Evaluation
-from pausefl_server.rounds import Coordinator
 from pausefl_server.selection.everyone import All
 from pausefl_server.service import Endpoints, serve
 from pausefl_server.transport import FederationServer

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl.budget import Budget
-from pausefl.errors import ConfigError
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import ConfigError
 
 budgets = st.builds(Budget, st.floats(1e-3, 1e3), st.floats(1e-3, 3.0))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pausefl_emulator.cli import main
-from pausefl_emulator.documents import preset_names
+from pausefl.cli import main
+from pausefl.config.toml_source import preset_names
 
-PAUSEFL = [sys.executable, "-m", "pausefl_emulator"]
+PAUSEFL = [sys.executable, "-m", "pausefl"]
 TINY = """
 [experiment]
 rounds = 4

@@ -8,8 +8,8 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
-from pausefl.errors import ConfigError
-from pausefl_emulator.comparison import Spread, as_group_table, as_json, as_table, compare, write_comparison
+from pausefl.report.comparison import Spread, as_group_table, as_json, as_table, compare, write_comparison
+from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.store import Store
 

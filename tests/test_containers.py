@@ -85,7 +85,7 @@ if words[0] == "info":
 if words[0] == "run":
     (mount,) = [word for word in words if word.startswith("--volume=")]
     file, options = mount.removeprefix("--volume=").split(":")[0], words[words.index("validate") + 2 :]
-    sys.exit(subprocess.run([sys.executable, "-m", "pausefl_emulator", "validate", file, *options]).returncode)
+    sys.exit(subprocess.run([sys.executable, "-m", "pausefl", "validate", file, *options]).returncode)
 """
 
 

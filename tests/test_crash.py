@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.wire import digest
-from pausefl_emulator.experiment import Experiment, parse_experiment
-from pausefl_emulator.host import run_host
-from pausefl_emulator.serving import run_server_process
+from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.runtime.client_process import run_host
+from pausefl.runtime.server_process import run_server_process
+from pausefl_proto.wire import digest
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1200)]
 
@@ -60,7 +60,7 @@ class Federation:
         self._folder = folder
         self._wiretap = wiretap
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["pausefl_emulator.host", "pausefl_emulator.serving"])
+        self._context.set_forkserver_preload(["pausefl.runtime.client_process", "pausefl.runtime.server_process"])
         self._processes: dict[str, Any] = {}
         self._listening = threading.Event()
 

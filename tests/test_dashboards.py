@@ -247,7 +247,7 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     if shutil.which("prometheus") is None:
         pytest.skip("Prometheus is not installed")
     (tmp_path / "tiny.toml").write_text(EXPERIMENT, "utf-8")
-    run = [sys.executable, "-m", "pausefl_emulator", "run", tmp_path / "tiny.toml", "--run-dir", tmp_path / "run"]
+    run = [sys.executable, "-m", "pausefl", "run", tmp_path / "tiny.toml", "--run-dir", tmp_path / "run"]
     with (
         (tmp_path / "run.log").open("wb") as log,
         subprocess.Popen(run, stdout=log, stderr=subprocess.STDOUT) as running,

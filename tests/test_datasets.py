@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl.errors import ConfigError
 from pausefl_client import downloads
 from pausefl_client.cache import cached_folder, data_folder
 from pausefl_client.datasets import Dataset, Examples, load_dataset, prepare_dataset
 from pausefl_client.formats import read_cifar, read_idx
 from pausefl_client.published import PUBLISHED
+from pausefl_proto.errors import ConfigError
 
 N_TRAIN, N_TEST = 10_006, 9
 

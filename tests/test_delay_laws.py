@@ -10,9 +10,7 @@ import scipy.stats as st
 from hypothesis import given
 from hypothesis import strategies as some
 
-from pausefl.draws import generator
-from pausefl.errors import ConfigError
-from pausefl_emulator.delays import (
+from pausefl.delays import (
     Constant,
     DayCycle,
     Delay,
@@ -33,6 +31,8 @@ from pausefl_emulator.delays import (
     Sum,
     Weibull,
 )
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
 
 N = 100_000
 SIGMA = math.sqrt(math.log(1.25))

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from pausefl.draws import generator
-from pausefl.errors import ConfigError
-from pausefl_emulator.delays import Delay, FlooredNormal, NoDelay, known_means, published_halves
+from pausefl.delays import Delay, FlooredNormal, NoDelay, known_means, published_halves
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
 
 LAWS = [
     FlooredNormal(0.9, 0.05, 0.05),

@@ -19,7 +19,7 @@ from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
 
-PAUSEFL = [sys.executable, "-m", "pausefl_emulator"]
+PAUSEFL = [sys.executable, "-m", "pausefl"]
 SYNTHETIC = """
 [experiment]
 rounds = {rounds}
@@ -291,7 +291,7 @@ def test_groups_join_and_leave_when_they_should(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """Who is chosen by `all` is who is there; killed in the middle and resumed as well."""
-    from pausefl_emulator.experiment import parse_experiment
+    from pausefl.config.experiment import parse_experiment
 
     (tmp_path / "groups.toml").write_text(COMING_AND_GOING)
     presence = parse_experiment(COMING_AND_GOING).presence()

@@ -21,23 +21,23 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl.errors import ConfigError, EvaluatorLost
-from pausefl.tls import Tls
-from pausefl.v1 import evaluation_pb2 as pb
-from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Tensor, Vector
-from pausefl_emulator.evaluator_process import find_evaluator, serve_evaluator
-from pausefl_emulator.evaluator_transport import EvaluatorServer, RemoteEvaluator, Split
-from pausefl_emulator.experiment import parse_experiment
+from pausefl.config.experiment import parse_experiment
+from pausefl.evaluator.process import find_evaluator, serve_evaluator
+from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator, Split
+from pausefl_proto.errors import ConfigError, EvaluatorLost
+from pausefl_proto.tls import Tls
+from pausefl_proto.v1 import evaluation_pb2 as pb
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Tensor, Vector
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation
 from pausefl_server.store import Store, StoreActor
-from pausefl_server.telemetry import Telemetry
 
 # `pausefl`, which says at its end whether it came to need torch.
 SCRIPT = """
 import json, sys
-from pausefl_emulator.cli import main
+from pausefl.cli import main
 main()
 print(json.dumps({"kind": "ended", "torch": "torch" in sys.modules}))
 """

@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pausefl.report.reading import CLIENTS
 
-from pausefl.budget import Budget
-from pausefl.errors import ConfigError
+from pausefl.config.experiment import parse_experiment
+from pausefl.results.accounting import tighter_epsilon
+from pausefl.runtime.run import made_run_dir
 from pausefl_client.ledger import Ledger, ReleaseKey
-from pausefl_emulator.accounting import tighter_epsilon
-from pausefl_emulator.experiment import parse_experiment
-from pausefl_emulator.report.reading import CLIENTS
-from pausefl_emulator.running import made_run_dir
-from pausefl_server.metrics import make_registry
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import ConfigError
+from pausefl_server.monitoring.metrics import make_registry
+from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
 from pausefl_server.selection.uniform import Random
 from pausefl_server.settings import MetricsSettings, Privacy
 from pausefl_server.state import replay
 from pausefl_server.store import Store
-from pausefl_server.telemetry import Telemetry
 
 BUDGET = Budget(10.0, 0.04)
 SYNTHETIC = """
@@ -50,7 +50,7 @@ enabled = false
 
 
 def pausefl(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pausefl_emulator", *map(str, arguments)]
+    command = [sys.executable, "-m", "pausefl", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -10,11 +10,11 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl.errors import ConfigError
+from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.config.toml_source import preset_names
+from pausefl.config.validation import build
 from pausefl_client import datasets, models
-from pausefl_emulator.documents import preset_names
-from pausefl_emulator.experiment import Experiment, load_experiment, parse_experiment
-from pausefl_emulator.validation import build
+from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import POLICIES
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl.draws import generator
-from pausefl.wire import Vector
+from pausefl_proto.draws import generator
+from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Policy, Selection

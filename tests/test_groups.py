@@ -8,12 +8,12 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from pausefl.draws import generator
-from pausefl.errors import ConfigError
-from pausefl_emulator.behaviours import BEHAVIOURS
-from pausefl_emulator.experiment import Experiment, parse_experiment
-from pausefl_emulator.host import make_trainers
-from pausefl_emulator.presence import AVAILABILITIES, Always, Cycle, Markov, Presence, Trace
+from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.population.availability import AVAILABILITIES, Always, Cycle, Markov, Presence, Trace
+from pausefl.population.behaviours import BEHAVIOURS
+from pausefl.runtime.client_process import make_trainers
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
 from pausefl_server.aggregation import RuleName
 from pausefl_server.optimizers import OptimizerName
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl.errors import ConfigError
-from pausefl_emulator.delay_tables import KINDS
-from pausefl_emulator.delays import Constant, Exponential, FlooredNormal, Gamma, Markov, Sum, published_halves
-from pausefl_emulator.experiment import Experiment, parse_experiment
-from pausefl_emulator.latency import make_links, processes
+from pausefl.config.delay_laws import KINDS
+from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.links import make_links, processes
+from pausefl.delays import Constant, Exponential, FlooredNormal, Gamma, Markov, Sum, published_halves
+from pausefl_proto.errors import ConfigError
 
 FOUR = "[clients]\ncount = 4\n[selection]\nm = 2\n"
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl.budget import Budget
-from pausefl.errors import BudgetError, LedgerError, WireError
 from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_spend
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import BudgetError, LedgerError, WireError
 from pausefl_server.ledger import Release, check_ledger, check_release, rounds_left
 
 BUDGET = Budget(10.0, 0.04)
@@ -308,7 +308,7 @@ def test_a_ledger_of_another_experiment_is_refused(
 
 def test_two_processes_cannot_open_one_ledger(ledger: Ledger, path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from pausefl.budget import Budget\n"
+        "import sys; from pathlib import Path; from pausefl_proto.budget import Budget\n"
         "from pausefl_client.ledger import Ledger\n"
         f"Ledger(Path(sys.argv[1]), Budget(10.0, 0.04), **{HOLDER!r})"
     )

@@ -18,10 +18,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pausefl.web import WebServer
+from pausefl.cli import main
+from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl_client.metrics import HostMetrics
-from pausefl_emulator.cli import main
-from pausefl_emulator.experiment import Experiment, parse_experiment
+from pausefl_process.http_server import WebServer
 from rigs.waiting import wait_for
 
 KUBERNETES = Path(__file__).parent.parent / "deploy/kubernetes"
@@ -354,7 +354,7 @@ def command(part: str, changes: dict[str, str]) -> list[str]:
     for old, new in changes.items():
         words = [word.replace(old, new) for word in words]
     place = words.index("pausefl")
-    return [*words[:place], sys.executable, "-m", "pausefl_emulator", *words[place + 1 :]]
+    return [*words[:place], sys.executable, "-m", "pausefl", *words[place + 1 :]]
 
 
 @pytest.mark.end_to_end

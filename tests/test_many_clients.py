@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pausefl_emulator.experiment import parse_experiment
-from pausefl_emulator.host import _trainer_pool
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.client_process import _trainer_pool
 
 CROWD = """
 [experiment]
@@ -48,7 +48,7 @@ def test_a_crowd_queues_for_its_trainer_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "crowd.toml").write_text(CROWD)
     command = ("run", tmp_path / "crowd.toml", "--run-dir", tmp_path / "run")
     done = subprocess.run(
-        [sys.executable, "-m", "pausefl_emulator", *map(str, command)],
+        [sys.executable, "-m", "pausefl", *map(str, command)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ def test_a_crowd_queues_for_its_trainer_and_says_so(tmp_path: Path) -> None:
 def test_training_computes_on_its_own_thread_alone() -> None:
     import torch
 
-    from pausefl_emulator.host import make_trainers
+    from pausefl.runtime.client_process import make_trainers
 
     experiment = parse_experiment("", ["clients.count=2", "selection.m=1"])
     before = torch.get_num_threads()

@@ -14,18 +14,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from pausefl.budget import Budget
-from pausefl.web import WebServer
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.metrics import HostMetrics
 from pausefl_client.session import Exchange
-from pausefl_server.metrics import exposition, make_registry
-from pausefl_server.picture import Curve
+from pausefl_process.http_server import WebServer
+from pausefl_proto.budget import Budget
+from pausefl_server.monitoring.metrics import exposition, make_registry
+from pausefl_server.monitoring.snapshot import Curve
+from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.selection.everyone import All
 from pausefl_server.settings import MetricsSettings, Privacy, RunInfo
 from pausefl_server.state import RunState, replay
-from pausefl_server.telemetry import Telemetry
 
 DOCUMENT = Path(__file__).parent.parent / "deploy/METRICS.md"
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)

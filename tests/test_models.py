@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from pausefl.errors import ConfigError
 from pausefl_client.models import NAMES, build_model, flatten, manifest_of, unflatten
+from pausefl_proto.errors import ConfigError
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 

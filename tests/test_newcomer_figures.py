@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from pausefl.report.csv import export
+from pausefl.report.group_plots import group_looks
+from pausefl.report.learning import Learning, learning
+from pausefl.report.learning_plots import beta_density
+from pausefl.report.plots import draw_all
+from pausefl.report.reading import RunData, read_run
+from pausefl.report.style import to_svg
 
-from pausefl_emulator.choices import choices_by_group
-from pausefl_emulator.report.csv import export
-from pausefl_emulator.report.group_plots import group_looks
-from pausefl_emulator.report.learning import Learning, learning
-from pausefl_emulator.report.learning_plots import beta_density
-from pausefl_emulator.report.plots import draw_all
-from pausefl_emulator.report.reading import RunData, read_run
-from pausefl_emulator.report.style import to_svg
+from pausefl.results.selections import choices_by_group
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
 
 EXPERIMENT = """
@@ -55,7 +55,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run with real processes, with its tables."""
     folder = tmp_path_factory.mktemp("newcomers")
     (folder / "experiment.toml").write_text(EXPERIMENT)
-    command = [sys.executable, "-m", "pausefl_emulator", "run", "experiment.toml", "--run-dir", "run"]
+    command = [sys.executable, "-m", "pausefl", "run", "experiment.toml", "--run-dir", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     export(folder / "run")

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pausefl.errors import ConfigError
-from pausefl_emulator.cli import main
-from pausefl_emulator.documents import preset_names
-from pausefl_emulator.drifts import DRIFTS, Bernoulli, DriftLaw, LogNormal
-from pausefl_emulator.experiment import load_experiment, parse_experiment
-from pausefl_emulator.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
-from pausefl_emulator.presence import Presence
-from pausefl_emulator.simulate import growth_fits, is_compiled, simulate
-from pausefl_emulator.simulating import run_simulation, setting_of
+from pausefl.cli import main
+from pausefl.config.experiment import load_experiment, parse_experiment
+from pausefl.config.toml_source import preset_names
+from pausefl.population.availability import Presence
+from pausefl.population.simulated_drifts import DRIFTS, Bernoulli, DriftLaw, LogNormal
+from pausefl.simulation.engine import growth_fits, is_compiled, simulate
+from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
+from pausefl.simulation.outputs import run_simulation, setting_of
+from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import Context, Selection
 from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.fed_ts import DriftUcb, FedTs

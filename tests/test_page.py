@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from pausefl.budget import Budget
-from pausefl.web import WebServer
-from pausefl_emulator.experiment import load_experiment
-from pausefl_emulator.fleet import Fleet
-from pausefl_emulator.serving import _endpoints
-from pausefl_server.page import READERS_MAX, ROWS_MAX, LivePage, frame
-from pausefl_server.picture import PARTS
+from pausefl.config.experiment import load_experiment
+from pausefl.runtime.fleet import Fleet
+from pausefl.runtime.server_process import _endpoints
+from pausefl_process.http_server import WebServer
+from pausefl_proto.budget import Budget
+from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, LivePage, frame
+from pausefl_server.monitoring.snapshot import PARTS
+from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.selection.everyone import All
 from pausefl_server.settings import Privacy, RunInfo
 from pausefl_server.state import replay
-from pausefl_server.telemetry import Telemetry
 
 MakeTelemetry = Callable[..., Telemetry]
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.errors import ConfigError
+from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Event, Observation
 from pausefl_server.selection import Context

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.actor import Actor
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import digest, pack_job
+from pausefl_proto.actor import Actor
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import digest, pack_job
+from pausefl_server.client_actor import ClientActor
 from pausefl_server.messages import Dispatch, Pinged, Probe
-from pausefl_server.peer import ClientActor
 from pausefl_server.pings import PingRota
 from pausefl_server.records import Observation, RoundRecord
 
@@ -127,7 +127,7 @@ def test_clients_that_were_not_chosen_have_a_baseline(tmp_path: Path) -> None:
     overrides = ("clients.count=4", "selection.m=1", "experiment.rounds=12", "workload.model=synthetic")
     overrides += ("latency.time_scale=0.2", "server.pings_per_s=50.0")
     sets = [word for override in overrides for word in ("--set", override)]
-    command = (sys.executable, "-m", "pausefl_emulator", "run", "demo", "--run-dir", str(tmp_path / "run"), *sets)
+    command = (sys.executable, "-m", "pausefl", "run", "demo", "--run-dir", str(tmp_path / "run"), *sets)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     with closing(sqlite3.connect(tmp_path / "run/run.db")) as database:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from pausefl.errors import BudgetError, ConfigError
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.client_process import noise_for
 from pausefl_client.device_noise import DeviceLaplace
 from pausefl_client.ledger import ReleaseKey
 from pausefl_client.privacy import ExactLaplace, Mechanism, Unit, entropy_rng
-from pausefl_emulator.experiment import parse_experiment
-from pausefl_emulator.host import noise_for
+from pausefl_proto.errors import BudgetError, ConfigError
 
 UNITS: tuple[Unit, ...] = ("coordinate", "vector")
 N = 100_000

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pausefl.draws import generator
-from pausefl.wire import Vector
 from pausefl_client.privacy import Mechanism
 from pausefl_client.synthetic import SyntheticTrainer
+from pausefl_proto.draws import generator
+from pausefl_proto.wire import Vector
 
 pytestmark = pytest.mark.end_to_end
 
@@ -60,7 +60,7 @@ def play(tmp_path: Path, wiretap: Any, unit: str, more: str = "") -> Any:
     config = tmp_path / "wire.toml"
     text = EXPERIMENT.format(rounds=ROUNDS, clients=CLIENTS, unit=unit, model_bytes=4 * D, more=more)
     config.write_text(text)
-    pausefl = [sys.executable, "-m", "pausefl_emulator"]
+    pausefl = [sys.executable, "-m", "pausefl"]
     serve = [*pausefl, "server", str(config), "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl.budget import Budget
-from pausefl.draws import generator
-from pausefl.errors import BudgetError, ConfigError, LedgerError, PauseflError
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import Vector, digest, pack_job, unpack
 from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.privacy import ExactLaplace, Mechanism, entropy_rng
 from pausefl_client.release import Privacy, Released, Releaser, schedule_key
 from pausefl_client.session import ClientSession, ClientSettings
 from pausefl_client.synthetic import SyntheticTrainer
+from pausefl_proto.budget import Budget
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import BudgetError, ConfigError, LedgerError, PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import Vector, digest, pack_job, unpack
 
 D = 100
 BUDGET = Budget(10.0, 0.04)

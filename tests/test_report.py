@@ -10,15 +10,15 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from pausefl.report.plots import draw_all
+from pausefl.report.reading import SCHEMA_VERSION, VIEWS, read_run
 
-from pausefl.errors import ConfigError
-from pausefl_emulator.report import report_runs, write_report
-from pausefl_emulator.report.plots import draw_all
-from pausefl_emulator.report.reading import SCHEMA_VERSION, VIEWS, read_run
+from pausefl.report import report_runs, write_report
+from pausefl_proto.errors import ConfigError
 from pausefl_server import store
+from pausefl_server.host_limits import ADVICE, advice
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
-from pausefl_server.suspicion import ADVICE, advice
 
 CLIENTS = ("<script>", "$x$", "c")
 """Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.errors import ConfigError
+from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.uniform import Random

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl.budget import Budget
-from pausefl.errors import PauseflError
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import (
+from pausefl_client.link import Delays
+from pausefl_client.session import Exchange
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Manifest,
@@ -18,8 +20,6 @@ from pausefl.wire import (
     pack_job,
     unpack,
 )
-from pausefl_client.link import Delays
-from pausefl_client.session import Exchange
 from rigs.session import BUDGET, SCHEDULE, Clock, InlineExecutor, Rig, private
 
 

@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from pausefl.budget import Budget
-from pausefl.errors import ConfigError
-from pausefl_emulator import _simulate_kernel
-from pausefl_emulator.bench import selection
-from pausefl_emulator.delays import FlooredNormal, published_halves
-from pausefl_emulator.experiment import parse_experiment
-from pausefl_emulator.simulate import (
+from pausefl.bench import selection
+from pausefl.config.experiment import parse_experiment
+from pausefl.delays import FlooredNormal, published_halves
+from pausefl.simulation import _kernel
+from pausefl.simulation.engine import (
     Setting,
     genie_of,
     growth_fits,
@@ -29,7 +27,9 @@ from pausefl_emulator.simulate import (
     simulate,
     simulate_pause,
 )
-from pausefl_emulator.simulating import in_words, run_simulation, setting_of
+from pausefl.simulation.outputs import in_words, run_simulation, setting_of
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import ConfigError
 from pausefl_server import _kernels
 from pausefl_server.selection import Context, Policy, Selection, policy_class
 from pausefl_server.selection.genie import Genie
@@ -68,7 +68,7 @@ def test_compiled_rounds_are_the_policy_called_round_by_round(policy: Pause, bud
 def test_the_compiled_rounds_change_with_the_kernels_compiled_into_them() -> None:
     """Else numba would go on with the old ones from its cache: put the new digest there."""
     source = Path(_kernels.__file__).read_bytes()
-    assert hashlib.sha256(source).hexdigest() == _simulate_kernel.KERNELS_SHA256
+    assert hashlib.sha256(source).hexdigest() == _kernel.KERNELS_SHA256
 
 
 def test_other_policies_are_not_compiled() -> None:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl.actor import ActorStopped
-from pausefl.errors import ConfigError, PauseflError
-from pausefl.honesty import HostReport
-from pausefl.wire import Vector, digest
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.actor import ActorStopped
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.wire import Vector, digest
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pausefl_emulator.summary import overruns, timing_error_s
+from pausefl.results.summary import overruns, timing_error_s
 from pausefl_server.records import Observation, RoundRecord, Timing
 
 

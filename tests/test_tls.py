@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from pausefl.actor import Actor
-from pausefl.errors import ConfigError
-from pausefl.tls import Tls
-from pausefl.v1 import federation_pb2 as pb
 from pausefl_client.transport import connect
+from pausefl_proto.actor import Actor
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.tls import Tls
+from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.messages import Register
 from pausefl_server.transport import FederationServer
 
-PAUSEFL = [sys.executable, "-m", "pausefl_emulator"]
+PAUSEFL = [sys.executable, "-m", "pausefl"]
 HELLO = pb.ClientMessage(hello=pb.Hello(client_id="a")).SerializeToString()
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pausefl.draws import generator
-from pausefl.errors import ConfigError
 from pausefl_client.datasets import Examples, load_dataset
 from pausefl_client.models import build_model, flatten, unflatten
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import TrainingSettings
 from pausefl_client.training import TorchTrainer, normalise, resolve_device
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
 
 CPU = torch.device("cpu")
 DIGITS = load_dataset("digits", seed=1)

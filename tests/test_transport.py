@@ -9,10 +9,10 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl.errors import ConfigError, PauseflError
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import MAX_MESSAGE_BYTES
 from pausefl_client.synthetic import SyntheticTrainer
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import MAX_MESSAGE_BYTES
 from pausefl_server.selection.everyone import All
 from pausefl_server.service import Endpoints, serve
 from rigs.federation import (

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pausefl.errors import WireError
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import (
+from pausefl_proto.errors import WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import (
     MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
     Assembler,

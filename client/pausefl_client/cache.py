@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl.errors import ConfigError
 from pausefl_client.downloads import download
 from pausefl_client.published import PUBLISHED, Published, Tensor
+from pausefl_proto.errors import ConfigError
 
 FILES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 """Of a folder of the cache, each with .npy."""

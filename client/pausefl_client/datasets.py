@@ -12,11 +12,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from pausefl.draws import generator
-from pausefl.errors import ConfigError
 from pausefl_client.cache import FILES, cached_folder
 from pausefl_client.factories import is_factory, resolve_factory
 from pausefl_client.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
 
 Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
 Labels = npt.NDArray[np.int64]

@@ -11,8 +11,8 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from pausefl.errors import ConfigError
 from pausefl_client.published import Published
+from pausefl_proto.errors import ConfigError
 
 PATIENCE_S = 5.0
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from pausefl.errors import ConfigError
-from pausefl.imported import imported
+from pausefl_process.plugins import imported
+from pausefl_proto.errors import ConfigError
 
 
 def is_factory(name: str) -> bool:

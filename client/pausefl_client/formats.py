@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pausefl.errors import ConfigError
 from pausefl_client.text import hashed_tokens
+from pausefl_proto.errors import ConfigError
 
 AG_NEWS_WORDS = 48
 """Words of an article that are kept; nine in ten have at most 51."""

@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from pausefl.budget import Budget
-from pausefl.errors import BudgetError, LedgerError
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import BudgetError, LedgerError
 
 KEPT_BYTES_MAX = 1_000_000
 """Noised updates up to this size are kept on disk until settled, so that they survive a crash of the client."""

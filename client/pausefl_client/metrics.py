@@ -12,9 +12,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pausefl.web import Response
 from pausefl_client.ledger import Ledger
 from pausefl_client.session import Exchange
+from pausefl_process.http_server import Response
 
 # The server's buckets, so that both sides' times can be laid side by side.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)

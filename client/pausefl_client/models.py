@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pausefl.draws import stable_hash
-from pausefl.errors import ConfigError
-from pausefl.wire import Manifest, Tensor, Vector
 from pausefl_client.factories import is_factory, resolve_factory
 from pausefl_client.text import BUCKETS
+from pausefl_proto.draws import stable_hash
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Manifest, Tensor, Vector
 
 _KEY = "workload.model"
 # Group normalisation (Wu & He, 2018) keeps no statistics of the data; the published batch normalisation sends them.

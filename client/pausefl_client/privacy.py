@@ -21,8 +21,8 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from pausefl.errors import BudgetError, ConfigError
-from pausefl.wire import Vector
+from pausefl_proto.errors import BudgetError, ConfigError
+from pausefl_proto.wire import Vector
 
 Unit = Literal["vector", "coordinate"]
 Sampler = Literal["laplace", "opendp"]

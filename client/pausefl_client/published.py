@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pausefl.draws import generator
 from pausefl_client.formats import AG_NEWS_WORDS, read_ag_news, read_cifar, read_idx
 from pausefl_client.text import BUCKETS
+from pausefl_proto.draws import generator
 
 VALIDATION_EXAMPLES = 10_000
 AG_NEWS_TEST_EXAMPLES = 1_600

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl.budget import Budget
-from pausefl.errors import LedgerError, PauseflError
-from pausefl.wire import Vector, digest
 from pausefl_client.ledger import Charge, Ledger, ReleaseKey
 from pausefl_client.privacy import LaplaceSource, Mechanism
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import LedgerError, PauseflError
+from pausefl_proto.wire import Vector, digest
 
 NoiseFor = Callable[[ReleaseKey], LaplaceSource]
 """The source of one release's noise; a fresh one for every release."""

@@ -9,14 +9,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pausefl.errors import BudgetError, PauseflError
-from pausefl.honesty import UNWATCHED, HostReport, Watch
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import PROTOCOL_VERSION, Assembler, Vector, cut, pack, unpack
 from pausefl_client.ledger import ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.release import Released, Releaser
 from pausefl_client.trainer import Trainer
+from pausefl_process.host_monitor import UNWATCHED, HostReport, Watch
+from pausefl_proto.errors import BudgetError, PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, pack, unpack
 
 log = logging.getLogger("pausefl.client")
 

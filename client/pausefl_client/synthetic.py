@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from pausefl.draws import generator
-from pausefl.wire import Manifest, Tensor, Vector
 from pausefl_client.trainer import TrainingOutcome
+from pausefl_proto.draws import generator
+from pausefl_proto.wire import Manifest, Tensor, Vector
 
 _WINDOWS = 1024
 

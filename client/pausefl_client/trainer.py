@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-from pausefl.errors import ConfigError
-from pausefl.wire import Manifest, Vector
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Manifest, Vector
 
 Optimizer = Literal["adam", "sgd"]
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pausefl.draws import generator
-from pausefl.errors import ConfigError
-from pausefl.wire import Vector
 from pausefl_client.datasets import Examples
 from pausefl_client.models import flatten, manifest_of, unflatten
 from pausefl_client.trainer import TrainingOutcome, TrainingSettings
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Vector
 
 
 class TorchTrainer:

@@ -7,9 +7,9 @@ from typing import Any
 
 import grpc
 
-from pausefl.endpoint import failure, open_channel
-from pausefl.tls import Tls
-from pausefl.wire import SERVICE
+from pausefl_proto.endpoint import failure, open_channel
+from pausefl_proto.tls import Tls
+from pausefl_proto.wire import SERVICE
 
 
 class GrpcStream:

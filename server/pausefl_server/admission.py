@@ -2,9 +2,9 @@
 
 from collections.abc import Container
 
-from pausefl.errors import TryLaterError, WireError
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import PROTOCOL_VERSION, Manifest
+from pausefl_proto.errors import TryLaterError, WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import PROTOCOL_VERSION, Manifest
 from pausefl_server.clients import ClientTable
 from pausefl_server.ledger import check_ledger
 from pausefl_server.records import Event

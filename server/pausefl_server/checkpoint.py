@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl.wire import Vector, digest
+from pausefl_proto.wire import Vector, digest
 
 
 class Checkpoint:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pausefl.draws import stable_hash
+from pausefl_proto.draws import stable_hash
 from pausefl_server.records import Event, RoundRecord
 
 FloatArray = npt.NDArray[np.float64]

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pausefl.actor import Actor
-from pausefl.errors import EvaluatorLost
-from pausefl.wire import Vector
+from pausefl_proto.actor import Actor
+from pausefl_proto.errors import EvaluatorLost
+from pausefl_proto.wire import Vector
+from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation
 from pausefl_server.store import SaveEvaluations, StoreActor
-from pausefl_server.telemetry import Telemetry
 
 
 class EvaluateModel(Protocol):

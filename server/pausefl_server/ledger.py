@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl.budget import Budget
-from pausefl.errors import WireError
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import WireError
 from pausefl_server.clients import IntArray
 
 # Two machines may round e^{-ηi} differently in the last place.

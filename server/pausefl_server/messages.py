@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pausefl.honesty import HostReport
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import Vector
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import Vector
 from pausefl_server.ledger import Release
 from pausefl_server.records import Timing
 
 if TYPE_CHECKING:
-    from pausefl_server.peer import ClientActor
+    from pausefl_server.client_actor import ClientActor
 
 
 @dataclass(frozen=True, slots=True)

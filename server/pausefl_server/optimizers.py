@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from pausefl.wire import Vector
+from pausefl_proto.wire import Vector
 
 OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pausefl.honesty import HostReport
+from pausefl_process.host_monitor import HostReport
 
 Signal = Literal["round_trip", "communication"]
 EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired"]

@@ -8,27 +8,27 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pausefl.actor import ActorStopped
-from pausefl.errors import ConfigError
-from pausefl.honesty import HostMonitor
-from pausefl.tls import Tls
-from pausefl.web import WebServer
-from pausefl.wire import Vector, digest
-from pausefl_server.announcer import Progress
+from pausefl_process.host_monitor import HostMonitor
+from pausefl_process.http_server import WebServer
+from pausefl_proto.actor import ActorStopped
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.tls import Tls
+from pausefl_proto.wire import Vector, digest
+from pausefl_server.budget_exhaustion import budgets_end
 from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.coordinator import Coordinator
 from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
-from pausefl_server.leftovers import count_held, left_over
+from pausefl_server.leak_check import count_held, left_over
 from pausefl_server.messages import Shutdown
-from pausefl_server.metrics import exposition, make_registry
-from pausefl_server.page import LivePage
+from pausefl_server.monitoring.metrics import exposition, make_registry
+from pausefl_server.monitoring.page import LivePage
+from pausefl_server.monitoring.progress import Progress
+from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, Event
-from pausefl_server.retirement import budgets_end
-from pausefl_server.rounds import Coordinator
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState, replay
 from pausefl_server.store import Store, StoreActor
-from pausefl_server.telemetry import Telemetry
 from pausefl_server.transport import FederationServer
 
 _GOODBYE_GRACE_S = 5.0

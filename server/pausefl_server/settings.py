@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pausefl.budget import Budget
-from pausefl.wire import Manifest
+from pausefl_proto.budget import Budget
+from pausefl_proto.wire import Manifest
 from pausefl_server.aggregation import Aggregation
+from pausefl_server.host_limits import Limits
 from pausefl_server.optimizers import ServerOptimizer
 from pausefl_server.records import Signal
-from pausefl_server.suspicion import Limits
 
 
 @dataclass(frozen=True)

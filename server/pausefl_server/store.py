@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.actor import Actor
-from pausefl.errors import ConfigError, PauseflError
-from pausefl.honesty import HostReport
-from pausefl.wire import Vector
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.actor import Actor
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.wire import Vector
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing

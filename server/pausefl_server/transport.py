@@ -8,15 +8,15 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from pausefl.actor import ActorStopped
-from pausefl.endpoint import listen, make_server
-from pausefl.errors import TryLaterError, WireError
-from pausefl.tls import Tls
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import SERVICE
+from pausefl_proto.actor import ActorStopped
+from pausefl_proto.endpoint import listen, make_server
+from pausefl_proto.errors import TryLaterError, WireError
+from pausefl_proto.tls import Tls
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import SERVICE
+from pausefl_server.client_actor import ClientActor
+from pausefl_server.coordinator import Coordinator
 from pausefl_server.messages import Lost, Register
-from pausefl_server.peer import ClientActor
-from pausefl_server.rounds import Coordinator
 
 
 class _GrpcStream:

@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.actor import Actor
-from pausefl.budget import Budget
-from pausefl.honesty import HostReport
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import PROTOCOL_VERSION, Manifest, Tensor, Vector
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.actor import Actor
+from pausefl_proto.budget import Budget
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, Tensor, Vector
 from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.coordinator import Coordinator
 from pausefl_server.evaluation import EvaluatorActor
 from pausefl_server.ledger import Release
 from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update
+from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord, Timing
-from pausefl_server.rounds import Coordinator
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All
 from pausefl_server.settings import Privacy
 from pausefl_server.state import RunState, replay
 from pausefl_server.store import Store, StoreActor
-from pausefl_server.telemetry import Telemetry
 from rigs.settings import server_settings
 
 SIZE = 8

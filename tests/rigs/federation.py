@@ -13,9 +13,6 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl.budget import Budget
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, Tensor, unpack
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.privacy import Mechanism
@@ -24,6 +21,9 @@ from pausefl_client.release import Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Stream
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
+from pausefl_proto.budget import Budget
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, Tensor, unpack
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.budget import Budget
-from pausefl.draws import generator
+from pausefl_proto.budget import Budget
+from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Oracle, Policy, policy_class

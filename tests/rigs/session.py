@@ -11,10 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.budget import Budget
-from pausefl.errors import PauseflError
-from pausefl.v1 import federation_pb2 as pb
-from pausefl.wire import (
+from pausefl_client.ledger import Ledger, ReleaseKey
+from pausefl_client.link import DrawDelays, Link, no_delays
+from pausefl_client.privacy import Mechanism
+from pausefl_client.release import Privacy, Releaser
+from pausefl_client.session import ClientSession, ClientSettings, Exchange
+from pausefl_client.trainer import TrainingOutcome
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import (
     PROTOCOL_VERSION,
     Assembler,
     Manifest,
@@ -24,12 +30,6 @@ from pausefl.wire import (
     pack_job,
     unpack,
 )
-from pausefl_client.ledger import Ledger, ReleaseKey
-from pausefl_client.link import DrawDelays, Link, no_delays
-from pausefl_client.privacy import Mechanism
-from pausefl_client.release import Privacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings, Exchange
-from pausefl_client.trainer import TrainingOutcome
 
 SCHEDULE = "what both agreed to"
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)

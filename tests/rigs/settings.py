@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pausefl.wire import Manifest, Tensor
+from pausefl_proto.wire import Manifest, Tensor
 from pausefl_server.settings import ServerSettings
 
 

@@ -3,11 +3,10 @@
 import difflib
 from inspect import isabstract
 
-from pausefl.errors import ConfigError
-from pausefl.imported import imported
+from pausefl_process.plugins import imported
+from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Context, Inspection, Oracle, Policy, Selection
 from pausefl_server.selection.brute import PauseBrute
-from pausefl_server.selection.checked import checked
 from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.clustered import Clustered
 from pausefl_server.selection.everyone import All
@@ -20,6 +19,7 @@ from pausefl_server.selection.pow_d import PowD
 from pausefl_server.selection.sa_pause import SaPause
 from pausefl_server.selection.ucb import Ucb
 from pausefl_server.selection.uniform import Random
+from pausefl_server.selection.validation import checked
 
 __all__ = ["POLICIES", "Context", "Inspection", "Oracle", "Policy", "Selection", "checked", "policy_class"]
 

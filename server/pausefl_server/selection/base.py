@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pausefl.wire import Vector
+from pausefl_proto.wire import Vector
 from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
 from pausefl_server.records import RoundRecord
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pausefl.errors import ConfigError
+from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import IntArray
 from pausefl_server.search import brute_force
 from pausefl_server.selection.base import Context

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl.wire import Vector
+from pausefl_proto.wire import Vector
 from pausefl_server.aggregation import weighted_mean
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
 from pausefl_server.records import RoundRecord

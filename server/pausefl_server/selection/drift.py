@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pausefl.wire import Vector
+from pausefl_proto.wire import Vector
 from pausefl_server.aggregation import squared_distance, weighted_mean
 
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from pausefl.wire import Vector
+from pausefl_proto.wire import Vector
 from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Context, Inspection

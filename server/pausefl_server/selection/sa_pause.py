@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pausefl.errors import ConfigError
+from pausefl_proto.errors import ConfigError
 from pausefl_server import annealing
 from pausefl_server.annealing import Cooling, SetValue, anneal, anneal_additive
 from pausefl_server.clients import FloatArray, IntArray

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from pausefl.errors import ConfigError
-from pausefl.imported import imported
+from pausefl_process.plugins import imported
+from pausefl_proto.errors import ConfigError
 from pausefl_server.annealing import SetValue
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.selection.base import Context

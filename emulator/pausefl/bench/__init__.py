@@ -1,0 +1,58 @@
+"""`pausefl bench NAME`: what this machine does with this software.
+
+Quote ratios taken in one run, not absolute times: machines are noisy.
+"""
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pausefl_proto.errors import ConfigError
+
+BENCHMARKS = {
+    "rounds": "a whole round against a bare gRPC echo of the same bytes",
+    "scraping": "rounds while somebody scrapes or watches the live page, against rounds left alone",
+    "fidelity": "measured minus drawn latency",
+    "scale": "how many clients one machine holds, and how fast the rounds still are",
+    "access_points": "rounds of clients that share buckets: R1, R2, random",
+    "shaping": "the token bucket against the kernel's tbf (needs root)",
+    "startup": "how long clients take to connect, and the memory each has to itself",
+    "selection": "the exact searches and the annealing",
+    "privacy": "what a release costs: clip, noise and the durable ledger entry",
+}
+"""Name -> what it measures; each is a module here with `cases(**options)`, a generator of JSON-able objects."""
+
+
+def run_benchmark(name: str, options: Mapping[str, int], *, as_json: bool) -> None:
+    """Print one JSON object a line per case, or a table; ConfigError for an unknown name or option."""
+    if name not in BENCHMARKS:
+        raise ConfigError(f'bench "{name}": must be one of {", ".join(BENCHMARKS)}')
+    module = importlib.import_module(f"pausefl.bench.{name}")
+    try:
+        cases: Iterator[dict[str, Any]] = module.cases(**options)
+    except TypeError:
+        flags = " or ".join(f"--{option.replace('_', '-')}" for option in options)
+        raise ConfigError(f"bench {name}: takes no {flags}") from None
+    if as_json:
+        for case in cases:
+            print(json.dumps(case), flush=True)
+    else:
+        Console().print(_table(name, list(cases)))
+
+
+def _table(name: str, cases: list[dict[str, Any]]) -> Table:
+    columns = list(dict.fromkeys(key for case in cases for key in case if key != "name"))
+    table = Table(title=f"{name}: {BENCHMARKS[name]}", title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for case in cases:
+        table.add_row(*(_text(case.get(column)) for column in columns))
+    return table
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)

@@ -1,0 +1,52 @@
+"""A whole round of the product (select, send, receive, check, aggregate, commit durably) against a bare gRPC echo."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pausefl.bench.echo import time_echo
+from pausefl.bench.runs import play
+
+_PAYLOADS_BYTES = (4_000, 1_000_000, 10_000_000)
+# Connections, caches and buffers settle in the first rounds.
+_WARM_UP = 5
+
+
+def cases(clients: int = 10, payload_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """One case per payload; each is measured in turn with its baseline, twice, and the medians are compared."""
+    payloads = _PAYLOADS_BYTES if payload_bytes is None else (payload_bytes,)
+    return (_case(clients, payload) for payload in payloads)
+
+
+def _case(clients: int, payload_bytes: int) -> dict[str, Any]:
+    rounds = 30 if payload_bytes > 4_000_000 else 150
+    ours_s: list[float] = []
+    echo_s: list[float] = []
+    for _ in range(2):
+        echo_s += time_echo(clients, payload_bytes, rounds + _WARM_UP)[_WARM_UP:]
+        ours_s += _time_rounds(clients, payload_bytes, rounds + _WARM_UP)[_WARM_UP:]
+    median_s, baseline_s = float(np.median(ours_s)), float(np.median(echo_s))
+    return {
+        "name": "rounds",
+        "case": f"{clients} clients, {payload_bytes} bytes",
+        "median_s": median_s,
+        "p99_s": float(np.quantile(ours_s, 0.99)),
+        "baseline_median_s": baseline_s,
+        "ratio": median_s / baseline_s,
+    }
+
+
+def _time_rounds(clients: int, payload_bytes: int, rounds: int) -> list[float]:
+    """From one durable commit to the next, so that nothing of a round is left out."""
+    records = play(
+        [
+            f"clients.count={clients}",
+            f"selection.m={clients}",
+            "selection.policy=all",
+            f"experiment.rounds={rounds}",
+            f"workload.model_bytes={payload_bytes - payload_bytes % 4}",
+        ]
+    )
+    return [after.wall_clock_s - before.wall_clock_s for before, after in pairwise(records)]

@@ -1,0 +1,38 @@
+"""Runs of the real thing for benchmarks: the whole product with a synthetic model, in a folder that is thrown away."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.fleet import Fleet
+from pausefl_server.records import RoundRecord
+from pausefl_server.store import Store
+
+BARE = """
+[privacy]
+enabled = false
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+[metrics]
+enabled = false
+"""
+
+
+class _Nobody:
+    def show(self, event: Mapping[str, Any]) -> None:
+        """Look away."""
+
+
+def play(overrides: Sequence[str]) -> list[RoundRecord]:
+    """The log of a run without privacy, delays or training, but for what `overrides` (key=value) changes."""
+    experiment = parse_experiment(BARE, overrides)
+    with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
+        Fleet(experiment, Path(folder)).run(_Nobody())
+        store = Store(Path(folder) / "run.db")
+        records = store.rounds()
+        store.close()
+    return records

@@ -1,0 +1,74 @@
+"""A thousand clients on one machine: how long they take to connect, how fast rounds are, what the server weighs."""
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from pausefl.bench.runs import BARE
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.fleet import Fleet
+from pausefl_server.store import Store
+
+_M = 50
+_ROUNDS = 100
+_MODEL_BYTES = 4_000
+
+
+class _Watch:
+    """Notes when everybody was connected, what the server weighs at its last round, and what is left of it all."""
+
+    def __init__(self, clients: int) -> None:
+        self.connect_s = 0.0
+        self.server_rss_bytes = 0
+        self.left: Mapping[str, int] = {}
+        self._clients = clients
+        self._started_s = time.monotonic()
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "waiting" and event["connected"] == self._clients:
+            self.connect_s = time.monotonic() - self._started_s
+        if event["kind"] == "round":
+            self.server_rss_bytes = _server().memory_info().rss
+        if event["kind"] == "finished":
+            self.left = event["left"]
+
+
+def _server() -> psutil.Process:
+    """The only child that was spawned; clients are forked from the fork server."""
+    return next(p for p in psutil.Process().children() if any("spawn_main" in word for word in p.cmdline()))
+
+
+def cases(clients: int = 1000) -> Iterator[dict[str, Any]]:
+    """One run: a synthetic model of 4 kB, no delays, m = 50 drawn at random."""
+    m = min(_M, clients)
+    overrides = [
+        f"clients.count={clients}",
+        f"selection.m={m}",
+        "selection.policy=random",
+        f"experiment.rounds={_ROUNDS}",
+        f"workload.model_bytes={_MODEL_BYTES}",
+    ]
+    experiment = parse_experiment(BARE, overrides)
+    watch = _Watch(clients)
+    with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
+        Fleet(experiment, Path(folder)).run(watch)
+        store = Store(Path(folder) / "run.db")
+        records = store.rounds()
+        store.close()
+    durations_s = [after.wall_clock_s - before.wall_clock_s for before, after in pairwise(records)]
+    yield {
+        "name": "scale",
+        "case": f"{clients} clients in {-(-clients // experiment.clients_per_process)} processes, m = {m}",
+        "median_s": float(np.median(durations_s)),
+        "p99_s": float(np.quantile(durations_s, 0.99)),
+        "connect_s": watch.connect_s,
+        "rounds_per_s": len(records) / records[-1].wall_clock_s,
+        "server_rss_bytes": watch.server_rss_bytes,
+        **{f"{what}_left": count for what, count in watch.left.items()},
+    }

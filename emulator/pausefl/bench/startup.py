@@ -1,0 +1,48 @@
+"""How long N client processes take to connect from the command on, and how much memory each has to itself."""
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pausefl.config.experiment import load_experiment
+from pausefl.runtime.fleet import Fleet
+
+_ROUNDS = 4
+
+
+class _Stopwatch:
+    """Notes when everybody was connected, and what each client weighs before the last round."""
+
+    def __init__(self, clients: int) -> None:
+        self.connect_s = 0.0
+        self.uss_bytes: list[int] = []
+        self._started_s = time.monotonic()
+        self._clients = clients
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "waiting" and event["connected"] == self._clients:
+            self.connect_s = time.monotonic() - self._started_s
+        if event["kind"] == "round" and event["round"] == _ROUNDS - 1:
+            family = psutil.Process().children(recursive=True)
+            # Forked clients share the fork server's command line; only the fork server has children.
+            forked = [p for p in family if "forkserver" in " ".join(p.cmdline()) and not p.children()]
+            self.uss_bytes = [p.memory_full_info().uss for p in forked]
+
+
+def cases(clients: int = 30) -> Iterator[dict[str, Any]]:
+    """The `demo` preset: real training on digits, every client in every round."""
+    overrides = [f"clients.count={clients}", f"selection.m={clients}", f"experiment.rounds={_ROUNDS}"]
+    experiment = load_experiment("demo", overrides)
+    watch = _Stopwatch(clients)
+    with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
+        Fleet(experiment, Path(folder)).run(watch)
+    yield {
+        "name": "startup",
+        "case": f"{clients} client processes",
+        "connect_s": watch.connect_s,
+        "client_uss_max_bytes": max(watch.uss_bytes),
+    }

@@ -1,0 +1,316 @@
+"""The `pausefl` command. Each subcommand imports what it needs when it runs: a client needs no Prometheus, a server
+without evaluation no torch."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pausefl import __version__
+from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.config.toml_source import preset_names
+from pausefl_proto.errors import ConfigError, PauseflError
+
+_CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; exit status 0, 2 for bad input, 1 for a failed run, 130 when interrupted twice."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except ConfigError as error:
+        _fail(error, 2)
+    except PauseflError as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone: nothing is left to say, and nobody to say it to
+        sys.exit(1)
+
+
+def _fail(error: PauseflError, status: int) -> None:
+    print(f"pausefl: {error}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "pausefl", description="Client selection in federated learning, on a real network."
+    )
+    parser.add_argument("--version", action="version", version=f"pausefl {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=run)
+        return sub
+
+    sub = command("run", _run, "one server and N client processes here; live progress; a summary at the end")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
+    sub.add_argument("--resume", metavar="RUN_DIR", help="go on with an interrupted run")
+    netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
+    sub.add_argument(
+        "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
+    )
+    _add_set(sub)
+
+    sub = command("compare", _compare, "the same experiment under several policies; table and figures")
+    _add_config(sub)
+    sub.add_argument("--policies", required=True, metavar="A,B,C", help="names, separated by commas")
+    sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per policy, from the seed on (default 1)")
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/compare-<name>-<time>)")
+
+    sub = command("server", _server, "the server alone")
+    _add_config(sub)
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
+    sub.add_argument("--resume", action="store_true", help="go on with the run in --run-dir, where there is one")
+
+    sub = command("client", _client, "a client alone, or the clients of a slot")
+    _add_config(sub)
+    _add_who(sub)
+
+    sub = command("evaluator", _evaluator, "the evaluator alone, for servers whose evaluation.address names it")
+    _add_config(sub)
+
+    sub = command("simulate", _simulate, "policy and drawn latencies or drifts only: regret, no network, no training")
+    _add_config(sub)
+    sub.add_argument("--rounds", type=int, required=True, metavar="N")
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
+
+    sub = command("report", _report, "write the figures and the report of finished runs again")
+    sub.add_argument("run_dirs", nargs="+", metavar="RUN_DIR")
+    sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
+
+    sub = command("audit", _audit, "attack the privacy mechanism of an experiment; check the ledgers of a run")
+    sub.add_argument("config", metavar="RUN_OR_CONFIG", help=f"a run directory, {_CONFIG_HELP}")
+    sub.add_argument("--uploads", type=int, default=20_000, metavar="N", help="per attack and world (default 20000)")
+    _add_set(sub)
+
+    sub = command("bench", _bench, "measure this machine; JSON lines with --json")
+    sub.add_argument("name", metavar="NAME", help="which benchmark (an unknown name lists them)")
+    sub.add_argument("--json", action="store_true", help="one JSON object a line per case")
+    sub.add_argument("--clients", type=int, metavar="N")
+    sub.add_argument("--payload-bytes", type=int, metavar="B")
+
+    sub = command("data", _data, "check that a data set is there, or download it")
+    sub.add_argument("name", metavar="NAME")
+
+    sub = command("validate", _validate, "check an experiment without running it, and print it with all defaults")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    sub.add_argument("--list", action="store_true", help="list the presets")
+    _add_set(sub)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help=_CONFIG_HELP)
+    _add_set(parser)
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    text = "override a key, e.g. --set experiment.rounds=60; repeatable"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
+
+
+def _add_who(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--client-id", metavar="ID", help="who this is (client-000, client-001, ...)")
+    slot = "clients number N*C to N*C+C-1; auto: the first N that no other process holds in --ledger-dir"
+    who.add_argument("--slot", metavar="auto|N", help=slot)
+    parser.add_argument("--count", type=int, default=1, metavar="C", help="clients a slot has (default 1)")
+    parser.add_argument("--ledger-dir", default="ledgers", metavar="DIR", help="where ledgers lie (default: ledgers)")
+
+
+def _load(options: argparse.Namespace) -> Experiment:
+    experiment = load_experiment(options.config, options.overrides)
+    experiment.check_policies()
+    return experiment
+
+
+def _name(options: argparse.Namespace) -> str:
+    return Path(options.config).stem
+
+
+def _run(options: argparse.Namespace) -> None:
+    from pausefl.runtime.run import new_run_dir, run_experiment, stored_experiment
+    from pausefl.runtime.terminal import make_view
+
+    if (options.config is None) == (options.resume is None):
+        raise ConfigError("pausefl run: needs either CONFIG or --resume RUN_DIR")
+    if options.resume:
+        run_dir = Path(options.resume)
+        if options.overrides:
+            raise ConfigError("--set: a resumed run goes on as it was begun")
+        experiment = stored_experiment(run_dir)
+        if not (run_dir / "run.db").exists():
+            raise ConfigError(f"--resume {run_dir}: no round was ever played there")
+    else:
+        experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
+    console = Console()
+    with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
+        summary = run_experiment(experiment, run_dir, view)
+    _print_summary(console, summary, run_dir)
+
+
+def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
+    from pausefl.results.summary import summary_table
+
+    console.print(summary_table(summary))
+    console.print(f"report: {run_dir / 'report.html'}", soft_wrap=True)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from pausefl.compare import compare_policies
+    from pausefl.runtime.run import new_run_dir
+
+    policies = [name.strip() for name in options.policies.split(",") if name.strip()]
+    if not policies:
+        raise ConfigError("--policies: needs at least one name")
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds {options.seeds}: must be at least 1")
+    experiment = _load(options)
+    folder = new_run_dir(f"compare-{_name(options)}", options.run_dir)
+    compare_policies(experiment, policies, options.seeds, folder, Console())
+
+
+def _server(options: argparse.Namespace) -> None:
+    import json
+
+    from pausefl.runtime.run import made_run_dir, new_run_dir, resumed_run_dir
+    from pausefl.runtime.server_process import serve_experiment
+
+    experiment = _load(options)
+    _refuse_netem(experiment, "server")
+    if options.resume:
+        run_dir = resumed_run_dir(experiment, options.run_dir)
+    else:
+        run_dir = new_run_dir(_name(options), options.run_dir)
+    with made_run_dir(experiment, run_dir):
+        serve_experiment(experiment, run_dir, lambda event: print(json.dumps(event), flush=True))
+
+
+def _evaluator(options: argparse.Namespace) -> None:
+    import json
+
+    from pausefl.evaluator.process import serve_evaluator
+
+    experiment = load_experiment(options.config, options.overrides)
+    serve_evaluator(experiment, lambda event: print(json.dumps(event), flush=True))
+
+
+def _client(options: argparse.Namespace) -> None:
+    import asyncio
+    import json
+    import logging
+
+    # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from pausefl.runtime.client_process import take_part
+    from pausefl.runtime.processes import allow_many_files, first_error, keep_freed_memory
+
+    experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
+    _refuse_netem(experiment, "client")
+    allow_many_files()
+    keep_freed_memory()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+
+    def tell(address: str) -> None:
+        print(json.dumps({"kind": "metrics", "url": f"http://{address}/metrics"}), flush=True)
+
+    with _clients_to_be(experiment, options) as client_ids, first_error():
+        asyncio.run(take_part(experiment, client_ids, options.server, ledgers, on_metrics=tell))
+
+
+def _refuse_netem(experiment: Experiment, command: str) -> None:
+    if experiment.latency.injection == "netem":
+        raise ConfigError(
+            f'latency.injection = "netem": goes with pausefl run, which makes the namespaces; pausefl {command} takes'
+            ' "link"'
+        )
+
+
+def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> AbstractContextManager[list[str]]:
+    """The ids of the clients this process is, held against others where they go by slot."""
+    from pausefl.runtime.client_slots import claimed_clients
+
+    if options.count < 1:
+        raise ConfigError(f"--count {options.count}: must be at least 1")
+    if options.slot is None:
+        if options.count > 1:
+            raise ConfigError("--count: goes with --slot")
+        return nullcontext([options.client_id])
+    if options.slot != "auto" and not options.slot.isdecimal():
+        raise ConfigError(f"--slot {options.slot}: must be auto or a number from 0")
+    slot = None if options.slot == "auto" else int(options.slot)
+    return claimed_clients(experiment.client_ids, slot, options.count, Path(options.ledger_dir))
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    from pausefl.runtime.run import new_run_dir
+    from pausefl.simulation.outputs import in_words, run_simulation
+
+    if options.rounds < 1:
+        raise ConfigError(f"--rounds {options.rounds}: must be at least 1")
+    folder = new_run_dir(f"simulate-{_name(options)}", options.run_dir)
+    console, experiment = Console(), _load(options)
+    with console.status(f"simulating {options.rounds:,} rounds of {experiment.selection.policy}"):
+        summary = run_simulation(experiment, options.rounds, folder)
+    for line in in_words(summary):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"figure: {folder / 'simulation.png'}", soft_wrap=True)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from pausefl.report import report_runs
+
+    for path in report_runs([Path(run_dir) for run_dir in options.run_dirs], csv=options.csv):
+        print(path)
+
+
+def _audit(options: argparse.Namespace) -> None:
+    try:
+        from pausefl.audit import run_audit
+    except ImportError as error:
+        raise ConfigError(f'pausefl audit: needs the extra, pip install "pausefl[privacy]" ({error})') from error
+
+    if options.uploads < 100:
+        raise ConfigError(f"--uploads {options.uploads}: must be at least 100")
+    console = Console()
+    with console.status(f"sending {options.uploads:,} uploads in each of two worlds, attack by attack"):
+        for part in run_audit(options.config, options.overrides, options.uploads):
+            console.print(part)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from pausefl.bench import run_benchmark
+
+    given = {"clients": options.clients, "payload_bytes": options.payload_bytes}
+    run_benchmark(options.name, {k: v for k, v in given.items() if v is not None}, as_json=options.json)
+
+
+def _data(options: argparse.Namespace) -> None:
+    from pausefl_client.datasets import load_dataset, split_note
+
+    data = load_dataset(options.name, seed=0)
+    sizes = f"{len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test examples"
+    print(f"{data.name}: {sizes}, {data.classes} classes, inputs {'x'.join(map(str, data.input_shape))}")
+    if note := split_note(data.name, len(data.test)):
+        print(f"from {note}")
+
+
+def _validate(options: argparse.Namespace) -> None:
+    if options.list:
+        print("\n".join(preset_names()))
+        return
+    if options.config is None:
+        raise ConfigError("pausefl validate: needs CONFIG or --list")
+    print(_load(options).to_toml(), end="")

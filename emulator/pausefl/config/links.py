@@ -1,0 +1,311 @@
+"""The [latency] table: which law, bandwidth and access point each client's link has, and the links themselves."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from pausefl.config.base import Count, Positive, Share, Table
+from pausefl.config.delay_laws import make_record, read_delay
+from pausefl.delays import Delay, NoDelay, Sum, published_delay
+from pausefl_client.link import Delays, Link, Mode, TokenBucket
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+
+
+class BandwidthTable(Table):
+    """A token bucket on payload bytes, each way; a way without a rate is as fast as the machine."""
+
+    down_bytes_per_s: Positive | None = None
+    up_bytes_per_s: Positive | None = None
+    burst_bytes: Count = 16_384
+    """What a rested bucket lets through at once."""
+
+
+class GroupBandwidthTable(Table):
+    """What a group's own buckets have otherwise than `latency.bandwidth`."""
+
+    down_bytes_per_s: Positive | None = None
+    up_bytes_per_s: Positive | None = None
+    burst_bytes: Count | None = None
+
+
+class GroupTable(Table):
+    """Clients whose links differ from the others'. What a group does not say it takes from [latency]."""
+
+    clients: str | tuple[str, ...]
+    """Client ids, or "first..last"."""
+    delay: dict[str, Any] | None = None
+    down: dict[str, Any] | None = None
+    up: dict[str, Any] | None = None
+    bandwidth: GroupBandwidthTable | None = None
+
+
+class AccessPointTable(BandwidthTable):
+    """Clients behind one access point share its bucket; they run in one process, which owns it."""
+
+    clients: str | tuple[str, ...]
+    """Client ids, or "first..last"."""
+
+
+def _published_unless_said(table: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {"kind": "halves"} if table.get("down") is None and table.get("up") is None else None
+
+
+class LatencyTable(Table):
+    """How network time is made and measured."""
+
+    signal: Literal["round_trip", "communication"] = "round_trip"
+    mode: Mode = "additive"
+    """"additive": drawn time comes on top of real time; "total": an exchange takes the drawn time where it can."""
+    injection: Literal["link", "netem"] = "link"
+    """"link": each client holds its messages back itself; "netem": the kernel does, packet by packet (`--netem`)."""
+    time_scale: Positive = 1.0
+    tau_min_s: Positive | Literal["auto"] = 0.05
+    down_share: Share = 0.5
+    """The share of `delay` that is injected on the way down; the rest is injected on the way up."""
+    down: dict[str, Any] | None = None
+    up: dict[str, Any] | None = None
+    """Laws for either way, drawn apart, in place of `delay`."""
+    delay: dict[str, Any] | None = Field(default_factory=_published_unless_said)
+    """One law for a whole exchange; without it and `down` and `up`, the published halves."""
+    bandwidth: BandwidthTable = BandwidthTable()
+    groups: tuple[GroupTable, ...] = ()
+    access_points: tuple[AccessPointTable, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """The parameters of kind = "halves"."""
+
+    floor_s: float = 0.05
+    sd_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("floor_s", "sd_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} = {value}: must be a finite number, at least 0")
+
+
+@dataclass(frozen=True)
+class LinkPlan:
+    """What one client's link is like, in seconds and bytes at the emulated scale."""
+
+    delay: Delay | None
+    """Drawn once an exchange; None: `down` and `up` are drawn apart."""
+    down: Delay
+    up: Delay
+    bandwidth: BandwidthTable
+    access_point: int | None
+    """An index into `latency.access_points`."""
+
+    @property
+    def exchange(self) -> Delay:
+        """The law of a whole exchange's delay; a bucket's waits depend on the others and are no part of it."""
+        return self.delay or Sum((self.down, self.up))
+
+
+def plan_links(latency: LatencyTable, client_ids: Sequence[str], seed: int) -> dict[str, LinkPlan]:
+    """Every client's link, by id; ConfigError naming the key of whatever is wrong."""
+    _check_mode(latency)
+    groups = _members([g.clients for g in latency.groups], client_ids, "latency.groups")
+    access_points = _members([a.clients for a in latency.access_points], client_ids, "latency.access_points")
+    for index, table in enumerate(latency.access_points):
+        if table.down_bytes_per_s is None and table.up_bytes_per_s is None:
+            raise ConfigError(f"latency.access_points.{index}: needs down_bytes_per_s, up_bytes_per_s or both")
+    plans = {}
+    for k, client_id in enumerate(client_ids):
+        group = groups.get(client_id)
+        laws = _laws(latency, group)
+        bandwidth = latency.bandwidth if group is None else _group_bandwidth(latency, latency.groups[group])
+        plan = LinkPlan(None, NoDelay(), NoDelay(), bandwidth, access_points.get(client_id))
+        plans[client_id] = _with_delays(plan, laws, client_id, seed, (k, len(client_ids)))
+    return plans
+
+
+def processes(plans: Mapping[str, LinkPlan], per_process: int) -> list[list[str]]:
+    """Which clients share a process: those behind one access point, and the others in parts of `per_process`."""
+    behind: dict[int, list[str]] = {}
+    alone: list[str] = []
+    for client_id, plan in plans.items():
+        (alone if plan.access_point is None else behind.setdefault(plan.access_point, [])).append(client_id)
+    return [alone[i : i + per_process] for i in range(0, len(alone), per_process)] + list(behind.values())
+
+
+def make_links(
+    latency: LatencyTable, plans: Mapping[str, LinkPlan], client_ids: Sequence[str], seed: int
+) -> dict[str, Link]:
+    """The links of the clients in this process. Whoever shares an access point must be here with the others."""
+    if latency.injection == "netem":
+        return {client_id: Link() for client_id in client_ids}
+    shared = {}
+    for index in {plans[c].access_point for c in client_ids} - {None}:
+        missing = [c for c, plan in plans.items() if plan.access_point == index and c not in client_ids]
+        if missing:
+            raise ConfigError(f"latency.access_points.{index}: {missing[0]} must run in the same process as the others")
+        shared[index] = _buckets(latency.access_points[index or 0], latency.time_scale)
+    links = {}
+    for client_id in client_ids:
+        plan = plans[client_id]
+        own, access_point = _buckets(plan.bandwidth, latency.time_scale), shared.get(plan.access_point, ((), ()))
+        draw = partial(_draw, plan, latency, seed, client_id)
+        links[client_id] = Link(draw, latency.mode, own[0] + access_point[0], own[1] + access_point[1])
+    return links
+
+
+def check_access_points(plans: Mapping[str, LinkPlan], group_of: Mapping[str, str]) -> None:
+    """ConfigError where clients of different `[clients.groups]`, which share no process, are to share a bucket."""
+    first: dict[int, str] = {}
+    for client_id, plan in plans.items():
+        if plan.access_point is None:
+            continue
+        other = first.setdefault(plan.access_point, client_id)
+        if group_of[client_id] != group_of[other]:
+            raise ConfigError(
+                f"latency.access_points.{plan.access_point}.clients: {other} and {client_id} are of different"
+                " clients.groups, whose processes share no bucket"
+            )
+
+
+def check_netem(plans: Mapping[str, LinkPlan], clients_per_process: int) -> None:
+    """ConfigError for what the kernel cannot make of links."""
+    if clients_per_process != 1:
+        raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
+    for plan in plans.values():
+        if not math.isfinite(plan.exchange.mean_s):
+            raise ConfigError('latency.injection = "netem": needs laws with a finite mean')
+
+
+def _check_mode(latency: LatencyTable) -> None:
+    if latency.injection == "netem" and (latency.mode == "total" or latency.access_points):
+        raise ConfigError('latency.injection = "netem": goes with latency.mode = "additive", without access_points')
+    if latency.mode == "additive":
+        return
+    if latency.signal != "round_trip" or latency.time_scale != 1:
+        raise ConfigError(
+            'latency.mode = "total": the drawn time is the whole round trip, so it goes with'
+            ' latency.signal = "round_trip" and latency.time_scale = 1'
+        )
+    of_groups = (_group_bandwidth(latency, group) for group in latency.groups)
+    bandwidths = [latency.bandwidth, *of_groups, *latency.access_points]
+    if any(b.down_bytes_per_s or b.up_bytes_per_s for b in bandwidths):
+        raise ConfigError(
+            'latency.mode = "total": the drawn time is all an exchange takes, so it goes without bandwidth'
+        )
+
+
+def _members(selections: Sequence[str | tuple[str, ...]], client_ids: Sequence[str], key: str) -> dict[str, int]:
+    """The group of each client that is in one."""
+    group_of: dict[str, int] = {}
+    for group, selection in enumerate(selections):
+        if not selection:
+            raise ConfigError(f"{key}.{group}.clients = {json.dumps(selection)}: must name at least one client")
+        for part in (selection,) if isinstance(selection, str) else selection:
+            first, dots, last = part.partition("..")
+            ends = (first, last if dots else first)
+            if not set(ends) <= set(client_ids):
+                raise ConfigError(
+                    f'{key}.{group}.clients = "{part}": must be ids from {client_ids[0]} to {client_ids[-1]},'
+                    ' or "first..last"'
+                )
+            begin, end = (client_ids.index(client_id) for client_id in ends)
+            if end < begin:
+                raise ConfigError(f'{key}.{group}.clients = "{part}": the first of a range must come before its last')
+            for client_id in client_ids[begin : end + 1]:
+                if client_id in group_of:
+                    raise ConfigError(f"{key}.{group}.clients: {client_id} is in two of them")
+                group_of[client_id] = group
+    return group_of
+
+
+@dataclass(frozen=True)
+class _Laws:
+    """The tables of laws that hold for one client, each with the key it stands under."""
+
+    delay: tuple[str, dict[str, Any]] | None
+    down: tuple[str, dict[str, Any]] | None
+    up: tuple[str, dict[str, Any]] | None
+
+
+def _laws(latency: LatencyTable, group: int | None) -> _Laws:
+    """A group's own laws, and those of [latency] where it says nothing."""
+    common = _said(latency, "latency")
+    if group is None:
+        return common
+    key = f"latency.groups.{group}"
+    own = _said(latency.groups[group], key)
+    if own.delay is not None:
+        return own
+    if own.down is None and own.up is None:
+        return common
+    if (own.down is None or own.up is None) and common.delay is not None:
+        missing, given = ("down", "up") if own.down is None else ("up", "down")
+        raise ConfigError(
+            f"{key}.{missing}: is missing; [latency] has one law for a whole exchange, so a group with {given} needs"
+            " both ways"
+        )
+    return replace(own, down=own.down or common.down, up=own.up or common.up)
+
+
+def _said(table: LatencyTable | GroupTable, key: str) -> _Laws:
+    if table.delay is not None and (table.down is not None or table.up is not None):
+        raise ConfigError(f"{key}.delay: a whole exchange's delay goes without {key}.down and {key}.up")
+
+    def named(name: str) -> tuple[str, dict[str, Any]] | None:
+        law = getattr(table, name)
+        return None if law is None else (f"{key}.{name}", law)
+
+    return _Laws(named("delay"), named("down"), named("up"))
+
+
+def _group_bandwidth(latency: LatencyTable, group: GroupTable) -> BandwidthTable:
+    said = {} if group.bandwidth is None else group.bandwidth.model_dump(exclude_none=True)
+    return latency.bandwidth.model_copy(update=said)
+
+
+def _with_delays(plan: LinkPlan, laws: _Laws, client_id: str, seed: int, position: tuple[int, int]) -> LinkPlan:
+    def rng_for(drawn: str) -> np.random.Generator:
+        return generator(seed, "delay-parameter", client_id, drawn)
+
+    def law_of(said: tuple[str, dict[str, Any]] | None) -> Delay:
+        return NoDelay() if said is None else read_delay(said[1], said[0], rng_for)
+
+    if laws.delay is None:
+        return replace(plan, down=law_of(laws.down), up=law_of(laws.up))
+    key, table = laws.delay
+    if key == "latency.delay" and table.get("kind", "halves") == "halves":
+        k, clients = position
+        values = {name: value for name, value in table.items() if name != "kind"}
+        halves: _Halves = make_record(_Halves, values, key, rng_for)
+        return replace(plan, delay=published_delay(k, clients, floor_s=halves.floor_s, sd_s=halves.sd_s))
+    return replace(plan, delay=law_of(laws.delay))
+
+
+def _draw(plan: LinkPlan, latency: LatencyTable, seed: int, client_id: str, round: int) -> Delays:
+    """A function of (seed, client, round); multiplied by `latency.time_scale`."""
+
+    def draw_s(law: Delay, purpose: str) -> float:
+        if isinstance(law, NoDelay):
+            return 0.0  # without the generator, which costs more than a small exchange's own work
+        return float(law.sample(generator(seed, purpose, client_id, round), 1, round)[0]) * latency.time_scale
+
+    if plan.delay is None:
+        return Delays(draw_s(plan.down, "delay-down"), draw_s(plan.up, "delay-up"))
+    delay_s = draw_s(plan.delay, "delay")
+    down_s = delay_s * latency.down_share
+    return Delays(down_s, delay_s - down_s)
+
+
+def _buckets(bandwidth: BandwidthTable, time_scale: float) -> tuple[tuple[TokenBucket, ...], tuple[TokenBucket, ...]]:
+    """Down and up; waiting is injected time like any other, so `time_scale` stretches it."""
+    down, up = (
+        (TokenBucket(rate / time_scale, bandwidth.burst_bytes),) if rate else ()
+        for rate in (bandwidth.down_bytes_per_s, bandwidth.up_bytes_per_s)
+    )
+    return down, up

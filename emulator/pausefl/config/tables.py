@@ -1,0 +1,209 @@
+"""The tables of an experiment's TOML file, key by key, with their defaults."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pausefl.config.base import Count, NonNegative, Port, Positive, Share, Table
+from pausefl_client.privacy import Sampler
+
+
+class ExperimentTable(Table):
+    """What is run and how long."""
+
+    rounds: Count = 100
+    seed: Annotated[int, Field(ge=0)] = 1
+
+
+class GroupTable(Table):
+    """Clients that have something in common; they are called <group>-000 and so on."""
+
+    count: Count
+    behaviours: tuple[dict[str, Any], ...] = ()
+    """What its clients do differently, by `kind`, one after the other (pausefl.population.behaviours)."""
+    join_round: Count = 1
+    """Its clients connect before this round begins; its processes are started then."""
+    leave_round: Annotated[int, Field(ge=2)] | None = None
+    """The first round without them; none: they stay."""
+    leave: Literal["stop", "kill"] = "stop"
+    """How they go: they close their streams, or their processes are killed."""
+    availability: dict[str, Any] = Field(default={})
+    """When they can be reached, by `kind` (pausefl.population.availability); always, unless said."""
+    drift: dict[str, Any] = Field(default={})
+    """What `pausefl simulate` draws as their path drifts, by `kind` (pausefl.population.simulated_drifts)."""
+
+    def client_ids(self, name: str) -> list[str]:
+        """The ids of the group of this name, in order."""
+        width = max(3, len(str(self.count - 1)))
+        return [f"{name}-{k:0{width}}" for k in range(self.count)]
+
+
+def group_of(client_id: str) -> str:
+    """The name of a client's group, from its id."""
+    return client_id.rpartition("-")[0]
+
+
+class ClientsTable(Table):
+    """Who takes part."""
+
+    count: Count = 30
+    """All of them; with groups, what these add up to."""
+    groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], GroupTable] = Field(default={})
+    per_process: Count | None = None
+    """Clients that share one process, one torch and one device. Unless said otherwise: 1 for up to 32 clients; more
+    share a process per core, and at least four."""
+    trainers: Count = 1
+    """Clients of one process that train at a time; the others' wait for a trainer is their queue_s."""
+    minimum: Count | None = None
+    """Round 1 starts when so many are connected; all of them unless said otherwise."""
+    connect_timeout_s: Positive = 60.0
+
+
+class SelectionTable(BaseModel):
+    """Which policy chooses, how many clients a round, and a table of parameters per policy."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    policy: str = "pause"
+    m: Count = 5
+
+    def parameters(self, policy: str) -> dict[str, Any]:
+        """The parameters under [selection.<policy>]."""
+        return dict((self.__pydantic_extra__ or {}).get(policy, {}))
+
+
+class PrivacyTable(Table):
+    """What a client may leak, and the noise that sees to it."""
+
+    enabled: bool = True
+    epsilon_budget: float = 100.0
+    eta: float = 0.04
+    unit: Literal["coordinate", "vector"] = "coordinate"
+    clip: float = 0.003
+    """Coordinate: Δ, the width a coordinate is clamped to; vector: C, the greatest L1 norm of an update."""
+    disclose: tuple[Literal["loss", "labels"], ...] = ()
+    """What clients may tell un-noised besides their data size and device times."""
+    epsilon_floor: NonNegative = 0.0
+    """A client retires when its next ε_i would lie below this; 0: never by this rule."""
+    noise_to_clip_max: Positive | None = None
+    """A client retires when the scale of its noise would exceed so many clip bounds; none: never by this rule."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ of the tighter (ε, δ) figure that stands beside the sum of the ε_i."""
+    ledger_dir: str | None = None
+    """Where the data holders' ledgers lie, outliving runs: these then share one budget. None: a budget per run."""
+    sampler: Sampler = "laplace"
+    """numpy (torch on a GPU) seeded with the operating system's entropy; or OpenDP's exact one, 1000 times slower."""
+    reproducible_noise: bool = False
+    """NOT PRIVATE: noise from the seed, which whoever knows it can subtract. For repeating experiments alone, and so
+    never with `ledger_dir`."""
+
+
+class WorkloadTable(Table):
+    """What is trained, on what."""
+
+    dataset: str = "digits"
+    model: str = "mlp"
+    examples: Count | None = None
+    """Training examples over all clients; none: all there are."""
+    partition: Literal["iid", "dirichlet"] = "iid"
+    concentration: Positive = 3.0
+    dominant_share: Share = 0.25
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 0.01
+    batch_size: int = 20
+    epochs: int = 1
+    max_steps: int | None = 100
+    proximal_mu: NonNegative = 0.0
+    """FedProx: μ, the weight of the distance to the round's model in a client's loss."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    model_bytes: Annotated[int, Field(ge=4, multiple_of=4)] = 4096
+    """Size of the synthetic model."""
+    train_s: NonNegative = 0.0
+    """Processor time a round costs with the synthetic model."""
+
+
+class OptimizerTable(Table):
+    """How the server turns a round's update into the next model (pausefl_server.optimizers)."""
+
+    kind: Literal["sgd", "fedavgm", "fedadam", "fedyogi"] = "sgd"
+    learning_rate: float = 1.0
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
+
+
+class AggregationTable(Table):
+    """How the server combines a round's updates (pausefl_server.aggregation)."""
+
+    rule: Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"] = "fedavg"
+    harmful: int = 1
+    """How many updates of a round trimmed-mean, krum and multi-krum are to withstand."""
+    clip_norm: float | None = None
+    """norm-clip: the greatest L2 norm of an update; none: the median of the round's norms."""
+    optimizer: OptimizerTable = OptimizerTable()
+
+
+class EvaluationTable(Table):
+    """When the model is judged; never on the rounds' critical path."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Judge on fixed subsets after every so many rounds; 0: only at the end, on everything."""
+    subset: Count = 1000
+    address: str = ""
+    """HOST:PORT of a `pausefl evaluator`; none: the server starts a process of its own."""
+    host: str = "127.0.0.1"
+    """Where a `pausefl evaluator` listens."""
+    port: Port = 0
+    connect_timeout_s: Positive = 60.0
+    """How long to wait for the evaluator before round 1, and for the judgement of the last model."""
+
+
+class ServerTable(Table):
+    """Where the server listens and how patient it is."""
+
+    host: str = "127.0.0.1"
+    port: Port = 0
+    round_timeout_s: Positive = 300.0
+    rejoin_timeout_s: NonNegative = 5.0
+    pings_per_s: NonNegative = 5.0
+    """Idle round-trip probes over all clients together, for a baseline of who is not chosen; no policy sees them."""
+
+
+class TlsTable(Table):
+    """PEM files for TLS; a process with none of them speaks in the clear."""
+
+    certificate: str = ""
+    """What this process shows of itself."""
+    key: str = ""
+    ca: str = ""
+    """The other side's certificate must be signed by one in here: if server and client have it, both show theirs."""
+
+
+class HostTable(Table):
+    """Beyond these a round's measurements are marked as suspect, on the server's host or a client's."""
+
+    loop_lag_s: Positive = 0.05
+    timer_overshoot_s: Positive = 0.05
+    steal_share: Share = 0.05
+    """Of the machine's processor time."""
+    compute_share: Share = 0.5
+    """Of the time measured; a client's counts where the signal is the round trip."""
+
+
+class MetricsTable(Table):
+    """Where Prometheus scrapes, and how much it finds there by client."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 0
+    client_series_max: Annotated[int, Field(ge=0)] = 200
+    """With more clients than these, only those that matter most keep series of their own, beside quantiles over all."""
+    client_series_top: Annotated[int, Field(ge=0)] = 20
+    """How many matter most, by latency and by ε each."""
+    page: Literal["auto", "on", "off"] = "auto"
+    """The live page, at /; auto: where only this machine can see it."""
+    linger_s: NonNegative = 0.0
+    """How long both stay when the run is over: a few scrape intervals, and Prometheus sees how it ended."""
+    client_host: str = "127.0.0.1"
+    client_port: Annotated[int, Field(ge=-1, le=65_535)] = -1
+    """Where each client process can be scraped: 0: any free port; -1: nowhere. It tells more than the server needs."""

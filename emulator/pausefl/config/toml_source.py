@@ -1,0 +1,85 @@
+"""Experiments as TOML documents: where they are read from, what `--set` changes, and what is filled in before types."""
+
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pausefl_proto.errors import ConfigError
+
+
+def preset_names() -> list[str]:
+    """The presets that can be run by name."""
+    folder = resources.files("pausefl").joinpath("presets")
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_source(source: str) -> str:
+    """The text of a TOML file, or of a preset by name."""
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: cannot be read ({error})") from error
+    names = preset_names()
+    if source not in names:
+        raise ConfigError(f'"{source}" is neither a .toml file nor a preset ({", ".join(names)})')
+    return resources.files("pausefl").joinpath("presets", f"{source}.toml").read_text("utf-8")
+
+
+def document_of(text: str, overrides: Sequence[str], origin: str) -> dict[str, Any]:
+    """The tables of an experiment given as TOML text, with `key=value` overrides; ConfigError where it is no TOML."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin} is not valid TOML: {error}") from error
+    for override in overrides:
+        _override(document, override)
+    _count_groups(document)
+    _anchor_files(document)
+    return document
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    *tables, name = key.strip().split(".")
+    if not (separator and tables and all((*tables, name))):
+        raise ConfigError(f"--set {override}: must be table.key=value")
+    for table in tables:
+        document = document.setdefault(table, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"--set {override}: {table} is not a table")
+    document[name] = _toml_value(text.strip())
+
+
+def _count_groups(document: dict[str, Any]) -> None:
+    """Groups say how many clients there are; whatever is malformed is left to be validated."""
+    clients = document.get("clients")
+    groups = clients.get("groups") if isinstance(clients, dict) else None
+    if isinstance(groups, dict) and groups:
+        counts = [group.get("count") if isinstance(group, dict) else None for group in groups.values()]
+        if all(isinstance(count, int) for count in counts):
+            document["clients"] = {"count": sum(counts), **document["clients"]}
+
+
+def _anchor_files(value: object) -> None:
+    """Make the paths of measured data absolute: a run may go on, and its clients may start, in another folder."""
+    if isinstance(value, list):
+        for part in value:
+            _anchor_files(part)
+    if isinstance(value, dict):
+        for kind, name in (("empirical", "file"), ("trace", "path")):
+            if value.get("kind") == kind and isinstance(value.get(name), str):
+                value[name] = str(Path(value[name]).absolute())
+        for part in value.values():
+            _anchor_files(part)
+
+
+def _toml_value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none (so that --set selection.policy=random works)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

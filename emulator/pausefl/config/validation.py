@@ -1,0 +1,99 @@
+"""TOML values into typed records. Every mistake becomes one line that names the key and what is allowed."""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from pausefl_proto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+def build(record: type[Any], table: str, values: Mapping[str, Any], other_keys: Sequence[str] = ()) -> Any:
+    """Make a frozen dataclass from a TOML table: types checked strictly, unknown keys refused; ConfigError.
+
+    `other_keys` of the table are known as well, but read by somebody else.
+    """
+    try:
+        return TypeAdapter(record).validate_json(as_json(values), strict=True, extra="forbid")
+    except ValidationError as error:
+        keys = [*other_keys, *(f.name for f in fields(record) if f.name != "m")]
+        raise ConfigError(explain(error, None, table, keys)) from None
+
+
+def build_kind(kinds: Mapping[str, type[Any]], table: str, values: Mapping[str, Any], default: str = "") -> Any:
+    """Make the record that a TOML table's `kind` names of its other keys; ConfigError."""
+    kind = values.get("kind", default)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ConfigError(f"{table}.kind = {kind!r}: must be one of {', '.join(kinds)}")
+    return build(kinds[kind], table, {name: value for name, value in values.items() if name != "kind"}, ["kind"])
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    """TOML's values as JSON, whose strict types are TOML's: a list is a tuple there, a table is a record."""
+    return json.dumps(values, default=str)
+
+
+def explain(error: ValidationError, model: type[BaseModel] | None, table: str = "", keys: Sequence[str] = ()) -> str:
+    """The first mistake as one line; `table` and its `keys` where the record is no model of its own."""
+    mistakes = error.errors(include_url=False)
+    mistake, path = mistakes[0], _path(mistakes[0])
+    key = ".".join([table, *path] if table else path)
+    if mistake["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+        return unknown_key(key, keys if model is None else _keys_of(model, path[:-1]))
+    if mistake["type"] == "value_error":
+        # Records say "name = value: must be ..." themselves.
+        return f"{key}.{mistake['msg'].removeprefix('Value error, ')}"
+    if mistake["type"] == "missing":
+        return f"{key}: is missing"
+    if mistake["type"] == "string_pattern_mismatch" and path[-1] == "[key]":
+        return f"{'.'.join(path[:-2])}: {mistake['input']!r} is no name; letters, digits, - and _ make one"
+    # Each member of a union says what it would take.
+    allowed = [_allowed(other["msg"]) for other in mistakes if _path(other) == path]
+    return f"{key} = {mistake['input']!r}: should be {' or '.join(dict.fromkeys(allowed))}"
+
+
+def _path(mistake: "ErrorDetails") -> list[str]:
+    path = [str(part) for part in mistake["loc"] if not str(part).startswith(("constrained-", "literal[", "function-"))]
+    # A union reports each of its members; their names are no part of the key.
+    while path and path[-1] in {"float", "int", "str", "bool"}:
+        path.pop()
+    return path
+
+
+def _allowed(message: str) -> str:
+    """What pydantic would take, in TOML's words."""
+    said = message[0].lower() + message[1:]
+    return (
+        said.removeprefix("input ")
+        .removeprefix("should be ")
+        .replace("an object", "a table")
+        .replace("a valid array", "a list")
+        .replace("a valid list", "a list")
+    )
+
+
+def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    for part in path:
+        if part not in model.model_fields:  # a table in a list of them, or one that users name
+            continue
+        annotation = model.model_fields[part].annotation
+        inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if not inner:
+            break
+        model = inner[0]
+    return sorted(model.model_fields)
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """What is wrong with a key that is none, and which one may have been meant."""
+    table, _, name = key.rpartition(".")
+    if close := difflib.get_close_matches(name, known, 1):
+        return f"{key}: unknown key; did you mean {close[0]}?"
+    known_keys = f"known keys: {', '.join(known)}" if known else f"{table} takes no parameters"
+    return f"{key}: unknown key; {known_keys}"

@@ -1,0 +1,43 @@
+"""Latency laws: what a client's link adds to an exchange. Small frozen records, pure functions of a generator."""
+
+from pausefl.delays.base import Delay, known_means
+from pausefl.delays.changing import DayCycle, Drift, Markov, Outage, Schedule
+from pausefl.delays.combined import Floor, Mixture, Scale, Sum
+from pausefl.delays.laws import (
+    Constant,
+    Empirical,
+    Exponential,
+    Gamma,
+    LogNormal,
+    NoDelay,
+    Normal,
+    Pareto,
+    Weibull,
+)
+from pausefl.delays.published import FlooredNormal, published_delay, published_halves
+
+__all__ = [
+    "Constant",
+    "DayCycle",
+    "Delay",
+    "Drift",
+    "Empirical",
+    "Exponential",
+    "Floor",
+    "FlooredNormal",
+    "Gamma",
+    "LogNormal",
+    "Markov",
+    "Mixture",
+    "NoDelay",
+    "Normal",
+    "Outage",
+    "Pareto",
+    "Scale",
+    "Schedule",
+    "Sum",
+    "Weibull",
+    "known_means",
+    "published_delay",
+    "published_halves",
+]

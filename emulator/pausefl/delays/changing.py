@@ -1,0 +1,221 @@
+"""Laws that change with the round or remember it. Time here is the round number: a function of (seed, client, round)
+repeats exactly, one of the seconds a machine took does not."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, NoReturn
+
+import numpy as np
+
+from pausefl.delays.base import Delay, FloatArray, require_finite, require_not_negative, shuffled
+from pausefl_proto.errors import ConfigError
+
+
+class _Changing:
+    """What has no expectation, because it is another law every round."""
+
+    kind: ClassVar[str]
+    """As in a table."""
+
+    def points(self) -> NoReturn:
+        """ConfigError: there are none that hold for every round."""
+        raise ConfigError(
+            f'latency: a law of kind = "{self.kind}" changes with the round, so it has no mean to tell genie or'
+            " fastest, to measure a simulation's regret by, or for netem to keep"
+        )
+
+    @property
+    def mean_s(self) -> float:
+        """ConfigError."""
+        self.points()
+
+    @property
+    def mean_inverse(self) -> float:
+        """ConfigError."""
+        self.points()
+
+
+@dataclass(frozen=True)
+class Schedule(_Changing):
+    """Steps: law i of `of` holds from rounds[i] until the next begins."""
+
+    kind: ClassVar[str] = "schedule"
+
+    rounds: tuple[int, ...]
+    of: tuple[Delay, ...]
+
+    def __post_init__(self) -> None:
+        _require_order(self.rounds, len(self.of), "laws in of")
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """A draw of every law per round, of which the one that holds is taken."""
+        rounds = np.arange(first_round, first_round + n)
+        holds = np.searchsorted(self.rounds, rounds, side="right") - 1
+        return np.array([law.sample(rng, n, first_round) for law in self.of])[holds, np.arange(n)]
+
+    @property
+    def minimum_s(self) -> float:
+        """The least of the minima."""
+        return min(law.minimum_s for law in self.of)
+
+
+@dataclass(frozen=True)
+class Drift(_Changing):
+    """A law times a factor that moves in straight lines between (rounds[i], factors[i]) and stays after the last."""
+
+    kind: ClassVar[str] = "drift"
+
+    of: Delay
+    rounds: tuple[int, ...]
+    factors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _require_order(self.rounds, len(self.factors), "factors")
+        for factor in self.factors:
+            require_not_negative(factors=factor)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws times the rounds' factors."""
+        factors = np.interp(np.arange(first_round, first_round + n), self.rounds, self.factors)
+        return self.of.sample(rng, n, first_round) * factors
+
+    @property
+    def minimum_s(self) -> float:
+        """The law's minimum at the factor that makes it least."""
+        return min(0.0 if factor == 0 else factor * self.of.minimum_s for factor in self.factors)
+
+
+@dataclass(frozen=True)
+class DayCycle(_Changing):
+    """A law times 1 + amplitude · sin(2π (round − 1 + phase) / period): calm nights, busy days."""
+
+    kind: ClassVar[str] = "day"
+
+    of: Delay
+    period_rounds: int
+    amplitude: float
+    phase_rounds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.period_rounds < 2:
+            raise ValueError(f"period_rounds = {self.period_rounds}: must be at least 2")
+        if not 0 <= self.amplitude < 1:
+            raise ValueError(f"amplitude = {self.amplitude}: must be at least 0 and below 1")
+        require_finite(phase_rounds=self.phase_rounds)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws times the rounds' factors."""
+        turns = (np.arange(first_round, first_round + n) - 1 + self.phase_rounds) / self.period_rounds
+        return self.of.sample(rng, n, first_round) * (1 + self.amplitude * np.sin(2 * math.pi * turns))
+
+    @property
+    def minimum_s(self) -> float:
+        """The law's minimum at the calmest, or the busiest where it is negative."""
+        least_s = self.of.minimum_s
+        return least_s * (1 - self.amplitude if least_s > 0 else 1 + self.amplitude)
+
+
+@dataclass(frozen=True)
+class Outage(_Changing):
+    """A law, and `extra_s` more in every round of the windows [first, last], ends included: until the link is back."""
+
+    kind: ClassVar[str] = "outage"
+
+    of: Delay
+    windows: tuple[tuple[int, int], ...]
+    extra_s: float
+
+    def __post_init__(self) -> None:
+        require_not_negative(extra_s=self.extra_s)
+        ends = [bound for window in self.windows for bound in window]
+        in_order = all(first <= last for first, last in self.windows) and all(
+            before[1] < after[0] for before, after in pairwise(self.windows)
+        )
+        if not ends or ends[0] < 1 or not in_order:
+            windows = [list(window) for window in self.windows]
+            raise ValueError(f"windows = {windows}: must be [first, last] rounds from 1 on, ascending, apart")
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws, with the extra where the link is out."""
+        rounds = np.arange(first_round, first_round + n)
+        out = np.any([(first <= rounds) & (rounds <= last) for first, last in self.windows], axis=0)
+        draws: FloatArray = self.of.sample(rng, n, first_round) + self.extra_s * out
+        return draws
+
+    @property
+    def minimum_s(self) -> float:
+        """The law's minimum."""
+        return self.of.minimum_s
+
+
+@dataclass(frozen=True)
+class Markov:
+    """Gilbert and Elliott's two states: every round the link goes bad or good again with these probabilities.
+
+    The state of round t is a function of (path, t): one uniform number a round moves the chain, and numbers outside
+    the middle set the state whatever it was before. Round 1 is drawn from the chain's equilibrium.
+    """
+
+    good: Delay
+    bad: Delay
+    to_bad: float
+    to_good: float
+    path: int = 0
+    """Seeds the states; the emulator gives every client a path of its own."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("to_bad", self.to_bad), ("to_good", self.to_good)):
+            if not 0 < value <= 1:
+                raise ValueError(f"{name} = {value}: must be a probability above 0")
+
+    def is_bad(self, last_round: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """The states of rounds 1 to `last_round`, (last_round,) bool, True where the link is bad."""
+        u = np.random.Generator(np.random.PCG64(self.path)).random(last_round)
+        low, high = sorted((self.to_bad, 1 - self.to_good))
+        # Below `low` both states move to bad, from `high` on both to good; between them both stay, or both swap.
+        becomes_bad, keeps = u < low, (low <= u) & (u < high)
+        becomes_bad[0], keeps[0] = u[0] < self._bad_share, False
+        rounds = np.arange(last_round)
+        set_at = np.maximum.accumulate(np.where(keeps, 0, rounds))
+        swaps = np.cumsum(keeps) if self.to_bad > 1 - self.to_good else np.zeros(last_round, np.int64)
+        bad: np.ndarray[tuple[int], np.dtype[np.bool_]] = becomes_bad[set_at] ^ ((swaps - swaps[set_at]) % 2 == 1)
+        return bad
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """A draw of both laws per round, of which the state takes one."""
+        good, bad = self.good.sample(rng, n, first_round), self.bad.sample(rng, n, first_round)
+        draws: FloatArray = np.where(self.is_bad(first_round + n - 1)[first_round - 1 :], bad, good)
+        return draws
+
+    def points(self) -> FloatArray:
+        """Both laws' points in equilibrium."""
+        bad = np.random.default_rng(0).random(len(points := self.good.points())) < self._bad_share
+        return np.where(bad, shuffled(self.bad.points(), 1), shuffled(points, 2))
+
+    @property
+    def mean_s(self) -> float:
+        """E[τ] in equilibrium."""
+        return (1 - self._bad_share) * self.good.mean_s + self._bad_share * self.bad.mean_s
+
+    @property
+    def mean_inverse(self) -> float:
+        """E[1/τ] in equilibrium."""
+        return (1 - self._bad_share) * self.good.mean_inverse + self._bad_share * self.bad.mean_inverse
+
+    @property
+    def minimum_s(self) -> float:
+        """The lesser of the minima."""
+        return min(self.good.minimum_s, self.bad.minimum_s)
+
+    @property
+    def _bad_share(self) -> float:
+        """The share of rounds the link is bad."""
+        return self.to_bad / (self.to_bad + self.to_good)
+
+
+def _require_order(rounds: tuple[int, ...], n: int, what: str) -> None:
+    if len(rounds) != n or not rounds:
+        raise ValueError(f"rounds = {list(rounds)}: must be as many as there are {what} ({n})")
+    if rounds[0] != 1 or any(later <= earlier for earlier, later in pairwise(rounds)):
+        raise ValueError(f"rounds = {list(rounds)}: must begin with 1 and ascend")

@@ -1,0 +1,299 @@
+"""The elementary latency laws. Each record's fields are the keys of its TOML table; ValueError for impossible ones."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pausefl.delays.base import (
+    POINTS,
+    FloatArray,
+    levels,
+    require_finite,
+    require_not_negative,
+    require_positive,
+    standard_normal_quantiles,
+)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always the same. Negative only as a part of something that is floored."""
+
+    value_s: float
+
+    def __post_init__(self) -> None:
+        require_finite(value_s=self.value_s)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """The value, n times."""
+        del rng, first_round
+        return np.full(n, self.value_s)
+
+    def points(self) -> FloatArray:
+        """The value."""
+        return np.full(POINTS, self.value_s)
+
+    @property
+    def mean_s(self) -> float:
+        """The value."""
+        return self.value_s
+
+    @property
+    def mean_inverse(self) -> float:
+        """1 / value."""
+        return 1.0 / self.value_s if self.value_s else math.inf
+
+    @property
+    def minimum_s(self) -> float:
+        """The value."""
+        return self.value_s
+
+
+@dataclass(frozen=True)
+class NoDelay(Constant):
+    """A link that adds nothing."""
+
+    value_s: float = field(default=0.0, init=False)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Normal(mean, sd), which can be negative: it needs a floor around it."""
+
+    mean_s: float
+    sd_s: float
+
+    def __post_init__(self) -> None:
+        require_finite(mean_s=self.mean_s)
+        require_not_negative(sd_s=self.sd_s)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws, possibly negative."""
+        del first_round
+        return rng.normal(self.mean_s, self.sd_s, n)
+
+    def points(self) -> FloatArray:
+        """Quantiles."""
+        return self.mean_s + self.sd_s * standard_normal_quantiles()
+
+    @property
+    def mean_inverse(self) -> float:
+        """1/mean for a constant; there is none where τ passes through 0."""
+        return 1.0 / self.mean_s if self.sd_s == 0 and self.mean_s else math.inf
+
+    @property
+    def minimum_s(self) -> float:
+        """−inf unless it never varies."""
+        return -math.inf if self.sd_s else self.mean_s
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """exp(Normal), given by its own mean and standard deviation, not its logarithm's."""
+
+    mean_s: float
+    sd_s: float
+
+    def __post_init__(self) -> None:
+        require_positive(mean_s=self.mean_s)
+        require_not_negative(sd_s=self.sd_s)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws, all above 0."""
+        del first_round
+        return rng.lognormal(self._mu, math.sqrt(self._variance), n)
+
+    def points(self) -> FloatArray:
+        """Quantiles."""
+        points: FloatArray = np.exp(self._mu + math.sqrt(self._variance) * standard_normal_quantiles())
+        return points
+
+    @property
+    def mean_inverse(self) -> float:
+        """exp(−μ + σ²/2) = (1 + sd²/mean²) / mean."""
+        return math.exp(self._variance) / self.mean_s
+
+    @property
+    def minimum_s(self) -> float:
+        """0."""
+        return 0.0
+
+    @property
+    def _variance(self) -> float:
+        """σ² of the logarithm."""
+        return math.log1p((self.sd_s / self.mean_s) ** 2)
+
+    @property
+    def _mu(self) -> float:
+        """Mean of the logarithm."""
+        return math.log(self.mean_s) - self._variance / 2
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Exponential with this mean."""
+
+    mean_s: float
+
+    def __post_init__(self) -> None:
+        require_positive(mean_s=self.mean_s)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws."""
+        del first_round
+        return rng.exponential(self.mean_s, n)
+
+    def points(self) -> FloatArray:
+        """Quantiles."""
+        points: FloatArray = -self.mean_s * np.log1p(-levels())
+        return points
+
+    @property
+    def mean_inverse(self) -> float:
+        """Infinite: the density at 0 is positive."""
+        return math.inf
+
+    @property
+    def minimum_s(self) -> float:
+        """0."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma with this mean and shape k; shape 1 is the exponential, a great shape nearly constant."""
+
+    mean_s: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        require_positive(mean_s=self.mean_s, shape=self.shape)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws."""
+        del first_round
+        return rng.gamma(self.shape, self.mean_s / self.shape, n)
+
+    def points(self) -> FloatArray:
+        """A fixed sample: the quantiles have no closed form."""
+        return self.sample(np.random.default_rng(0), POINTS)
+
+    @property
+    def mean_inverse(self) -> float:
+        """k / (mean (k − 1)), infinite for k ≤ 1."""
+        return self.shape / (self.mean_s * (self.shape - 1)) if self.shape > 1 else math.inf
+
+    @property
+    def minimum_s(self) -> float:
+        """0."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Weibull:
+    """Weibull with scale λ and shape k; below 1 its tail is heavy."""
+
+    scale_s: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        require_positive(scale_s=self.scale_s, shape=self.shape)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws."""
+        del first_round
+        return self.scale_s * rng.weibull(self.shape, n)
+
+    def points(self) -> FloatArray:
+        """Quantiles."""
+        points: FloatArray = self.scale_s * (-np.log1p(-levels())) ** (1 / self.shape)
+        return points
+
+    @property
+    def mean_s(self) -> float:
+        """λ Γ(1 + 1/k); infinite where it is beyond all floats."""
+        try:
+            return self.scale_s * math.gamma(1 + 1 / self.shape)
+        except OverflowError:
+            return math.inf
+
+    @property
+    def mean_inverse(self) -> float:
+        """Γ(1 − 1/k) / λ, infinite for k ≤ 1."""
+        return math.gamma(1 - 1 / self.shape) / self.scale_s if self.shape > 1 else math.inf
+
+    @property
+    def minimum_s(self) -> float:
+        """0."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """Pareto: P(τ > x) = (minimum / x)^shape."""
+
+    minimum_s: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        require_positive(minimum_s=self.minimum_s, shape=self.shape)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws."""
+        del first_round
+        return self.minimum_s * (1 + rng.pareto(self.shape, n))
+
+    def points(self) -> FloatArray:
+        """Quantiles."""
+        points: FloatArray = self.minimum_s * (1 - levels()) ** (-1 / self.shape)
+        return points
+
+    @property
+    def mean_s(self) -> float:
+        """shape · minimum / (shape − 1), infinite for a shape ≤ 1."""
+        return self.shape * self.minimum_s / (self.shape - 1) if self.shape > 1 else math.inf
+
+    @property
+    def mean_inverse(self) -> float:
+        """shape / ((shape + 1) minimum)."""
+        return self.shape / ((self.shape + 1) * self.minimum_s)
+
+
+@dataclass(frozen=True)
+class Empirical:
+    """Measured values, each equally likely, drawn with replacement."""
+
+    values_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values_s:
+            raise ValueError("values_s = []: must hold at least one value")
+        for value_s in self.values_s:
+            require_not_negative(values_s=value_s)
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws."""
+        del first_round
+        picked = rng.integers(len(self.values_s), size=n)
+        return np.array([self.values_s[i] for i in picked])
+
+    def points(self) -> FloatArray:
+        """Each value about equally often."""
+        ranked = np.sort(self.values_s)
+        return ranked[(levels() * len(ranked)).astype(np.int64)]
+
+    @property
+    def mean_s(self) -> float:
+        """The values' mean."""
+        return float(np.mean(self.values_s))
+
+    @property
+    def mean_inverse(self) -> float:
+        """The mean of their inverses."""
+        return math.inf if 0 in self.values_s else float(np.mean(1 / np.array(self.values_s)))
+
+    @property
+    def minimum_s(self) -> float:
+        """The least value."""
+        return min(self.values_s)

@@ -1,0 +1,63 @@
+"""The published runs' latencies: a fast and a slow half of the clients."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pausefl.delays.base import Delay, FloatArray, mean_of_inverse, standard_normal_quantiles
+from pausefl_proto.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FlooredNormal:
+    """max(floor, Normal(location, sd)), as in the published runs."""
+
+    location_s: float
+    sd_s: float
+    floor_s: float
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite([self.location_s, self.sd_s, self.floor_s]).all() and self.sd_s >= 0 and self.floor_s >= 0):
+            raise ConfigError(
+                f"latency.delay: a normal delay needs finite numbers, sd_s >= 0 and floor_s >= 0, got {self}"
+            )
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws; all mass below the floor sits on it."""
+        del first_round
+        return np.maximum(rng.normal(self.location_s, self.sd_s, n), self.floor_s)
+
+    def points(self) -> FloatArray:
+        """Quantiles."""
+        return np.maximum(self.location_s + self.sd_s * standard_normal_quantiles(), self.floor_s)
+
+    @property
+    def mean_s(self) -> float:
+        """E[τ] over the law's quantiles."""
+        return float(self.points().mean())
+
+    @property
+    def mean_inverse(self) -> float:
+        """E[1/τ] over the law's quantiles."""
+        return mean_of_inverse(self.points())
+
+    @property
+    def minimum_s(self) -> float:
+        """The floor."""
+        return self.floor_s
+
+
+def published_halves(clients: int, *, floor_s: float = 0.05, sd_s: float = 0.05) -> list[Delay]:
+    """The published latencies of so many clients."""
+    return [published_delay(k, clients, floor_s=floor_s, sd_s=sd_s) for k in range(clients)]
+
+
+def published_delay(k: int, clients: int, *, floor_s: float = 0.05, sd_s: float = 0.05) -> FlooredNormal:
+    """Client k's: a fast and a slow half, means rising within each, normal, floored at τ_min.
+
+    mean_k = floor + (0.2 − floor)(k+1)/h for k < h = K/2, else 0.7 + 0.2 (k+1−h)/(K−h).
+    """
+    half = clients // 2
+    fast = k < half
+    mean_s = floor_s + (0.2 - floor_s) * (k + 1) / half if fast else 0.7 + 0.2 * (k + 1 - half) / (clients - half)
+    return FlooredNormal(mean_s, sd_s, floor_s)

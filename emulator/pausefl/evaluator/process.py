@@ -1,0 +1,169 @@
+"""The evaluator in a process of its own, so that judging a model never takes time from a round: as a service that
+outlives runs, or started by the server."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, Protocol
+
+from pausefl.config.experiment import Experiment
+from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
+from pausefl.runtime.processes import die_with_parent, ignore_interrupts
+from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
+from pausefl_proto.tls import Tls
+from pausefl_proto.wire import Manifest, Vector
+from pausefl_server.records import Evaluation
+
+_NICENESS = 15
+
+Progress = Callable[[Mapping[str, Any]], None]
+Say = Callable[[str], None]
+
+
+class ModelJudge(Protocol):
+    """What a server wants of an evaluator, wherever that runs."""
+
+    async def initial(self) -> tuple[Manifest, Vector]:
+        """What θ's values mean, and θ_0."""
+
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        """On held-out training data and on the test set (`pausefl_server.evaluation.EvaluateModel`)."""
+
+    async def close(self) -> None:
+        """Hang up."""
+
+
+def serve_evaluator(experiment: Experiment, progress: Progress) -> None:
+    """Be the evaluator until SIGTERM or SIGINT. `progress` hears of {"kind": "ready", "port"}.
+
+    ConfigError when its data or model cannot be had, or it cannot listen.
+    """
+    where = experiment.evaluation
+    ended_by = (signal.SIGINT, signal.SIGTERM)
+    asyncio.run(_serve(experiment, where.host, where.port, experiment.tls_files(), progress, ended_by))
+
+
+@asynccontextmanager
+async def find_evaluator(experiment: Experiment, say: Say) -> AsyncIterator[ModelJudge]:
+    """The evaluator the experiment names, or one that is started here and ends with the block.
+
+    `say` is told what a person should read. ConfigError when a file for TLS is wrong.
+    """
+    address = experiment.evaluation.address
+    remote = _line_to(address, experiment, experiment.tls_files(), say) if address else None
+    evaluator = remote or _OwnEvaluator(experiment, say)
+    try:
+        yield evaluator
+    finally:
+        await evaluator.close()
+
+
+class _OwnEvaluator:
+    """An evaluator in a child process of this one; started when it is first needed, and again when it has died."""
+
+    def __init__(self, experiment: Experiment, say: Say) -> None:
+        self._experiment = experiment
+        self._say = say
+        self._process: SpawnProcess | None = None
+        self._remote: RemoteEvaluator | None = None
+
+    async def initial(self) -> tuple[Manifest, Vector]:
+        """As of `ModelJudge`."""
+        return await (await self._line()).initial()
+
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        """As of `ModelJudge`."""
+        try:
+            line = await self._line()
+        except PauseflError as error:
+            raise EvaluatorLost(str(error)) from error
+        return await line.evaluate(theta, subset=subset, patient=patient)
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._remote is not None:
+            await self._remote.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        self._remote = self._process = None
+
+    async def _line(self) -> RemoteEvaluator:
+        if self._remote is None or self._process is None or not self._process.is_alive():
+            await self.close()
+            self._remote = _line_to(f"127.0.0.1:{await self._start()}", self._experiment, None, self._say)
+        return self._remote
+
+    async def _start(self) -> int:
+        """Start the process and wait for it; its port. PauseflError as it says why it cannot serve."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        with ours:
+            with theirs:
+                arguments = (self._experiment, theirs)
+                self._process = context.Process(target=_run_own, args=arguments, name="pausefl-evaluator")
+                self._process.start()
+            try:
+                event = await asyncio.to_thread(ours.recv)
+            except EOFError:
+                raise PauseflError("the evaluator's process ended unexpectedly, see server.log") from None
+        if event["kind"] == "error":
+            raise (ConfigError if event["bad_input"] else PauseflError)(event["message"])
+        return int(event["port"])
+
+
+def _line_to(address: str, experiment: Experiment, tls: Tls | None, say: Say) -> RemoteEvaluator:
+    patience_s = experiment.evaluation.connect_timeout_s
+    return RemoteEvaluator(address, experiment.judged_workload, tls, patience_s, say)
+
+
+def _run_own(experiment: Experiment, events: "Connection[Any, Any]") -> None:
+    """The main function of the process a server has started."""
+    die_with_parent()
+    ignore_interrupts()
+    try:
+        asyncio.run(_serve(experiment, "127.0.0.1", 0, None, events.send))
+    except PauseflError as error:
+        events.send({"kind": "error", "bad_input": isinstance(error, ConfigError), "message": str(error)})
+
+
+async def _serve(
+    experiment: Experiment,
+    host: str,
+    port: int,
+    tls: Tls | None,
+    progress: Progress,
+    ended_by: Sequence[signal.Signals] = (),
+) -> None:
+    """Make the evaluator, listen, and serve until one of the signals comes."""
+    if experiment.workload.model == "synthetic":
+        raise ConfigError('workload.model = "synthetic": learns nothing that an evaluator could judge')
+    try:  # here and not above: a server that imports this module needs no torch
+        import torch
+
+        from pausefl.evaluator.model import Evaluator
+    except ImportError as error:
+        needs = 'an evaluator needs pip install "pausefl[client]"; a server may use one elsewhere, evaluation.address'
+        raise ConfigError(f"{needs} ({error})") from error
+
+    os.nice(_NICENESS)
+    torch.set_num_threads(1)
+    w = experiment.workload
+    evaluator = Evaluator(
+        w.dataset,
+        w.model,
+        seed=experiment.experiment.seed,
+        device=w.device,
+        subset_examples=experiment.evaluation.subset,
+    )
+    server, ended = EvaluatorServer(evaluator, experiment.judged_workload, tls), asyncio.Event()
+    for number in ended_by:
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    progress({"kind": "ready", "port": await server.start(host, port)})
+    await ended.wait()
+    await server.stop()

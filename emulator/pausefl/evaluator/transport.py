@@ -1,0 +1,220 @@
+"""Both ends of the line between the server and its evaluator. Every call stands alone: either end may come back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from pausefl_proto.endpoint import failure, listen, make_server, open_channel
+from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError, WireError
+from pausefl_proto.tls import Tls
+from pausefl_proto.v1 import evaluation_pb2 as pb
+from pausefl_proto.v1 import federation_pb2 as federation
+from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, Vector, cut, digest, pack, unpack
+from pausefl_server.records import Evaluation
+
+Split = Literal["validation", "test"]
+SPLITS: tuple[Split, ...] = ("validation", "test")
+
+Answer = TypeVar("Answer")
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Evaluator"].full_name
+_QUICKLY = (
+    # An evaluator that is back, perhaps at another address, is found again within seconds.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 2_000),
+)
+
+
+class Judge(Protocol):
+    """Whoever makes θ_0 and judges models (pausefl.evaluator.model)."""
+
+    manifest: Manifest
+    theta_0: Vector
+
+    def evaluate(self, theta: Vector, split: Split, *, subset: bool) -> Evaluation:
+        """Accuracy and loss of θ."""
+
+
+class EvaluatorServer:
+    """The evaluator's end: judges one model at a time, on a thread of its own."""
+
+    def __init__(self, judge: Judge, workload: str, tls: Tls | None) -> None:
+        """`workload` is what a run must agree on (`Experiment.judged_workload`)."""
+        self._judge = judge
+        self._workload = workload
+        self._tls = tls
+        self._thread = ThreadPoolExecutor(1, "judge")
+        self._server = make_server()
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Initial": grpc.unary_stream_rpc_method_handler(self._initial),
+            "Judge": grpc.stream_unary_rpc_method_handler(self._judge_model),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port (port 0: any free one).
+
+        ConfigError when it is taken, or a file for TLS is wrong.
+        """
+        bound = listen(self._server, "evaluation", host, port, self._tls)
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        """Cut every call off."""
+        await self._server.stop(None)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _initial(self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[bytes]:
+        try:
+            self._agree(pb.Subject.FromString(request))
+        except (WireError, DecodeError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        header = pb.Initial(manifest=self._judge.manifest.to_message())
+        for part in await asyncio.to_thread(_take_apart, header, self._judge.theta_0):
+            yield part
+
+    async def _judge_model(
+        self, parts: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
+    ) -> bytes:
+        try:
+            header, payload = _open(await anext(parts, b""))
+            self._agree(header.judge.subject)
+            theta = await _put_together(header.judge.theta, payload, parts, self._judge.manifest.size)
+            splits = [_split(name) for name in header.judge.splits]
+        except (WireError, DecodeError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._evaluate, theta, splits, header.judge.subset)
+
+    def _evaluate(self, theta: Vector, splits: Sequence[Split], subset: bool) -> bytes:
+        judgement = pb.Judgement()
+        for split in splits:
+            e = self._judge.evaluate(theta, split, subset=subset)
+            judgement.evaluations.add(
+                split=e.split, subset=e.subset, n_examples=e.n_examples, accuracy=e.accuracy, loss=e.loss
+            )
+        return judgement.SerializeToString()
+
+    def _agree(self, subject: pb.Subject) -> None:
+        """WireError unless the run is one this evaluator can judge."""
+        if subject.protocol_version != PROTOCOL_VERSION:
+            raise WireError(f"speaks protocol version {PROTOCOL_VERSION}, not {subject.protocol_version}")
+        if subject.workload != self._workload:
+            raise WireError(f"judges {self._workload}, this run is about {subject.workload}")
+
+
+class RemoteEvaluator:
+    """The server's end. It connects when it is first asked, and again whenever it must."""
+
+    def __init__(
+        self, address: str, workload: str, tls: Tls | None, patience_s: float, say: Callable[[str], None]
+    ) -> None:
+        """`patience_s`: how long to wait for an evaluator that must be there; `say` tells of that wait.
+
+        ConfigError when a file for TLS is wrong.
+        """
+        self._address = address
+        self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=workload)
+        self._tls = tls
+        self._patience_s = patience_s
+        self._say = say
+        self._channel = open_channel(address, tls, _QUICKLY)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close()
+
+    async def initial(self) -> tuple[Manifest, Vector]:
+        """What θ's values mean, and θ_0, (d,) float32.
+
+        EvaluatorLost when nobody has come up in time; ConfigError when whoever is there judges something else.
+        """
+        try:
+            return await self._insist(self._ask_initial)
+        except OSError as error:
+            raise EvaluatorLost(f'evaluation.address = "{self._address}": no evaluator answers ({error})') from error
+
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        """On held-out training data and on the test set; EvaluatorLost when nobody is there."""
+        ask = partial(self._ask_judgement, theta, subset)
+        try:
+            return await (self._insist(ask) if patient else ask())
+        except (OSError, PauseflError) as error:
+            raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
+
+    async def _insist(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Ask; if nobody is there, wait until somebody is, and ask again."""
+        try:
+            return await ask()
+        except OSError as error:
+            self._say(f"waiting up to {self._patience_s:g} s for the evaluator at {self._address}: {error}")
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._channel.channel_ready()
+            except TimeoutError:
+                raise error from None
+        return await ask()
+
+    async def _ask_initial(self) -> tuple[Manifest, Vector]:
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(f"/{_SERVICE}/Initial")
+        call = method(self._subject.SerializeToString())
+        try:
+            parts = aiter(call)
+            header, payload = _open(await anext(parts, b""))
+            manifest = Manifest.from_message(header.initial.manifest)
+            return manifest, await _put_together(header.initial.theta, payload, parts, manifest.size)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+
+    async def _ask_judgement(self, theta: Vector, subset: bool) -> tuple[Evaluation, ...]:
+        header = pb.Judge(subject=self._subject, splits=SPLITS, subset=subset)
+        parts = await asyncio.to_thread(_take_apart, header, theta)
+        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{_SERVICE}/Judge")
+        try:
+            reply = pb.Judgement.FromString(await method(iter(parts)))
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+        return tuple(Evaluation(_split(e.split), e.subset, e.n_examples, e.accuracy, e.loss) for e in reply.evaluations)
+
+    def _failure(self, error: "grpc.aio.AioRpcError") -> Exception:
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {error.details()}')
+        return failure(error, self._address, self._tls)
+
+
+def _take_apart(header: pb.Initial | pb.Judge, theta: Vector) -> list[bytes]:
+    """The messages a model travels in."""
+    vector, frames = cut(theta, digest(theta))
+    header.theta.CopyFrom(vector)
+    first = pb.ModelPart(initial=header) if isinstance(header, pb.Initial) else pb.ModelPart(judge=header)
+    rest = (pb.ModelPart(frame=federation.Frame(index=index)) for index in range(1, len(frames)))
+    return [pack(part, frame) for part, frame in zip((first, *rest), frames, strict=True)]
+
+
+async def _put_together(header: federation.Vector, first: memoryview, rest: AsyncIterator[bytes], size: int) -> Vector:
+    """The model, (size,) float32; WireError when it does not arrive as announced."""
+    frames = Assembler(header, size)
+    frames.add(0, first)
+    while not frames.complete:
+        part, payload = _open(await anext(rest, b""))
+        frames.add(part.frame.index, payload)
+    return await asyncio.to_thread(frames.finish, check_finite=False)
+
+
+def _open(data: bytes) -> tuple[pb.ModelPart, memoryview]:
+    header, payload = unpack(data)
+    return pb.ModelPart.FromString(header), payload
+
+
+def _split(name: str) -> Split:
+    for split in SPLITS:
+        if name == split:
+            return split
+    raise WireError(f"knows no split {name!r}")

@@ -1,0 +1,151 @@
+"""Who is there in which round: groups that join and leave, and clients that come and go. Pure functions of a seed."""
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pausefl_proto.errors import ConfigError
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Availability(Protocol):
+    """When a client that takes part can be reached."""
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """(rounds,) whether in rounds 1, 2, ...; `rng` is the client's own."""
+
+
+@dataclass(frozen=True)
+class Always:
+    """In every round."""
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """All true."""
+        del client_id, rng
+        return np.ones(rounds, np.bool_)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """On for some rounds, then off for some, from round 1."""
+
+    on_rounds: int
+    off_rounds: int
+
+    def __post_init__(self) -> None:
+        for name in ("on_rounds", "off_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """The same for every client."""
+        del client_id, rng
+        on: BoolArray = np.arange(rounds) % (self.on_rounds + self.off_rounds) < self.on_rounds
+        return on
+
+
+@dataclass(frozen=True)
+class Markov:
+    """On in round 1; from round to round it leaves or comes back with these probabilities (Gilbert's two states)."""
+
+    leave_probability: float
+    return_probability: float
+
+    def __post_init__(self) -> None:
+        for name in ("leave_probability", "return_probability"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be from 0 to 1")
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """Clients come and go independently."""
+        del client_id
+        on, u = np.ones(rounds, np.bool_), rng.random(rounds)
+        for t in range(1, rounds):
+            on[t] = u[t] >= self.leave_probability if on[t - 1] else u[t] < self.return_probability
+        return on
+
+
+@dataclass(frozen=True)
+class Trace:
+    """As a CSV file says: columns client_id, round, on (1 or 0), each row holding until the client's next one."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        self._changes()
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
+        """On before its first row, and always where the file does not name it."""
+        del rng
+        on = np.ones(rounds, np.bool_)
+        for t, is_on in sorted(self._changes().get(client_id, {}).items()):
+            on[t - 1 :] = is_on
+        return on
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The clients the file names."""
+        return frozenset(self._changes())
+
+    def _changes(self) -> dict[str, dict[int, bool]]:
+        """round -> on, by client; ValueError that names the file and the line."""
+        changes: dict[str, dict[int, bool]] = {}
+        try:
+            with Path(self.path).open(encoding="utf-8-sig", newline="") as file:
+                lines = csv.DictReader(file)
+                if not {"client_id", "round", "on"} <= set(lines.fieldnames or ()):
+                    raise ValueError(f'path = "{self.path}": must begin with a line of the columns client_id,round,on')
+                for row in lines:
+                    t, is_on = row["round"] or "", row["on"]
+                    if not t.isdecimal() or int(t) < 1 or is_on not in {"0", "1"}:
+                        expected = "client_id, round (from 1), on (1 or 0)"
+                        raise ValueError(f'path = "{self.path}": line {lines.line_num} is not {expected}')
+                    changes.setdefault(row["client_id"], {})[int(t)] = is_on == "1"
+        except OSError as error:
+            raise ValueError(f'path = "{self.path}": cannot be read ({error.strerror})') from None
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f'path = "{self.path}": cannot be read ({error})') from None
+        return changes
+
+
+AVAILABILITIES: Mapping[str, type[Availability]] = {"always": Always, "cycle": Cycle, "markov": Markov, "trace": Trace}
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Which clients are there in each round."""
+
+    client_ids: tuple[str, ...]
+    table: BoolArray
+    """(rounds, clients)."""
+
+    def __post_init__(self) -> None:
+        if not self.table[0].any():
+            raise ConfigError("clients.groups: nobody is there in round 1")
+
+    @classmethod
+    def of_all(cls, client_ids: Iterable[str]) -> Self:
+        """All of these clients, in every round."""
+        ids = tuple(client_ids)
+        return cls(ids, np.ones((1, len(ids)), np.bool_))
+
+    def at(self, round: int) -> frozenset[str]:
+        """Who is there in this round; after the last one, who was there then."""
+        row = self.table[min(round, len(self.table)) - 1]
+        return frozenset(client_id for client_id, is_on in zip(self.client_ids, row, strict=True) if is_on)
+
+    def changes(self, round: int) -> tuple[list[str], list[str]]:
+        """Who comes, and who goes, before this round."""
+        if round > len(self.table):
+            return [], []
+        now, before = self.table[round - 1], self.table[round - 2] if round > 1 else np.zeros_like(self.table[0])
+        if np.array_equal(now, before):
+            return [], []
+        come, gone = now & ~before, before & ~now
+        return [self.client_ids[k] for k in np.flatnonzero(come)], [self.client_ids[k] for k in np.flatnonzero(gone)]

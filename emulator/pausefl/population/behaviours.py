@@ -1,0 +1,323 @@
+"""How clients behave: small objects that change a client's data, settings or trainer; a chain is any list of them.
+
+All draws come from (seed, client, behaviour's place in the chain), and per round where they are per round, so a run
+repeats. Every behaviour works beside any policy and any workload that has what it changes.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from pausefl_client.datasets import Examples
+from pausefl_client.trainer import Trainer, TrainingOutcome, TrainingSettings
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import PauseflError
+from pausefl_proto.wire import Manifest, Vector
+
+FloatArray = npt.NDArray[np.float64]
+Draw = Callable[[int], np.random.Generator]
+"""round -> this client's generator for it; round 0 is before any."""
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """Honest: changes nothing. Behaviours override what they change."""
+
+    def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:  # noqa: ARG002
+        """The client's training examples, of `classes` labels in all."""
+        return examples
+
+    def settings(self, settings: TrainingSettings, draw: Draw) -> TrainingSettings:  # noqa: ARG002
+        """How the client trains."""
+        return settings
+
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:  # noqa: ARG002
+        """What trains for the client."""
+        return trainer
+
+
+@dataclass(frozen=True)
+class LabelFlip(Behaviour):
+    """Every label y becomes (y + 1) mod classes."""
+
+    def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:  # noqa: ARG002
+        """The same inputs under the next label."""
+        return replace(examples, labels=(examples.labels + 1) % classes)
+
+
+@dataclass(frozen=True)
+class LabelNoise(Behaviour):
+    """Each label is replaced, with probability `share`, by one drawn uniformly from all."""
+
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_share("share", self.share)
+
+    def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:
+        """The same inputs; drawn once."""
+        rng, n = draw(0), len(examples)
+        labels = np.where(rng.random(n) < self.share, rng.integers(classes, size=n), examples.labels)
+        return replace(examples, labels=labels)
+
+
+@dataclass(frozen=True)
+class QuantitySkew(Behaviour):
+    """Of each label the client has a share of its examples only, drawn uniformly from [least_share, 1]."""
+
+    least_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share("least_share", self.least_share)
+
+    def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:
+        """A part of them, at least one."""
+        rng = draw(0)
+        return _part(examples, rng.uniform(self.least_share, 1.0, classes), rng)
+
+
+@dataclass(frozen=True)
+class LabelSkew(Behaviour):
+    """The client's labels have proportions q ~ Dirichlet(concentration), as far as its examples go."""
+
+    concentration: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_positive("concentration", self.concentration)
+
+    def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:
+        """As many of them as have these proportions when all labels were equally frequent, at least one."""
+        rng = draw(0)
+        q = rng.dirichlet(np.full(classes, self.concentration))
+        return _part(examples, q / q.max(), rng)
+
+
+@dataclass(frozen=True)
+class LocalEpochs(Behaviour):
+    """The client's number of local epochs, drawn once from `choices`."""
+
+    choices: tuple[int, ...] = (2, 3, 4, 5)
+
+    def __post_init__(self) -> None:
+        if not self.choices or min(self.choices) < 1:
+            raise ValueError(f"choices = {list(self.choices)}: must be numbers of epochs, each at least 1")
+
+    def settings(self, settings: TrainingSettings, draw: Draw) -> TrainingSettings:
+        """The same with other epochs."""
+        return replace(settings, epochs=int(draw(0).choice(self.choices)))
+
+
+@dataclass(frozen=True)
+class GaussianUpdate(Behaviour):
+    """Model poisoning: a zero-mean Gaussian vector whose norm is that of the honest update times `scale`."""
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive("scale", self.scale)
+
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
+        """Trains to know the norm."""
+
+        def poison(update: Vector, round: int) -> Vector:
+            noise = draw(round).standard_normal(update.size, np.float32)
+            return noise * np.float32(self.scale * np.linalg.norm(update) / np.linalg.norm(noise))
+
+        return _ChangedUpdates(trainer, poison)
+
+
+@dataclass(frozen=True)
+class ScaledUpdate(Behaviour):
+    """The honest update times `factor`; a negative one turns it round."""
+
+    factor: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.factor):
+            raise ValueError(f"factor = {self.factor}: must be a finite number")
+
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:  # noqa: ARG002
+        """Trains honestly."""
+        return _ChangedUpdates(trainer, lambda update, _: np.float32(self.factor) * update)
+
+
+@dataclass(frozen=True)
+class SignFlip(ScaledUpdate):
+    """The honest update, turned round."""
+
+    factor: float = -1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor < 0):
+            raise ValueError(f"factor = {self.factor}: must be below 0, or nothing is turned round")
+
+
+@dataclass(frozen=True)
+class StaleModel(Behaviour):
+    """Trains from the model of `participations` of its own rounds ago, or the oldest it has seen."""
+
+    participations: int = 1
+
+    def __post_init__(self) -> None:
+        if self.participations < 1:
+            raise ValueError(f"participations = {self.participations}: must be at least 1")
+
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:  # noqa: ARG002
+        """The update is that of the stale model; the server adds it to its own."""
+        return _Stale(trainer, self.participations)
+
+
+@dataclass(frozen=True)
+class Dropout(Behaviour):
+    """In a round it was chosen for, the client trains and then gives no update, with probability `probability`."""
+
+    probability: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_share("probability", self.probability)
+
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
+        """Fails after the work is done."""
+
+        def drop(update: Vector, round: int) -> Vector:
+            if draw(round).random() < self.probability:
+                raise PauseflError(f"dropped out of round {round}")
+            return update
+
+        return _ChangedUpdates(trainer, drop)
+
+
+@dataclass(frozen=True)
+class SlowDevice(Behaviour):
+    """Training takes `factor` times as long as this machine needs for it."""
+
+    factor: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise ValueError(f"factor = {self.factor}: must be a finite number, at least 1")
+
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:  # noqa: ARG002
+        """Sleeps after training, so the processor is left to others as a slow one would leave it."""
+        return _Slow(trainer, self.factor)
+
+
+BEHAVIOURS: Mapping[str, type[Behaviour]] = {
+    "honest": Behaviour,
+    "label-flip": LabelFlip,
+    "label-noise": LabelNoise,
+    "quantity-skew": QuantitySkew,
+    "label-skew": LabelSkew,
+    "local-epochs": LocalEpochs,
+    "gaussian-update": GaussianUpdate,
+    "scaled-update": ScaledUpdate,
+    "sign-flip": SignFlip,
+    "stale-model": StaleModel,
+    "dropout": Dropout,
+    "slow-device": SlowDevice,
+}
+
+
+class Chain:
+    """One client's behaviours, each applied to what the ones before it left."""
+
+    def __init__(self, behaviours: Sequence[Behaviour], *, seed: int, client_id: str) -> None:
+        draws = (partial(generator, seed, "behaviour", client_id, place) for place in range(len(behaviours)))
+        self._links = list(zip(behaviours, draws, strict=True))
+
+    def examples(self, examples: Examples, classes: int) -> Examples:
+        """The examples the client trains on."""
+        for behaviour, draw in self._links:
+            examples = behaviour.examples(examples, classes, draw)
+        return examples
+
+    def settings(self, settings: TrainingSettings) -> TrainingSettings:
+        """How it trains."""
+        for behaviour, draw in self._links:
+            settings = behaviour.settings(settings, draw)
+        return settings
+
+    def trainer(self, trainer: Trainer) -> Trainer:
+        """What trains for it."""
+        for behaviour, draw in self._links:
+            trainer = behaviour.trainer(trainer, draw)
+        return trainer
+
+
+class _Wrapped:
+    """A trainer that is another one, but for what subclasses change."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def n_examples(self) -> int:
+        return self._trainer.n_examples
+
+    @property
+    def label_counts(self) -> dict[str, float]:
+        return self._trainer.label_counts
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._trainer.manifest
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        return self._trainer.train(theta, round=round)
+
+
+class _ChangedUpdates(_Wrapped):
+    """Every update goes through a function of it and the round."""
+
+    def __init__(self, trainer: Trainer, change: Callable[[Vector, int], Vector]) -> None:
+        super().__init__(trainer)
+        self._change = change
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        outcome = super().train(theta, round=round)
+        return replace(outcome, update=self._change(outcome.update, round))
+
+
+class _Stale(_Wrapped):
+    def __init__(self, trainer: Trainer, participations: int) -> None:
+        super().__init__(trainer)
+        self._models: deque[Vector] = deque(maxlen=participations + 1)
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        self._models.append(theta)
+        return super().train(self._models[0], round=round)
+
+
+class _Slow(_Wrapped):
+    def __init__(self, trainer: Trainer, factor: float) -> None:
+        super().__init__(trainer)
+        self._factor = factor
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        started_s = time.monotonic()
+        outcome = super().train(theta, round=round)
+        time.sleep((self._factor - 1) * (time.monotonic() - started_s))
+        return outcome
+
+
+def _part(examples: Examples, share: FloatArray, rng: np.random.Generator) -> Examples:
+    """Each example with probability share[label], (classes,), and one of them in any case."""
+    score = rng.random(len(examples)) / np.maximum(share[examples.labels], np.finfo(np.float64).tiny)
+    kept = np.flatnonzero(score < 1)
+    return examples.take(kept if kept.size else np.array([score.argmin()]))
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} = {value}: must be from 0 to 1")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} = {value}: must be a finite number above 0")

@@ -1,0 +1,31 @@
+"""What a run leaves to read: figures, one page, and the tables as CSV."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pausefl.report import csv as csv_files
+from pausefl.report.html import run_page
+from pausefl.report.plots import draw_all
+from pausefl.report.reading import read_run
+from pausefl.report.style import save_png
+
+__all__ = ["report_runs", "write_report"]
+
+
+def write_report(run_dir: Path) -> Path:
+    """Draw the run's figures into plots/ and write report.html; return the latter's path."""
+    run = read_run(run_dir)
+    figures = draw_all(run)
+    plots = run_dir / "plots"
+    plots.mkdir(exist_ok=True)
+    for name, figure in figures.items():
+        save_png(figure, plots / f"{name}.png")
+    page = run_dir / "report.html"
+    page.write_text(run_page(run, figures), encoding="utf-8")
+    return page
+
+
+def report_runs(run_dirs: Sequence[Path], csv: bool) -> list[Path]:
+    """Report on each run, with its tables as CSV if asked; return what was written: pages and CSV folders."""
+    pages = [write_report(run_dir) for run_dir in run_dirs]
+    return [*pages, *(csv_files.export(run_dir) for run_dir in run_dirs)] if csv else pages

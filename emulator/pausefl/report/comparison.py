@@ -1,0 +1,334 @@
+"""The same experiment under several policies: what each reached, in what time, at what privacy, over the seeds."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from pausefl.report.comparison_figure import draw_comparison
+from pausefl.report.comparison_groups import draw_groups
+from pausefl.report.html import embed, render
+from pausefl.report.reading import Privacy, RunData, Split, read_run
+from pausefl.report.style import save_png
+from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
+from pausefl_proto.errors import ConfigError
+
+FEW_SEEDS = 5
+"""Below this many values, least and greatest say more than a standard deviation."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over the seeds."""
+
+    mean: float
+    sd: float | None
+    """Of the sample; None for a single seed."""
+    least: float
+    greatest: float
+    n_seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> "Spread | None":
+        """None where some seed has no value."""
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return None
+        sd = statistics.stdev(known) if len(known) > 1 else None
+        return cls(statistics.fmean(known), sd, min(known), max(known), len(known))
+
+    def text(self, form: Callable[[float], str]) -> tuple[str, str]:
+        """The mean, and what it lies in: ± sd, or with few seeds least–greatest; empty where there is no spread."""
+        if self.sd is None or self.least == self.greatest:
+            return form(self.mean), ""
+        if self.n_seeds < FEW_SEEDS:
+            return form(self.mean), f"{form(self.least)}–{form(self.greatest)}"
+        return form(self.mean), f"± {form(self.sd)}"
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """How often the clients of one group were chosen under one policy."""
+
+    clients: int
+    join_round: int | None
+    selections_per_client: Spread | None
+    """From the round they joined to the last one."""
+    per_client_round: Spread | None
+    """The same per round in which the client could be chosen."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy's line in the table."""
+
+    policy: str
+    final_accuracy: Spread | None
+    best_accuracy: Spread | None
+    total_latency_s: Spread | None
+    time_to_common_s: Spread | None
+    """Total latency at the first evaluation that reached the common accuracy."""
+    latency_saved: Spread | None
+    """1 − time to the common accuracy / the baseline's under the same seed."""
+    max_epsilon_spent: Spread | None
+    suspect_rounds: Spread | None
+    """Rounds whose hosts spoilt the measurement; each run's report says how."""
+    selections_by_group: Mapping[str, GroupRow]
+    """Empty for an experiment without groups."""
+    relevant_to_irrelevant: Spread | None
+    """How many times as often relevant newcomers were chosen as irrelevant ones (`choices.relevant_to_irrelevant`)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several policies, each run once per seed."""
+
+    runs: Mapping[str, Sequence[RunData]]
+    """By policy, sorted by seed."""
+    baseline: str
+    split: Split
+    """What accuracies of curves are measured on."""
+    common_accuracy: float | None
+    """The greatest accuracy every run reached at some evaluation; None where some run was never evaluated."""
+    rows: Sequence[Row]
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """The seeds every policy was run with."""
+        return _seeds(next(iter(self.runs.values())))
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """What the private runs promised."""
+        return next((run.privacy for runs in self.runs.values() for run in runs if run.privacy), None)
+
+    @property
+    def warning(self) -> str:
+        """What speaks against the latencies compared; empty where nothing does."""
+        summaries = [run.summary for runs in self.runs.values() for run in runs]
+        suspect, rounds = (sum(summary[key] for summary in summaries) for key in ("suspect_rounds", "rounds"))
+        return f"{suspect} of {rounds} rounds are suspect; each run's report says why" if suspect else ""
+
+    @property
+    def budget_per(self) -> str:
+        """Whether each run had budgets of its own ("run") or some drew from older ones ("data holder")."""
+        per = {run.summary["budget_per"] for runs in self.runs.values() for run in runs}
+        return "data holder" if "data holder" in per else "run"
+
+
+def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
+    """Read the runs, for each policy one per seed, the same seeds for all. The baseline is `random`, else the first."""
+    if not run_dirs:
+        raise ConfigError("nothing to compare: name at least one policy")
+    runs = {policy: _read(dirs) for policy, dirs in run_dirs.items()}
+    first = next(iter(runs))
+    for policy, of_policy in runs.items():
+        own, others = _seeds(of_policy), _seeds(runs[first])
+        if own != others:
+            raise ConfigError(f"{policy} was run with seeds {own}, {first} with {others}: they must be the same")
+    _refuse_mixed_units(runs)
+    baseline = "random" if "random" in runs else first
+    split = _common_split(runs)
+    common = _common_accuracy(runs, split)
+    times_s = {policy: [_time_to(run, split, common) for run in of_policy] for policy, of_policy in runs.items()}
+    rows = [_row(policy, runs[policy], times_s[policy], times_s[baseline]) for policy in runs]
+    return Comparison(runs, baseline, split, common, rows)
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> Path:
+    """Write comparison.json, comparison.html and the figures as PNG; return the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    c = comparison
+    figures = {"comparison": draw_comparison(c.runs, c.split, c.privacy, c.common_accuracy)}
+    if groups := draw_groups(c.runs, c.split):
+        figures["groups"] = groups
+    for name, figure in figures.items():
+        save_png(figure, folder / f"{name}.png")
+    text = json.dumps(as_json(comparison), indent=2, ensure_ascii=False)
+    (folder / "comparison.json").write_text(f"{text}\n", "utf-8")
+    page = folder / "comparison.html"
+    page.write_text(_page(comparison, figures), "utf-8")
+    return page
+
+
+def as_json(comparison: Comparison) -> Mapping[str, Any]:
+    """The table for programs; a spread is an object, null where a run has no such number."""
+    privacy = comparison.privacy
+    return {
+        "seeds": comparison.seeds,
+        "baseline": comparison.baseline,
+        "split": comparison.split,
+        "common_accuracy": comparison.common_accuracy,
+        "privacy_unit": privacy.unit if privacy else None,
+        "epsilon_budget": privacy.epsilon_budget if privacy else None,
+        "policies": [asdict(row) for row in comparison.rows],
+    }
+
+
+def as_table(comparison: Comparison) -> Table:
+    """The table for a terminal."""
+    columns, lines = _cells(comparison)
+    caption = f"seeds {', '.join(map(str, comparison.seeds))}; {_accuracy_note(comparison)}"
+    if comparison.warning:
+        caption += f"; {comparison.warning}"
+    # It has to fit 80 columns.
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table.caption, table.caption_justify = caption, "left"
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.columns[0].justify, table.columns[0].no_wrap = "left", True
+    for policy, *cells in lines:
+        table.add_row(Text(policy), *(Text.assemble(mean, "\n", (spread, "dim")) for mean, spread in cells))
+    return table
+
+
+def as_group_table(comparison: Comparison) -> Table | None:
+    """How often each group was chosen under each policy, for a terminal; None for an experiment without groups."""
+    lines = _group_lines(comparison)
+    if not lines:
+        return None
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table.caption, table.caption_justify = "times chosen, per client", "left"
+    table.add_column("group", no_wrap=True)
+    for row in comparison.rows:
+        table.add_column(row.policy, justify="right")
+    for name, *cells in lines:
+        table.add_row(Text(name), *(Text.assemble(mean, "\n", (spread, "dim")) for mean, spread in cells))
+    return table
+
+
+def _group_lines(comparison: Comparison) -> list[list[Any]]:
+    """Each group's name, then (mean, spread) of the selections per client under each policy; last the ratio."""
+    rows = comparison.rows
+    names = dict.fromkeys(name for row in rows for name in row.selections_by_group)
+    lines = [[name, *(_of_group(row, name) for row in rows)] for name in names]
+    if any(row.relevant_to_irrelevant for row in rows):
+        lines.append(["relevant : irrelevant", *(_cell(row.relevant_to_irrelevant, _three_digits) for row in rows)])
+    return lines
+
+
+def _of_group(row: Row, name: str) -> tuple[str, str]:
+    group = row.selections_by_group.get(name)
+    return _cell(group.selections_per_client if group else None, _three_digits)
+
+
+def _accuracy_note(comparison: Comparison) -> str:
+    if comparison.common_accuracy is None:
+        return "some run was never evaluated, so there is no accuracy that all reach"
+    return f"{comparison.common_accuracy:.1%} is the greatest {comparison.split} accuracy that every run reaches"
+
+
+def _page(comparison: Comparison, figures: Mapping[str, Figure]) -> str:
+    columns, lines = _cells(comparison)
+    return render(
+        "comparison.html",
+        c=comparison,
+        columns=columns,
+        lines=lines,
+        group_lines=_group_lines(comparison),
+        accuracy_note=_accuracy_note(comparison),
+        figures=embed(figures),
+    )
+
+
+def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
+    """The table as text: its columns' names, and its lines: the policy, then (mean, spread) per column."""
+    common = "common accuracy" if comparison.common_accuracy is None else f"{comparison.common_accuracy:.1%}"
+    epsilon = comparison.privacy.label if comparison.privacy else "ε"
+    columns: Mapping[str, tuple[str, Callable[[float], str]]] = {
+        "final accuracy (%)": ("final_accuracy", _per_cent),
+        "best accuracy (%)": ("best_accuracy", _per_cent),
+        "total latency (s)": ("total_latency_s", _three_digits),
+        f"time to {common} (s)": ("time_to_common_s", _three_digits),
+        f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
+        f"greatest {epsilon}": ("max_epsilon_spent", _three_digits),
+    }
+    lines = [
+        [row.policy, *(_cell(getattr(row, name), form) for name, form in columns.values())] for row in comparison.rows
+    ]
+    return ["policy", *columns], lines
+
+
+def _cell(spread: Spread | None, form: Callable[[float], str]) -> tuple[str, str]:
+    return ("–", "") if spread is None else spread.text(form)
+
+
+def _per_cent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _three_digits(value: float) -> str:
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{decimals}f}"
+
+
+def _read(run_dirs: Sequence[Path]) -> Sequence[RunData]:
+    return sorted((read_run(run_dir) for run_dir in run_dirs), key=lambda run: run.summary["seed"])
+
+
+def _seeds(runs: Sequence[RunData]) -> Sequence[int]:
+    return [run.summary["seed"] for run in runs]
+
+
+def _refuse_mixed_units(runs: Mapping[str, Sequence[RunData]]) -> None:
+    privacies = (run.privacy for of_policy in runs.values() for run in of_policy)
+    units = {privacy.unit for privacy in privacies if privacy}
+    if len(units) > 1:
+        raise ConfigError("privacy.unit differs between the runs: ε per coordinate and ε of a vector do not compare")
+
+
+def _common_split(runs: Mapping[str, Sequence[RunData]]) -> Split:
+    """Test accuracy, which is what is reported, unless some run has none."""
+    tested = all(run.curve("test")[1].size for of_policy in runs.values() for run in of_policy)
+    return "test" if tested else "validation"
+
+
+def _common_accuracy(runs: Mapping[str, Sequence[RunData]], split: Split) -> float | None:
+    curves = [run.curve(split)[1] for of_policy in runs.values() for run in of_policy]
+    return min(float(curve.max()) for curve in curves) if all(curve.size for curve in curves) else None
+
+
+def _time_to(run: RunData, split: Split, accuracy: float | None) -> float | None:
+    total_latency_s, values = run.curve(split)
+    return None if accuracy is None else float(total_latency_s[np.argmax(values >= accuracy)])
+
+
+def _row(
+    policy: str, runs: Sequence[RunData], times_s: Sequence[float | None], baseline_s: Sequence[float | None]
+) -> Row:
+    saved = [_saved(own, other) for own, other in zip(times_s, baseline_s, strict=True)]
+    choices = [choices_by_group(run.records, run.groups) for run in runs]
+    return Row(
+        policy=policy,
+        final_accuracy=Spread.of([run.summary["final_accuracy"] for run in runs]),
+        best_accuracy=Spread.of([run.summary["best_accuracy"] for run in runs]),
+        total_latency_s=Spread.of([run.summary["total_latency_s"] for run in runs]),
+        time_to_common_s=Spread.of(times_s),
+        latency_saved=Spread.of(saved),
+        max_epsilon_spent=Spread.of([run.privacy.max_epsilon_spent if run.privacy else None for run in runs]),
+        suspect_rounds=Spread.of([run.summary["suspect_rounds"] for run in runs]),
+        selections_by_group={name: _group_row([run[name] for run in choices]) for name in runs[0].groups},
+        relevant_to_irrelevant=Spread.of([relevant_to_irrelevant(run) for run in choices]),
+    )
+
+
+def _group_row(groups: Sequence[GroupChoices]) -> GroupRow:
+    """One group over the seeds."""
+    return GroupRow(
+        clients=groups[0].clients,
+        join_round=groups[0].join_round,
+        selections_per_client=Spread.of([g.chosen.sum() / g.clients if g.clients else None for g in groups]),
+        per_client_round=Spread.of([g.per_client_round for g in groups]),
+    )
+
+
+def _saved(own_s: float | None, baseline_s: float | None) -> float | None:
+    return 1 - own_s / baseline_s if own_s is not None and baseline_s else None

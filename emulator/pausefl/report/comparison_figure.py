@@ -1,0 +1,107 @@
+"""The one figure that compares policies: accuracy against latency, greatest leakage, total latency."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pausefl.report.reading import Privacy, RunData, Split
+from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, percent_axis
+
+Runs = Mapping[str, Sequence[RunData]]
+Curve = tuple[NDArray[Any], NDArray[np.float64]]
+
+
+def draw_comparison(runs: Runs, split: Split, privacy: Privacy | None, common_accuracy: float | None) -> Figure:
+    """All policies in one figure, with the spread over seeds; without the leakage panel where no run was private."""
+    looks = policy_looks(runs)
+    mosaic = [["accuracy", "leakage"], ["accuracy", "total"]] if privacy else [["accuracy", "total"]]
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(10.4, 5.0), layout="constrained")
+        panels = figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1))  # type: ignore[arg-type]
+        _accuracy(panels["accuracy"], runs, looks, split, common_accuracy)
+        if privacy:
+            _leakage(panels["leakage"], runs, looks, privacy)
+        _total(panels["total"], runs, looks)
+    return figure
+
+
+def policy_looks(policies: Iterable[str]) -> Mapping[str, Look]:
+    """How each policy is drawn: dashes change with colours, and go on changing when the colours start again."""
+    n = len(SERIES)
+    return {name: Look(SERIES[i % n].light, DASHES[(i + i // n) % len(DASHES)]) for i, name in enumerate(policies)}
+
+
+def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, common_accuracy: float | None) -> None:
+    for policy, of_policy in runs.items():
+        curves = [run.curve(split) for run in of_policy]
+        if all(x.size for x, _ in curves):
+            draw_band(axes, curves, looks[policy], policy)
+    axes.set(title="Accuracy against latency", xlabel="total latency (s)", ylabel=f"{split} accuracy")
+    axes.set_xlim(left=0)
+    percent_axis(axes)
+    if common_accuracy is None:
+        axes.text(0.5, 0.5, "not evaluated", transform=axes.transAxes, ha="center", color=MUTED.light)
+        return
+    axes.axhline(common_accuracy, color=MUTED.light, linewidth=1, linestyle=":")
+    axes.annotate(
+        f"common accuracy {common_accuracy:.1%}", (1, common_accuracy), xycoords=("axes fraction", "data"),
+        xytext=(0, 3), textcoords="offset points", color=MUTED.light, ha="right", fontsize=9,
+    )  # fmt: skip
+    axes.legend(loc="lower right", handlelength=3.2)
+
+
+def draw_band(axes: Axes, curves: Sequence[Curve], look: Look, label: str) -> None:
+    """The mean over seeds and the range it lies in, where every seed has a value; accuracy is read off linearly."""
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if start >= end:  # evaluated once: nothing to interpolate
+        axes.plot([x[-1] for x, _ in curves], [y[-1] for _, y in curves], "o", color=look.colour, label=label)
+        return
+    grid = np.linspace(start, end, 300)
+    values = np.array([np.interp(grid, x, y) for x, y in curves])
+    axes.fill_between(grid, values.min(axis=0), values.max(axis=0), color=look.colour, alpha=0.18, linewidth=0)
+    axes.plot(grid, values.mean(axis=0), color=look.colour, linestyle=look.dash, label=label)
+
+
+def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: Privacy) -> None:
+    for policy, of_policy in runs.items():
+        tables = [run.greatest_leakage for run in of_policy if run.privacy]
+        if tables:
+            n_rounds = min(len(table["round"]) for table in tables)
+            spent = np.array([table["max_epsilon_spent"][:n_rounds] for table in tables])
+            rounds = tables[0]["round"][:n_rounds]
+            colour, dash = looks[policy]
+            axes.fill_between(rounds, spent.min(axis=0), spent.max(axis=0), color=colour, alpha=0.18, linewidth=0)
+            axes.plot(rounds, spent.mean(axis=0), color=colour, linestyle=dash)
+    axes.axhline(privacy.epsilon_budget, color=LIMIT.light, linewidth=1.2, linestyle=(0, (4, 2)))
+    axes.annotate(
+        f"budget ε = {privacy.epsilon_budget:g}", (0, privacy.epsilon_budget), xycoords=("axes fraction", "data"),
+        xytext=(4, -4), textcoords="offset points", color=LIMIT.light, va="top", fontsize=9,
+    )  # fmt: skip
+    axes.set(title="Greatest leakage of a client", xlabel="round", ylabel=privacy.label)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.06 * privacy.epsilon_budget)
+
+
+def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
+    values = [[run.summary["total_latency_s"] for run in of_policy] for of_policy in runs.values()]
+    mean_s = np.array([np.mean(v) for v in values])
+    below, above = mean_s - [min(v) for v in values], [max(v) for v in values] - mean_s
+    rows = np.arange(len(runs))
+    axes.barh(rows, mean_s, height=0.62, color=[look.colour for look in looks.values()])
+    if any(len(v) > 1 for v in values):
+        axes.errorbar(mean_s, rows, xerr=(below, above), fmt="none", ecolor=INK.light, elinewidth=1.2, capsize=3)
+    for row, mean, greatest in zip(rows, mean_s, mean_s + above, strict=True):
+        axes.annotate(
+            f"{mean:,.4g} s", (greatest, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9
+        )
+    axes.set_yticks(rows, list(runs), color=INK.light)
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.25 * max(mean_s + above))
+    axes.set(title="Total latency", xlabel="seconds")

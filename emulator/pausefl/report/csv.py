@@ -1,0 +1,51 @@
+"""The documented views of run.db as CSV files, and what a Fed-TS run learnt."""
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pausefl.report.learning import Learning, learning
+from pausefl.report.reading import open_database, read_run
+
+_VIEWS = "SELECT name FROM sqlite_schema WHERE type = 'view'"
+
+
+def export(run_dir: Path) -> Path:
+    """Write each view to RUN_DIR/csv/VIEW.csv, numbers as SQLite holds them; return the folder.
+
+    A run under a policy with Fed-TS's posteriors has two tables more: posteriors.csv and drifts.csv.
+    """
+    learnt = learning(read_run(run_dir))
+    folder = run_dir / "csv"
+    folder.mkdir(exist_ok=True)
+    with open_database(run_dir) as database:
+        for (view,) in database.execute(_VIEWS).fetchall():
+            rows = database.execute(f"SELECT * FROM {view}")
+            _write(folder / f"{view}.csv", [column[0] for column in rows.description], rows)
+    if learnt:
+        _write(folder / "posteriors.csv", ("round", "client_id", "s", "f"), _posteriors(learnt))
+        _write(folder / "drifts.csv", (*learnt.drifts, "threshold"), _drifts(learnt))
+    return folder
+
+
+def _posteriors(learnt: Learning) -> Iterator[tuple[Any, ...]]:
+    """Each newcomer's s and f after each round from the one it joined at."""
+    for t, (s, f) in enumerate(zip(learnt.s.tolist(), learnt.f.tolist(), strict=True), start=1):
+        rows = zip(learnt.newcomers, learnt.join_round, s, f, strict=True)
+        yield from ((t, client_id, s_k, f_k) for client_id, join_round, s_k, f_k in rows if t >= join_round)
+
+
+def _drifts(learnt: Learning) -> Iterator[tuple[Any, ...]]:
+    """Each drift beside the threshold of its round, empty where there was none; flags are 0 or 1."""
+    for t, client_id, drift, original, small in zip(*(c.tolist() for c in learnt.drifts.values()), strict=True):
+        threshold = float(learnt.threshold[t - 1])
+        yield t, client_id, drift, int(original), int(small), None if math.isnan(threshold) else threshold
+
+
+def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)

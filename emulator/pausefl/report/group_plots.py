@@ -1,0 +1,132 @@
+"""Figures of an experiment with groups of clients: who was chosen (as Fed-TS's Fig. 5), and accuracy as groups join."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pausefl.config.tables import group_of
+from pausefl.report.reading import RunData, Split
+from pausefl.report.style import DASHES, INK, MUTED, SERIES, Colour, Look, make_room, new_figure, percent_axis
+from pausefl.results.selections import RELEVANT, GroupChoices
+
+Groups = Mapping[str, GroupChoices]
+NO_GROUP = Look(MUTED.light, "-")
+MOST_NAMED = 30
+"""With more clients than this, half a figure numbers them instead of naming each."""
+
+_BLUE, _VERMILION, _GREEN, _PURPLE, _ORANGE, _SKY, _GREY = SERIES
+
+
+def group_looks(groups: Groups) -> Mapping[str, Look]:
+    """Relevant newcomers are blue, others in warm colours, originals in cool ones.
+
+    Groups whose names differ by a final number share a colour; their dashes differ.
+    """
+    families: dict[str, list[str]] = defaultdict(list)
+    for name in groups:
+        families[name.rstrip("0123456789")].append(name)
+    palettes = {"original": [_GREY, _SKY, _GREEN], "relevant": [_BLUE], "other": [_VERMILION, _ORANGE, _PURPLE]}
+    looks: dict[str, Look] = {}
+    for members in families.values():
+        palette: list[Colour] = palettes[_kind(members[0], groups[members[0]])]
+        looks |= {name: Look(palette[0].light, DASHES[i % len(DASHES)]) for i, name in enumerate(members)}
+        palette.append(palette.pop(0))
+    return looks
+
+
+def joins(groups: Groups) -> Mapping[int, list[str]]:
+    """The names of the newcomers' groups by the round before which they joined."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for name, group in groups.items():
+        if group.join_round is not None and group.join_round > 1:
+            found[group.join_round].append(name)
+    return dict(sorted(found.items()))
+
+
+def mark_joins(axes: Axes, rounds: Iterable[int]) -> None:
+    """A dotted line before each of these rounds."""
+    for join_round in rounds:
+        axes.axvline(join_round - 0.5, color=MUTED.light, linewidth=1, linestyle=":", zorder=0.5)
+
+
+def selections(run: RunData, groups: Groups) -> Figure:
+    """How often clients were chosen: by round, on average over each group (and, if few, each); and each at the end."""
+    ids = sorted(run.clients["client_id"].tolist(), key=lambda client_id: (_place(client_id, groups), client_id))
+    columns = {client_id: k for k, client_id in enumerate(ids)}
+    indices = ([columns[client_id] for client_id in record.chosen] for record in run.records)
+    chosen = np.array([np.bincount(of_round, minlength=len(ids)) for of_round in indices])
+    figure = Figure(figsize=(9.2, 3.8), layout="constrained")
+    by_round, by_client = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    mark_joins(by_round, joins(groups))
+    looks = group_looks(groups)
+    colours = [looks.get(group_of(client_id), NO_GROUP).colour for client_id in ids]
+    if len(ids) <= MOST_NAMED:
+        for times, colour in zip(chosen.T, colours, strict=True):
+            by_round.plot(*so_far(times), color=colour, linewidth=0.6, alpha=0.35)
+    for name, group in groups.items():
+        if group.join_round:
+            mean = so_far(group.chosen / group.clients, group.join_round)
+            by_round.plot(*mean, color=looks[name].colour, linestyle=looks[name].dash, label=name, linewidth=2.2)
+    by_round.set(title="Selections", xlabel="round", ylabel="times chosen so far", xlim=(0, None), ylim=(0, None))
+    _bars(by_client, ids, chosen.sum(axis=0), colours)
+    figure.legend(*by_round.get_legend_handles_labels(), loc="outside right center", handlelength=2.6)
+    return figure
+
+
+def accuracy_around_joins(run: RunData, groups: Groups) -> Figure:
+    """Accuracy after each round that was evaluated, with a line where groups joined."""
+    figure, axes = new_figure("Accuracy around the joins", "round", "accuracy")
+    splits: tuple[Split, ...] = ("test", "validation")
+    for split, colour, dash in zip(splits, SERIES, DASHES, strict=False):
+        rounds, values = run.accuracy_by_round(split)
+        if values.size:
+            axes.plot(rounds, values, color=colour.light, linestyle=dash, label=split)
+    axes.set_xlim(left=0)
+    percent_axis(axes)
+    name_joins(axes, groups)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+    return figure
+
+
+def name_joins(axes: Axes, groups: Groups) -> None:
+    """A dotted line before each round in which groups came, with their names above it."""
+    found = joins(groups)
+    mark_joins(axes, found)
+    make_room(axes, max((1 + len(names) for names in found.values()), default=0))
+    for join_round, names in found.items():
+        axes.annotate(
+            "\n".join((f"round {join_round}", *names)), (join_round - 0.5, 1), xycoords=("data", "axes fraction"),
+            xytext=(0, 3), textcoords="offset points", fontsize=8, color=INK.light, ha="left", va="bottom",
+        )  # fmt: skip
+
+
+def so_far(chosen: NDArray[Any], join_round: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The rounds from the one before a group joined, and how often it was chosen up to each."""
+    rounds = np.arange(join_round - 1, len(chosen) + 1)
+    return rounds, np.concatenate([[0.0], chosen.cumsum()])[rounds]
+
+
+def _bars(axes: Axes, ids: list[str], times: NDArray[np.int64], colours: list[str]) -> None:
+    axes.bar(range(len(ids)), times, width=0.76 if len(ids) <= MOST_NAMED else 1.0, color=colours, linewidth=0)
+    axes.set(title="Each client, at the end", xlabel="client", ylabel="times chosen", xlim=(-0.8, len(ids) - 0.2))
+    axes.locator_params(axis="y", integer=True)
+    if len(ids) <= MOST_NAMED:
+        axes.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
+
+
+def _place(client_id: str, groups: Groups) -> int:
+    """Where a client's group stands among all, those of none last."""
+    names = list(groups)
+    group = group_of(client_id)
+    return names.index(group) if group in names else len(names)
+
+
+def _kind(name: str, group: GroupChoices) -> str:
+    if group.join_round == 1:
+        return "original"
+    return "relevant" if name.startswith(RELEVANT) else "other"

@@ -1,0 +1,172 @@
+"""A run as one self-contained HTML page."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from pausefl.report.reading import Privacy, RunData
+from pausefl.report.style import css_variables, to_svg
+
+UNIT_SENTENCES = {
+    "coordinate": "Each coordinate of an update was clamped and noised on the client before it left: ε holds per "
+    "coordinate. The upload as a whole, a vector of d = {d:,} coordinates, has d times that ε. Both are given.",
+    "vector": "Each update was clipped as a whole and noised on the client before it left: ε holds for the upload "
+    "vector, of d = {d:,} coordinates, and so for each single coordinate at most. Both are given.",
+}
+NOISE_SENTENCES = {
+    "laplace": "Noise: Laplace, drawn in float64 from a fresh seed of the operating system for every release (by "
+    "numpy's PCG64DXSM, 128 bits; on a client that trains on a GPU by torch's Philox, 124 bits), and rounded to "
+    "float32. Floating-point sampling is not exact (Mironov, 2012).",
+    "opendp": "Noise: Laplace, drawn by OpenDP's exact sampler from the operating system's entropy.",
+    "reproducible": "Noise: drawn from the experiment's seed.",
+}
+BUDGET_SENTENCES = {
+    "run": "Budgets are per run: every client came with a ledger that counted no release. Whoever runs several "
+    "experiments on the same data, each with new ledgers, spends a budget in each of them, and they add up.",
+    "data holder": "Budgets are per data holder: all experiments that share these ledgers draw from them. {before} of "
+    "{clients} clients came with part of their budget spent, which is counted in.",
+}
+DISCLOSURES = {
+    "n_examples": "|D_k|, how many examples the client has: the average by data size needs it",
+    "device_times": "device times: how long the client queued, trained and privatised",
+    "host_load": "host load: event-loop lag, timer overshoot, stolen processor time and share of compute",
+    "answers": "when it answers, that a job failed (in a private run not why), and how many releases its ledger counts",
+    "labels": "how many examples of each label it has",
+    "loss": "the training loss of each chosen round",
+    "host_metrics": "metrics of client hosts: training, queue, noise and delay times, event-loop lag and ε spent, to"
+    " whoever can reach them (metrics.client_host)",
+}
+SIGNAL_SENTENCES = {
+    "round_trip": "round_trip: the policy saw the device's own time and the communication time together.",
+    "communication": "communication: the policy saw the round trip without the device's own time.",
+}
+
+
+def render(template: str, **values: object) -> str:
+    """Fill one of this package's templates; everything that is not marked safe is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    schemes = {scheme: Markup(css_variables(scheme)) for scheme in ("light", "dark")}
+    return environment.get_template(template).render(number=number, percent=percent, **schemes, **values)
+
+
+def embed(figures: Mapping[str, Figure]) -> Mapping[str, Markup]:
+    """The figures as inline SVG."""
+    return {name: Markup(to_svg(figure, name)) for name, figure in figures.items()}
+
+
+def run_page(run: RunData, figures: Mapping[str, Figure]) -> str:
+    """report.html of one run."""
+    return render(
+        "report.html",
+        s=run.summary,
+        config=run.config,
+        figures=embed(figures),
+        headline=list(_headline(run)),
+        grouped=bool(run.groups),
+        private=run.privacy is not None,
+        disclosed=[DISCLOSURES.get(item, item) for item in run.summary["disclosed"]],
+        **(_privacy(run, run.privacy) if run.privacy else {}),
+        **_timing_sentences(run),
+    )
+
+
+def number(value: float | None) -> str:
+    """Four digits of it."""
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as per cent."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
+    """The numbers on top: name, value, note."""
+    s = run.summary
+    yield "final accuracy", percent(s["final_accuracy"]), f"best {percent(s['best_accuracy'])}"
+    yield "total latency", f"{s['total_latency_s']:,.1f} s", f"sum over rounds, {s['latency_signal']}"
+    yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"time scale {s['time_scale']:g}"
+    if p := run.privacy:
+        yield "greatest ε spent", number(p.max_epsilon_spent), f"of {number(p.epsilon_budget)}, {p.label}"
+        yield "the same as vector ε", number(p.vector_epsilon_max), "ε of the client's whole uploads"
+    yield "selection, median", _milliseconds(s["selection_s_median"]), "per round"
+    yield "rejected updates", str(s["rejected_updates"]), ""
+    yield "suspect rounds", str(s["suspect_rounds"]), f"of {s['rounds']}"
+    if "overruns" in s:
+        yield "overruns", str(s["overruns"]), "exchanges longer than the total drawn for them"
+    penalty_s = float(run.round_latency["cluster_penalty_s"].sum())
+    if penalty_s:
+        yield "cluster penalty", f"{penalty_s:,.1f} s", "eq. (22), not in the total latency"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1e3 * seconds:.3g} ms"
+
+
+def _privacy(run: RunData, privacy: Privacy) -> Mapping[str, object]:
+    d, spent_before = run.summary["model_size"], run.clients["spent_before"].tolist()
+    budget_sentence = BUDGET_SENTENCES[run.summary["budget_per"] or "run"]
+    vector_factor = d if privacy.unit == "coordinate" else 1
+    return {
+        "privacy": privacy,
+        "unit_sentence": UNIT_SENTENCES[privacy.unit].format(d=d),
+        "vector_factor": vector_factor,
+        "noise_sentence": NOISE_SENTENCES[run.summary["noise"] or "laplace"],
+        "budget_sentence": budget_sentence.format(before=sum(map(bool, spent_before)), clients=len(spent_before)),
+        "retired": int((run.clients["retired_before"] > 0).sum()),
+        "clients": list(_clients(run)),
+        "schedule": _schedule(run),
+    }
+
+
+def _clients(run: RunData) -> Iterator[Mapping[str, Any]]:
+    """A row per client of `RunData.clients`, with the rounds it released in."""
+    for values in zip(*(column.tolist() for column in run.clients.values()), strict=True):
+        client = dict(zip(run.clients, values, strict=True))
+        of_client = run.leakage["client_id"] == client["client_id"]
+        yield client | {"rounds": run.leakage["round"][of_client].tolist()}
+
+
+def _schedule(run: RunData) -> Sequence[tuple[int, float]]:
+    """(i, ε_i) of every i-th release there was."""
+    participations, first = np.unique(run.leakage["participation"], return_index=True)
+    return list(zip(participations.tolist(), run.leakage["epsilon"][first].tolist(), strict=True))
+
+
+def _timing_sentences(run: RunData) -> Mapping[str, str]:
+    s, error_s = run.summary, run.summary["timing_error_s"]
+    return {
+        "signal_sentence": SIGNAL_SENTENCES[s["latency_signal"]],
+        "scale_sentence": _scale_sentence(s["time_scale"]),
+        "error_sentence": "not known: nothing was measured"
+        if error_s is None or error_s["p50"] is None
+        else f"p50 {_milliseconds(error_s['p50'])}, p99 {_milliseconds(error_s['p99'])}, in real time",
+        "propagation_sentence": _propagation_sentence(run),
+    }
+
+
+def _scale_sentence(time_scale: float) -> str:
+    if time_scale == 1:
+        return "1: delays were injected as drawn."
+    return (
+        f"{time_scale:g}: injected delays were multiplied by it and the measured communication time divided by it, "
+        f"which multiplies real overhead and timing error by {1 / time_scale:.3g} in every latency reported. "
+        "The figures of this section show real seconds."
+    )
+
+
+def _propagation_sentence(run: RunData) -> str:
+    if not run.breakdown["round"].size:
+        return "nothing was measured"
+    share = np.median(run.breakdown["propagation_s"] / run.breakdown["round_trip_s"])
+    return f"{share:.1%} of the round trip, in the median, is explained by no measured part."

@@ -1,0 +1,264 @@
+"""The figures of one run, as the papers draw them. Each function takes a run and returns one figure."""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pausefl.report import group_plots, learning_plots
+from pausefl.report.learning import learning
+from pausefl.report.reading import Privacy, RunData, Split
+from pausefl.report.style import (
+    DASHES,
+    INK,
+    LIMIT,
+    MUTED,
+    PARTS,
+    RC,
+    SERIES,
+    make_room,
+    new_figure,
+    percent_axis,
+)
+from pausefl.results.selections import choices_by_group
+
+FloatArray = NDArray[np.float64]
+SPLITS: tuple[Split, ...] = ("test", "validation")
+MOST_NAMED = 60
+"""With more clients than this, an axis numbers them instead of naming each."""
+
+
+def draw_all(run: RunData) -> Mapping[str, Figure]:
+    """The run's figures by file name, without those it has no data for."""
+    with mpl.rc_context(RC):
+        return dict(_drawable(run))
+
+
+def _drawable(run: RunData) -> Iterator[tuple[str, Figure]]:
+    if run.accuracy["round"].size:
+        yield "accuracy", accuracy(run)
+    groups = choices_by_group(run.records, run.groups)
+    if groups and run.records:
+        yield "selections", group_plots.selections(run, groups)
+    elif run.clients["client_id"].size:
+        yield "selections", selections(run)
+    if group_plots.joins(groups) and run.accuracy["round"].size:
+        yield "joins", group_plots.accuracy_around_joins(run, groups)
+    if learnt := learning(run):
+        if (learnt.drifts["drift"] > 0).any():
+            yield "threshold", learning_plots.threshold(learnt, groups)
+        yield "posteriors", learning_plots.posteriors(learnt, groups)
+        yield "participation", learning_plots.participation(learnt)
+    if run.breakdown["round"].size:
+        yield "latency", latency(run)
+        yield "breakdown", breakdown(run)
+        yield "waterfall", waterfall(run)
+    if run.privacy and run.leakage["round"].size:
+        yield "leakage", leakage(run, run.privacy)
+        yield "releases", releases(run, run.privacy)
+
+
+def accuracy(run: RunData) -> Figure:
+    """Accuracy against the total latency, each split that was evaluated."""
+    figure, axes = new_figure("Accuracy against latency", "total latency (s)", "accuracy")
+    for split, colour, dash in zip(SPLITS, SERIES, DASHES, strict=False):
+        total_latency_s, values = run.curve(split)
+        if values.size:
+            axes.plot(total_latency_s, values, color=colour.light, linestyle=dash, label=f"{split} {values[-1]:.1%}")
+    percent_axis(axes)
+    axes.set_xlim(left=0)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def leakage(run: RunData, privacy: Privacy) -> Figure:
+    """The greatest ε any client has spent, by round, with the budget it stays under."""
+    figure, axes = new_figure("Greatest leakage", "round", f"greatest ε spent by a client\n({privacy.label})")
+    table, budget = run.greatest_leakage, privacy.epsilon_budget
+    axes.step(table["round"], table["max_epsilon_spent"], where="post", color=SERIES[0].light)
+    axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle="--")
+    axes.annotate(
+        f"budget ε = {budget:g}", (1, budget), xycoords=("axes fraction", "data"), xytext=(0, -4),
+        textcoords="offset points", color=LIMIT.light, ha="right", va="top", fontsize=9,
+    )  # fmt: skip
+    axes.set_ylim(0, budget * 1.06)
+    axes.set_xlim(left=0)
+    return figure
+
+
+def releases(run: RunData, privacy: Privacy) -> Figure:
+    """Who released what and when: a dot per release, its area proportional to the ε it spent."""
+    table, ids = run.leakage, run.clients["client_id"]
+    height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))
+    figure, axes = new_figure("Releases", "round", "client", height=height)
+    diameter_pt = min(6.5, 55 * height / len(ids))  # a dot stays in its client's row
+    area = diameter_pt**2 * table["epsilon"] / table["epsilon"].max()
+    rows = np.searchsorted(ids, table["client_id"])
+    axes.scatter(table["round"], rows, s=area, color=SERIES[0].light, linewidths=0, rasterized=len(rows) > 2000)
+    axes.set_title(f"area: {privacy.label} of the release, greatest {table['epsilon'].max():.3g}", loc="right", **_NOTE)
+    axes.grid(axis="x")
+    axes.set_ylim(len(ids) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    if len(ids) <= MOST_NAMED:
+        axes.set_yticks(range(len(ids)), ids, fontsize=7)
+    return figure
+
+
+def selections(run: RunData) -> Figure:
+    """How often each client was chosen, beside what a uniform choice would give on average."""
+    ids, times = run.clients["client_id"], run.clients["times_chosen"]
+    figure, axes = new_figure("Selections per client", "client", "times chosen")
+    _bars(axes, np.zeros(len(ids)), times, SERIES[0].light)
+    axes.axhline(times.mean(), color=INK.light, linewidth=1.2, linestyle="--", label=f"uniform: {times.mean():.3g}")
+    axes.set_ylim(0, 1.2 * max(times.max(), 1))
+    axes.locator_params(axis="y", integer=True)
+    axes.legend(loc="upper right")
+    _name_clients(axes, ids)
+    return figure
+
+
+def latency(run: RunData) -> Figure:
+    """The delay drawn for each exchange against the communication time measured, by client and by exchange."""
+    table = run.breakdown
+    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
+    by_client, by_exchange = figure.subplots(1, 2, width_ratios=(1.7, 1))
+    ids, of_client = _by_client(run)
+    drawn, measured = (_quantiles(table[column], of_client) for column in ("drawn_s", "communication_s"))
+    order = np.argsort(drawn[1])
+    size = 3.5 if len(ids) <= MOST_NAMED else 1
+    for shift, (low, median, high), colour, label in (
+        (-0.15, drawn, INK, "drawn"),
+        (0.15, measured, SERIES[1], "measured"),
+    ):
+        x = np.arange(len(ids)) + shift
+        by_client.vlines(x, low[order], high[order], color=colour.light, linewidth=1, alpha=0.6)
+        by_client.plot(x, median[order], "o", markersize=size, color=colour.light, label=label)
+    pings = dict(zip(run.ping_baseline["client_id"], run.ping_baseline["ping_mean_s"], strict=True))
+    if pings:
+        ping_s = [pings.get(client_id, np.nan) for client_id in ids[order]]
+        by_client.plot(ping_s, "_", markersize=size + 2, color=MUTED.light, label="ping, idle")
+    _label(by_client, "Latency of each client", "client, by drawn delay", "seconds, median and 10–90 %")
+    by_client.set_ylim(bottom=0)
+    by_client.legend(loc="upper left")
+    _name_clients(by_client, ids[order])
+
+    limit_s = 1.05 * max(table["drawn_s"].max(), table["communication_s"].max(), 1e-3)
+    by_exchange.plot([0, limit_s], [0, limit_s], color=INK.light, linewidth=1, label="measured = drawn")
+    suspect = np.isin(table["round"], run.suspect_rounds["round"])
+    for rows, colour, marker, label in ((~suspect, SERIES[1], "o", ""), (suspect, LIMIT, "x", "in suspect rounds")):
+        if rows.any():
+            by_exchange.scatter(
+                table["drawn_s"][rows], table["communication_s"][rows], s=7, alpha=0.5, color=colour.light,
+                linewidths=0.8, marker=marker, label=label, rasterized=len(rows) > 2000,
+            )  # fmt: skip
+    _label(by_exchange, "Each exchange", "drawn delay (s)", "measured communication time (s)")
+    by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
+    by_exchange.locator_params(nbins=5)
+    by_exchange.legend(loc="lower right")
+    return figure
+
+
+def breakdown(run: RunData) -> Figure:
+    """Where the time of each client's exchanges went, on average, as stacked bars."""
+    ids, of_client = _by_client(run)
+    mean_s = {part: _mean(run.breakdown[part], of_client) for part in PARTS}
+    total_s = np.sum(list(mean_s.values()), axis=0)
+    order = np.argsort(total_s)
+    figure, axes = new_figure("Where the time goes", "client, by exchange", "mean exchange (s)", height=4.0)
+    bottom_s = np.zeros(len(ids))
+    for part, (label, colour) in PARTS.items():
+        top_s = bottom_s + np.maximum(mean_s[part][order], 0)
+        _bars(axes, bottom_s, top_s, colour.light, label)
+        bottom_s = top_s
+    axes.set_ylim(0, bottom_s.max() * 1.05)
+    _legend_of_parts(figure, axes, reverse=True)
+    _name_clients(axes, ids[order])
+    return figure
+
+
+def waterfall(run: RunData) -> Figure:
+    """One round, the one of median latency: each chosen client's exchange, part after part."""
+    number = _median_round(run)
+    rows = run.breakdown["round"] == number
+    table = {column: values[rows] for column, values in run.breakdown.items()}
+    order = np.argsort(table["exchange_s"])
+    ids = table["client_id"][order]
+    height = max(2.6, min(7.0, 1.4 + 0.3 * len(ids)))
+    figure, axes = new_figure(f"Round {number}, of median latency", "seconds since framing began", "", height=height)
+    suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
+    if suspect.size:
+        _warn(axes, f"suspect: {', '.join(suspect)}")
+    left_s = np.zeros(len(ids))
+    for part, (label, colour) in PARTS.items():
+        width_s = np.maximum(table[part][order], 0)
+        axes.barh(range(len(ids)), width_s, left=left_s, height=0.7, color=colour.light, label=label)
+        left_s += width_s
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    if len(ids) <= MOST_NAMED:
+        axes.set_yticks(range(len(ids)), ids)
+    _legend_of_parts(figure, axes, reverse=False)
+    return figure
+
+
+_NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTED.light}
+
+
+def _warn(axes: Axes, text: str) -> None:
+    """Put a warning of any length on lines of its own between the title and the axes."""
+    lines = textwrap.wrap(text, 80)
+    make_room(axes, len(lines))
+    axes.text(0, 1.02, "\n".join(lines), transform=axes.transAxes, va="bottom", **{**_NOTE, "color": LIMIT.light})
+
+
+def _label(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set(title=title, xlabel=x, ylabel=y)
+
+
+def _name_clients(axes: Axes, ids: NDArray[Any]) -> None:
+    if len(ids) <= MOST_NAMED:
+        axes.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
+    axes.set_xlim(-0.8, len(ids) - 0.2)
+
+
+def _bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, label: str | None = None) -> None:
+    """Bars at 0, 1, …: one path for all of them, so that a thousand clients still make a small SVG."""
+    edges = np.arange(len(top))[:, None] + np.array([-0.5, 0.5]) * (0.76 if len(top) <= MOST_NAMED else 1)
+    gaps = np.full(len(top), np.nan)
+    heights, baseline = (np.column_stack([part, gaps]).ravel()[:-1] for part in (top, bottom))
+    axes.stairs(heights, edges.ravel(), baseline=baseline, fill=True, color=colour, label=label, linewidth=0)
+
+
+def _legend_of_parts(figure: Figure, axes: Axes, reverse: bool) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside right center", title="part, in order", title_fontsize=9, reverse=reverse
+    )
+
+
+def _by_client(run: RunData) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """The ids that were observed, and for each exchange the index of its client among them."""
+    ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
+    return ids, of_client
+
+
+def _mean(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
+    return np.bincount(of_client, weights=values) / np.bincount(of_client)
+
+
+def _quantiles(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
+    """(3, n_clients): each client's 10 % quantile, median and 90 % quantile."""
+    groups = (values[of_client == client] for client in range(of_client.max() + 1))
+    return np.column_stack([np.quantile(group, (0.1, 0.5, 0.9)) for group in groups])
+
+
+def _median_round(run: RunData) -> int:
+    """The committed round whose latency is the median one, among those somebody answered in."""
+    answered = np.isin(run.round_latency["round"], run.breakdown["round"])
+    rounds, latency_s = (run.round_latency[column][answered] for column in ("round", "round_latency_s"))
+    return int(rounds[np.argsort(latency_s, kind="stable")[len(rounds) // 2]])

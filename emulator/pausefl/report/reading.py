@@ -1,0 +1,245 @@
+"""A run directory, read: what every report, figure and comparison starts from."""
+
+import json
+import sqlite3
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pausefl_proto.errors import ConfigError
+from pausefl_server.records import RoundRecord
+from pausefl_server.store import read_rounds
+
+Columns = Mapping[str, NDArray[Any]]
+"""A table by column: arrays of one length."""
+Split = Literal["test", "validation"]
+Unit = Literal["coordinate", "vector"]
+
+SCHEMA_VERSION = "1"
+"""The shape of the views that is read here; `pausefl_server.store` writes it."""
+VIEWS = (
+    *("round_latency", "breakdown", "hosts", "suspect_rounds", "ping_baseline"),
+    *("leakage", "greatest_leakage", "selections", "accuracy"),
+)
+"""The documented views of run.db that reports read."""
+
+
+class TimingError(TypedDict):
+    """Measured − drawn, in real seconds."""
+
+    p50: float | None
+    p99: float | None
+
+
+class Suspicion(TypedDict):
+    """One reason to doubt measurements."""
+
+    rounds: int
+    advice: str
+
+
+class Summary(TypedDict):
+    """summary.json, as far as reports need it."""
+
+    policy: str
+    policy_parameters: dict[str, Any]
+    seed: int
+    rounds: int
+    clients: int
+    m: int
+    data: NotRequired[str | None]
+    """How many examples there were; None: no model was judged."""
+    model_size: int
+    """Parameters of the model: the length of an upload."""
+    final_accuracy: float | None
+    best_accuracy: float | None
+    wall_clock_s: float
+    total_latency_s: float
+    latency_signal: Literal["round_trip", "communication"]
+    time_scale: float
+    timing_error_s: TimingError | None
+    privacy_unit: Unit | None
+    """None: a run without privacy; the ε below then mean nothing."""
+    epsilon_budget: float
+    max_epsilon_spent: float
+    vector_epsilon_max: float
+    private: bool
+    """False: no noise, or noise from the seed, which protects nobody."""
+    noise: Literal["laplace", "opendp", "reproducible"] | None
+    delta: float | None
+    epsilon_at_delta: float | None
+    """ε of (ε, δ) for the client that released most, in the privacy unit; None also without dp-accounting."""
+    epsilon_floor: float | None
+    budget_per: Literal["run", "data holder"] | None
+    disclosed: list[str]
+    selection_s_median: float | None
+    rejected_updates: int
+    suspect_rounds: int
+    suspect_because: dict[str, "Suspicion"]
+    overruns: NotRequired[int]
+    """Only where delays are totals: exchanges longer than what was drawn for them."""
+    stopped_because: str
+
+
+# Everybody who ever said hello, also those never chosen. The greatest ε is the reconciled one: a release whose update
+# never arrived stands in an event, not in an observation.
+CLIENTS = """
+SELECT client_id, max(n_examples) AS n_examples, coalesce(max(times_chosen), 0) AS times_chosen,
+       sum(accepted) AS accepted, max(released) AS released, max(epsilon_spent) AS epsilon_spent,
+       (SELECT epsilon_spent FROM events WHERE kind = 'joined' AND events.client_id = log.client_id
+        ORDER BY sequence LIMIT 1) AS spent_before,
+       coalesce(max(retired), 0) AS retired_before
+FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 AS accepted, NULL AS retired
+      FROM observations
+      UNION ALL
+      SELECT client_id, n_examples, released, epsilon_spent, 0, CASE kind WHEN 'retired' THEN round END FROM events)
+     AS log
+LEFT JOIN selections USING (client_id)
+GROUP BY client_id ORDER BY client_id
+"""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a private run promised its clients and what it spent; every ε here but one is in `unit`."""
+
+    unit: Unit
+    epsilon_budget: float
+    max_epsilon_spent: float
+    vector_epsilon_max: float
+    """The greatest ε a client spent, for its uploads as whole vectors."""
+
+    @property
+    def label(self) -> str:
+        """The unit in words, so that no ε stands without it."""
+        return {"coordinate": "ε per coordinate", "vector": "ε of the whole upload vector"}[self.unit]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run as it stands on disk. The tables are named after the views of run.db and have their columns."""
+
+    path: Path
+    config: str
+    """config.toml, as text."""
+    summary: Summary
+    clients: Columns
+    """A row per client, sorted by id. client_id, n_examples, times_chosen, accepted, released, epsilon_spent;
+    spent_before: ε spent when it first joined; retired_before: the round it retired before, 0 if it did not."""
+    round_latency: Columns
+    breakdown: Columns
+    hosts: Columns
+    suspect_rounds: Columns
+    ping_baseline: Columns
+    leakage: Columns
+    greatest_leakage: Columns
+    selections: Columns
+    accuracy: Columns
+    records: Sequence[RoundRecord]
+    """The log itself, for what is a fold over it."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups of clients, as configured; empty in a run without groups."""
+        return tuple(tomllib.loads(self.config).get("clients", {}).get("groups", {}))
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """None: the clients added no noise."""
+        if self.summary["privacy_unit"] is None:
+            return None
+        return Privacy(
+            unit=self.summary["privacy_unit"],
+            epsilon_budget=self.summary["epsilon_budget"],
+            max_epsilon_spent=self.summary["max_epsilon_spent"],
+            vector_epsilon_max=self.summary["vector_epsilon_max"],
+        )
+
+    def curve(self, split: Split) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Total latency in seconds and accuracy, by round.
+
+        A run evaluates a fixed subset now and then and the full set at its end: the longer series is taken, and the
+        full set's if they are equal.
+        """
+        rows = self._evaluations(split)
+        return self.accuracy["total_latency_s"][rows], self.accuracy["accuracy"][rows]
+
+    def accuracy_by_round(self, split: Split) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The round and the accuracy after it, of the same series as `curve`."""
+        rows = self._evaluations(split)
+        return self.accuracy["round"][rows], self.accuracy["accuracy"][rows]
+
+    def _evaluations(self, split: Split) -> NDArray[np.bool_]:
+        of_split = self.accuracy["split"] == split
+        on_subset, on_full = (of_split & (self.accuracy["subset"] == subset) for subset in (1, 0))
+        rows: NDArray[np.bool_] = on_subset if on_subset.sum() > on_full.sum() else on_full
+        return rows
+
+
+def read_run(path: Path) -> RunData:
+    """Read the run directory `path`; a ConfigError says what is missing from it."""
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such run directory")
+    config, summary = _text(path, "config.toml"), _summary(path)
+    with open_database(path) as database:
+        tables = {view: _columns(database, f"SELECT * FROM {view}") for view in VIEWS}
+        clients, records = _columns(database, CLIENTS), read_rounds(database)
+    return RunData(path=path, config=config, summary=summary, clients=clients, records=records, **tables)
+
+
+@contextmanager
+def open_database(path: Path) -> Iterator[sqlite3.Connection]:
+    """The run's database, read-only and as of one instant, so that a run in progress can be read as well."""
+    file = path / "run.db"
+    if not file.is_file():
+        raise ConfigError(f"{path}: not a run directory, it has no run.db")
+    try:
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            database.execute("BEGIN")
+            _check_version(file, database)
+            yield database
+    except sqlite3.Error as error:
+        raise ConfigError(f"{file}: cannot be read as a run's database ({error})") from error
+
+
+def _check_version(file: Path, database: sqlite3.Connection) -> None:
+    row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    if row is None or row[0] != SCHEMA_VERSION:
+        found = "none" if row is None else row[0]
+        raise ConfigError(f"{file}: schema_version is {found}, this version of pausefl reads {SCHEMA_VERSION}")
+
+
+def _columns(database: sqlite3.Connection, query: str) -> Columns:
+    cursor = database.execute(query)
+    names = [column[0] for column in cursor.description]
+    rows = cursor.fetchall()
+    table = {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
+    if "total_latency_s" in table:
+        # NULL where θ_0 was evaluated, before any round: no latency yet.
+        table["total_latency_s"] = np.nan_to_num(table["total_latency_s"].astype(np.float64), nan=0.0)
+    return table
+
+
+def _text(path: Path, name: str) -> str:
+    try:
+        return (path / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: it has no {name}; the run did not end, or this is not a run directory") from None
+
+
+def _summary(path: Path) -> Summary:
+    try:
+        summary = json.loads(_text(path, "summary.json"))
+    except ValueError as error:
+        raise ConfigError(f"{path / 'summary.json'}: not JSON ({error})") from error
+    expected = Summary.__required_keys__
+    missing = expected - summary.keys() if isinstance(summary, dict) else expected
+    if missing:
+        raise ConfigError(f"{path / 'summary.json'}: lacks {', '.join(sorted(missing))}")
+    return cast(Summary, summary)

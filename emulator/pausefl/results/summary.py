@@ -1,0 +1,203 @@
+"""What a run comes to: summary.json."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from pausefl.config.experiment import Experiment
+from pausefl.results.accounting import tighter_epsilon
+from pausefl.results.selections import choices_by_group
+from pausefl_client.datasets import split_note
+from pausefl_client.link import Mode
+from pausefl_server.clients import ClientTable
+from pausefl_server.host_limits import advice
+from pausefl_server.records import Evaluation, Event, RoundRecord
+from pausefl_server.selection.base import Policy
+from pausefl_server.service import RunResult
+
+# What a client tells the server besides its noised updates, whatever the experiment says.
+_ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
+# Keys that mean nothing without privacy.
+_PRIVATE_ONLY = (
+    *("median_epsilon_spent", "delta", "epsilon_at_delta", "epsilon_floor", "retired_clients"),
+    *("noise", "budget_per"),
+)
+
+
+def summarise(
+    experiment: Experiment,
+    policy: Policy,
+    records: Sequence[RoundRecord],
+    late_events: Sequence[Event],
+    result: RunResult,
+) -> dict[str, Any]:
+    """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured.
+
+    `late_events`: those after the last round.
+    """
+    size = int(result.theta.size)
+    events = [*(event for record in records for event in record.events), *late_events]
+    return {
+        "policy": experiment.selection.policy,
+        "policy_parameters": {f.name: getattr(policy, f.name) for f in fields(policy)},
+        "seed": experiment.experiment.seed,
+        "rounds": result.state.round,
+        "clients": experiment.clients.count,
+        "m": experiment.selection.m,
+        "data": _data(experiment, result),
+        "model_size": size,
+        "final_accuracy": _test_accuracy(result.final_evaluations),
+        "best_accuracy": _test_accuracy(result.best_evaluations),
+        "best_round": result.best.round if result.best else None,
+        "wall_clock_s": result.state.wall_clock_s,
+        "total_latency_s": result.state.total_latency_s,
+        "latency_signal": experiment.latency.signal,
+        "time_scale": experiment.latency.time_scale,
+        **_privacy(experiment, result.state.table, events, size),
+        "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose, *_by_metrics(experiment)],
+        "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
+        "selections_by_group": _selections(records, experiment),
+        "rejected_updates": result.rejected_updates,
+        "timing_error_s": timing_error_s(records, experiment.latency.mode),
+        **({"overruns": overruns(records)} if experiment.latency.mode == "total" else {}),
+        "suspect_rounds": result.state.suspect_rounds,
+        "suspect_because": suspect_because(records),
+        "stopped_because": result.stopped_because,
+    }
+
+
+def _by_metrics(experiment: Experiment) -> list[str]:
+    return ["host_metrics"] if experiment.metrics.client_port >= 0 else []
+
+
+def _data(experiment: Experiment, result: RunResult) -> str | None:
+    """How many examples clients trained on and models were judged on; None where nobody judged."""
+    name, judged = experiment.workload.dataset, {e.split: e.n_examples for e in result.final_evaluations}
+    if not judged:
+        return None
+    note = split_note(name, judged["test"])
+    sizes = f"{result.state.table.n_examples.sum():,} with the clients, {judged['validation']:,} for validation"
+    return f"{name}, examples: {sizes}, {judged['test']:,} to test on" + (f"; {note}" if note else "")
+
+
+def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[Event], size: int) -> dict[str, Any]:
+    """What was promised and spent, every ε in `privacy_unit` but the one that names the vector."""
+    settings, budget = experiment.privacy, experiment.budget()
+    private = budget is not None and not settings.reproducible_noise
+    if budget is None:
+        names = ("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", *_PRIVATE_ONLY)
+        return {"private": private, **dict.fromkeys(names)}
+    spent = float(table.epsilon_spent.max(initial=0.0))
+    released = int(table.released.max(initial=0))
+    return {
+        "private": private,
+        "max_epsilon_spent": spent,
+        "epsilon_budget": budget.epsilon_budget,
+        "privacy_unit": settings.unit,
+        "vector_epsilon_max": spent if settings.unit == "vector" else spent * size,
+        "median_epsilon_spent": float(np.median(table.epsilon_spent)) if len(table) else 0.0,
+        "delta": settings.delta,
+        "epsilon_at_delta": tighter_epsilon(budget, settings.unit, released, settings.delta),
+        "epsilon_floor": budget.epsilon_floor,
+        "retired_clients": int(table.retired.sum()),
+        "noise": experiment.noise,
+        "budget_per": "data holder" if settings.ledger_dir or _had_spent(events) else "run",
+    }
+
+
+def _had_spent(events: Iterable[Event]) -> bool:
+    """Whether a client first came with releases on its ledger: where it keeps that is its own choice."""
+    released: dict[str, int] = {}
+    for event in events:
+        if event.kind == "joined":
+            released.setdefault(event.client_id, event.released)
+    return any(released.values())
+
+
+def _selections(records: Sequence[RoundRecord], experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """How often each group's clients were chosen from when they joined, also per client and round they could be."""
+    return {
+        name: {
+            "clients": group.clients,
+            "join_round": group.join_round,
+            "selections_after_join": int(group.chosen.sum()),
+            "per_client_round": group.per_client_round,
+        }
+        for name, group in choices_by_group(records, tuple(experiment.groups)).items()
+    }
+
+
+def timing_error_s(records: Sequence[RoundRecord], mode: Mode = "additive") -> dict[str, float | None]:
+    """Quantiles of measured minus drawn time: what the network and this software added.
+
+    Measured is communication; where delays are total, the round trip.
+    """
+    errors = [
+        (o.timing.round_trip_s if mode == "total" else o.timing.communication_s) - o.drawn_down_s - o.drawn_up_s
+        for r in records
+        for o in r.observations
+    ]
+    if not errors:
+        return {"p50": None, "p99": None}
+    p50, p99 = np.quantile(errors, (0.5, 0.99))
+    return {"p50": float(p50), "p99": float(p99)}
+
+
+def suspect_because(records: Sequence[RoundRecord]) -> dict[str, dict[str, Any]]:
+    """By reason to doubt a round: in how many it held, and what to do about it."""
+    counts = Counter(doubt for record in records for doubt in record.suspect)
+    return {doubt: {"rounds": count, "advice": advice(doubt)} for doubt, count in counts.most_common()}
+
+
+def overruns(records: Sequence[RoundRecord]) -> int:
+    """How many exchanges took longer than the total drawn for them: the update was ready after it was due."""
+    return sum(
+        o.timing.download_s + o.timing.injected_down_s + o.timing.device_s > o.drawn_down_s + o.drawn_up_s
+        for r in records
+        for o in r.observations
+    )
+
+
+def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
+    return next((e.accuracy for e in evaluations if e.split == "test"), None)
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """The summary as a person reads it at the end of a run."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    rounds = f"{summary['rounds']} with {summary['clients']} clients, {summary['m']} a round"
+    table.add_row("policy", f"{summary['policy']} (seed {summary['seed']})")
+    table.add_row("rounds", f"{rounds}; {summary['stopped_because']}")
+    if summary["data"] is not None:
+        table.add_row("data", summary["data"])
+    if summary["final_accuracy"] is not None:
+        best = f"best model {summary['best_accuracy']:.1%} at round {summary['best_round']}"
+        table.add_row("test accuracy", f"{summary['final_accuracy']:.1%} at the end, {best}")
+    latency = f"{summary['total_latency_s']:.1f} s over all rounds ({summary['latency_signal']}"
+    table.add_row(
+        "latency", f"{latency}, time scale {summary['time_scale']:g}); {summary['wall_clock_s']:.1f} s on the clock"
+    )
+    if summary["max_epsilon_spent"] is None:
+        table.add_row("privacy", "none: updates leave without noise")
+    else:
+        spent = f"ε {summary['max_epsilon_spent']:.3g} of {summary['epsilon_budget']:g} per {summary['privacy_unit']}"
+        table.add_row(
+            "greatest leakage", f"{spent}; ε {summary['vector_epsilon_max']:.3g} for all the uploads of a client"
+        )
+        if not summary["private"]:
+            table.add_row("NOT PRIVATE", "the noise was drawn from the seed: whoever knows it can subtract it")
+    error = summary["timing_error_s"]
+    if error["p50"] is not None:
+        quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms"
+        table.add_row("measured − drawn", f"{quantiles}; {summary['rejected_updates']} updates rejected")
+    for reason in summary["suspect_because"].values():
+        table.add_row("suspect", f"{reason['rounds']} rounds: {reason['advice']}")
+    if "overruns" in summary:
+        table.add_row("overruns", f"{summary['overruns']} exchanges took longer than the total drawn for them")
+    return table

@@ -1,0 +1,212 @@
+"""Starts a run's processes, watches over them, and ends all of them whatever happens."""
+
+import multiprocessing
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from pausefl.config.experiment import Experiment
+from pausefl.config.links import processes
+from pausefl.config.tables import GroupTable
+from pausefl.runtime.client_process import run_host
+from pausefl.runtime.netem import kernel_network
+from pausefl.runtime.processes import BAD_INPUT
+from pausefl.runtime.scrape_targets import Targets
+from pausefl.runtime.server_process import run_server_process
+from pausefl_proto.errors import ConfigError, PauseflError
+
+_END_WITHIN_S = 10.0
+
+
+class View(Protocol):
+    """Whoever watches a run."""
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """Something happened."""
+
+
+@dataclass
+class _Host:
+    """A client process to be: its clients belong to one group."""
+
+    client_ids: list[str]
+    group: GroupTable
+    process: ForkServerProcess | None = None
+    roll_calls: "Connection[Any, Any] | None" = None
+    """Tells it of rounds with which somebody comes or goes; closing it asks it to leave."""
+
+
+class Fleet:
+    """One server process and its client processes. `run` lasts until the server is done."""
+
+    def __init__(self, experiment: Experiment, run_dir: Path) -> None:
+        self._experiment = experiment
+        self._run_dir = run_dir
+        self._server: SpawnProcess | None = None
+        self._presence = experiment.presence()
+        self._address = ""
+        self._hosts = list(_hosts(experiment))
+        self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
+        self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
+        self._interrupts = 0
+        if experiment.metrics.client_port > 0 and len(self._hosts) > 1:
+            raise ConfigError(
+                f"metrics.client_port = {experiment.metrics.client_port}: {len(self._hosts)} client processes run here,"
+                " each at a port of its own; 0 takes any free ones"
+            )
+
+    def run(self, view: View) -> None:
+        """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind."""
+        with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as self._experiment:
+            try:
+                self._watch(self._start_server(), view)
+            finally:
+                self._end_all()
+                if self._targets is not None:
+                    self._targets.clear()
+
+    def _start_server(self) -> "Connection[Any, Any]":
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        arguments = (self._experiment, self._run_dir, theirs)
+        self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
+        self._server.start()
+        theirs.close()
+        return ours
+
+    def _watch(self, events: "Connection[Any, Any]", view: View) -> None:
+        """Relay the server's events until it is done; start the clients once it listens."""
+        assert self._server is not None
+        playing = False
+        while True:
+            for ready in wait([events, *self._clients, *(self._targets.expected if self._targets else ())]):
+                if self._targets is not None and ready in self._targets.expected:
+                    self._targets.hear(ready)
+                    continue
+                if ready is not events:
+                    self._bury(self._clients.pop(ready), view, playing)  # type: ignore[arg-type]  # a sentinel
+                    continue
+                try:
+                    event = events.recv()
+                except EOFError:
+                    raise PauseflError(f"the server ended unexpectedly, see {self._run_dir / 'server.log'}") from None
+                match event["kind"]:
+                    case "ready":
+                        self._address = f"{self._experiment.server.host}:{event['port']}"
+                        if self._presence is None:
+                            self._start_hosts(self._hosts)
+                    case "roll-call":
+                        self._call_the_roll(event["round"])
+                    case "error":
+                        raise (ConfigError if event["bad_input"] else PauseflError)(event["message"])
+                    case "done":
+                        return
+                    case _:
+                        if event["kind"] == "metrics" and self._targets is not None:
+                            self._targets.add("pausefl-server", urlsplit(event["url"]).netloc)
+                        playing = playing or event["kind"] == "round"
+                        view.show(event)
+
+    def _start_hosts(self, hosts: Iterable[_Host]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        synthetic = self._experiment.workload.model == "synthetic"
+        context.set_forkserver_preload([f"pausefl.{'host' if synthetic else 'torch_host'}"])
+        for host in hosts:
+            theirs, host.roll_calls = context.Pipe(duplex=False) if self._presence else (None, None)
+            told = self._targets.expect(context) if self._targets else None
+            arguments = (self._experiment, host.client_ids, self._address, self._run_dir, theirs, told)
+            name = f"pausefl-{host.client_ids[0]}"
+            host.process = context.Process(target=run_host, args=arguments, name=name)
+            host.process.start()
+            self._clients[host.process.sentinel] = host.process
+            for end in (theirs, told):
+                if end is not None:
+                    end.close()
+
+    def _call_the_roll(self, round: int) -> None:
+        """Start, tell and end processes, so that in this round those are there who should be."""
+        assert self._presence is not None
+        present = self._presence.at(round)
+        self._start_hosts(h for h in self._hosts if h.process is None and not present.isdisjoint(h.client_ids))
+        for host in self._hosts:
+            if host.process is None or host.roll_calls is None:
+                continue
+            if host.group.leave_round is None or round < host.group.leave_round:
+                with suppress(OSError):  # it has died, which `_bury` tells of
+                    host.roll_calls.send(round)
+                continue
+            if host.group.leave == "kill":
+                host.process.kill()
+            host.roll_calls.close()
+            host.roll_calls = None
+
+    def _bury(self, process: ForkServerProcess, view: View, playing: bool) -> None:
+        """A client process has ended: expected at the end of a run, fatal before its first round."""
+        process.join()
+        if process.exitcode == 0:
+            return
+        message = f"{process.name} ended (exit code {process.exitcode}), see {self._run_dir / 'clients.log'}"
+        if not playing and process.exitcode == BAD_INPUT:  # which may leave no log to look into
+            raise ConfigError(f"{process.name}: {last_line(self._run_dir / 'clients.log')}")
+        if not playing:
+            raise PauseflError(f"{message}: {last_line(self._run_dir / 'clients.log')}")
+        view.show({"kind": "event", "message": message})
+
+    def _end_all(self) -> None:
+        """Give everybody time to leave by themselves, then make them."""
+        for host in self._hosts:
+            if host.roll_calls is not None:
+                host.roll_calls.close()
+        processes = [p for p in (self._server, *self._clients.values()) if p is not None]
+        graceful = self._interrupts < 2
+        for process in processes:
+            if graceful:
+                process.join(_END_WITHIN_S if process is self._server or process.exitcode is None else None)
+                graceful = process.exitcode is not None
+            if process.exitcode is None:
+                process.kill()
+        for process in processes:
+            process.join()
+
+    @contextmanager
+    def _interruptible(self, view: View) -> Iterator[None]:
+        """The first Ctrl-C asks the server to finish, the second ends everything at once."""
+
+        def interrupt(*_: object) -> None:
+            self._interrupts += 1
+            if self._interrupts > 1 or self._server is None or self._server.pid is None:
+                for process in (self._server, *self._clients.values()):
+                    if process is not None:
+                        process.kill()
+                raise KeyboardInterrupt
+            view.show({"kind": "interrupted", "message": "finishing; once more ends it at once"})
+            self._server.terminate()
+
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _hosts(experiment: Experiment) -> Iterator[_Host]:
+    links, each = experiment.links(), experiment.clients_per_process
+    for name, group in experiment.groups.items():
+        of_group = {client_id: links[client_id] for client_id in group.client_ids(name)}
+        yield from (_Host(client_ids, group) for client_ids in processes(of_group, each))
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log, to quote in an error."""
+    try:
+        lines = path.read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return "no log was written"
+    return lines[-1] if lines else "its log is empty"

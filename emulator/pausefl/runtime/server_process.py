@@ -1,0 +1,169 @@
+"""Runs the server for an experiment: makes its settings, its evaluator and, at the end, its summary and model files."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from pausefl.config.experiment import Experiment
+from pausefl.delays import known_means
+from pausefl.results.summary import summarise
+from pausefl.runtime.processes import (
+    allow_many_files,
+    die_with_parent,
+    first_error,
+    keep_freed_memory,
+    write_output_to,
+)
+from pausefl_process.http_server import is_loopback
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.wire import Manifest, Tensor, Vector
+from pausefl_server.evaluation import EvaluateModel
+from pausefl_server.selection.base import Oracle, Policy
+from pausefl_server.service import Endpoints, RunResult, serve
+from pausefl_server.settings import MetricsSettings, Privacy, RunInfo, ServerSettings
+from pausefl_server.store import Store
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+log = logging.getLogger("pausefl.server")
+
+
+def run_server_process(experiment: Experiment, run_dir: Path, events: "Connection[Any, Any]") -> None:
+    """The main function of the server process that `fleet` started; tells its parent everything through `events`."""
+    die_with_parent()
+    allow_many_files()
+    keep_freed_memory()
+    write_output_to(run_dir / "server.log")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    try:
+        serve_experiment(experiment, run_dir, events.send)
+    except PauseflError as error:
+        log.error("%s", error)
+        events.send({"kind": "error", "bad_input": isinstance(error, ConfigError), "message": str(error)})
+    else:
+        events.send({"kind": "done"})
+
+
+def serve_experiment(experiment: Experiment, run_dir: Path, progress: Progress) -> None:
+    """Serve one run to its end and write summary.json and the models. `progress` hears of {"kind": "ready", "port"}.
+
+    ConfigError for bad input, PauseflError for a run that failed.
+    """
+    with first_error():
+        asyncio.run(_serve(experiment, run_dir, progress))
+
+
+async def _serve(experiment: Experiment, run_dir: Path, progress: Progress) -> None:
+    policy, tell = experiment.policy(), _logged(progress)
+    async with _evaluator(experiment, tell) as (manifest, theta_0, evaluate):
+        await serve(
+            server_settings(experiment, manifest, run_dir.name),
+            policy,
+            theta_0,
+            evaluate,
+            _endpoints(experiment),
+            run_dir,
+            tell,
+            oracle=_oracle(experiment, policy),
+            on_ready=lambda port: progress({"kind": "ready", "port": port}),
+            keep=partial(_keep, experiment, policy, manifest, run_dir),
+        )
+
+
+def _keep(experiment: Experiment, policy: Policy, manifest: Manifest, run_dir: Path, result: RunResult) -> None:
+    """Write the models and, last of all, summary.json."""
+    _save_models(run_dir, manifest, result)
+    with closing(Store(run_dir / "run.db")) as store:
+        summary = summarise(experiment, policy, store.rounds(), store.late_events(), result)
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+
+
+def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> ServerSettings:
+    """The server's part of an experiment."""
+    budget, mechanism = experiment.budget(), experiment.mechanism()
+    privacy, presence = None, experiment.presence()
+    if budget is not None and mechanism is not None:
+        privacy = Privacy(budget, mechanism.unit, experiment.schedule, experiment.privacy.reproducible_noise)
+    return ServerSettings(
+        run_id=run_id,
+        seed=experiment.experiment.seed,
+        rounds=experiment.experiment.rounds,
+        minimum_clients=experiment.minimum_clients,
+        manifest=manifest,
+        privacy=privacy,
+        signal=experiment.latency.signal,
+        time_scale=experiment.latency.time_scale,
+        tau_min_s=experiment.tau_min_s,
+        connect_timeout_s=experiment.clients.connect_timeout_s,
+        round_timeout_s=experiment.server.round_timeout_s,
+        rejoin_timeout_s=experiment.server.rejoin_timeout_s,
+        evaluation_every=experiment.evaluation.every,
+        disclosed=experiment.disclosed,
+        pings_per_s=experiment.server.pings_per_s,
+        limits=experiment.limits(),
+        aggregation=experiment.aggregation_rule(),
+        optimizer=experiment.server_optimizer(),
+        expected=presence.at if presence else None,
+        clients=experiment.clients.count,
+        total_delays=experiment.latency.mode == "total",
+        info=_info(experiment, run_id),
+    )
+
+
+def _info(experiment: Experiment, run_id: str) -> RunInfo:
+    workload = experiment.workload
+    dataset = "synthetic" if workload.model == "synthetic" else workload.dataset
+    return RunInfo(run_id, experiment.selection.policy, dataset, workload.model)
+
+
+@asynccontextmanager
+async def _evaluator(
+    experiment: Experiment, progress: Progress
+) -> AsyncIterator[tuple[Manifest, Vector, EvaluateModel | None]]:
+    """The model's manifest, θ_0 and whoever judges models: nobody for the synthetic one."""
+    if experiment.workload.model == "synthetic":
+        size = experiment.workload.model_bytes // 4
+        yield Manifest((Tensor("synthetic", (size,)),)), np.zeros(size, np.float32), None
+        return
+    from pausefl.evaluator.process import find_evaluator
+
+    async with find_evaluator(experiment, lambda text: progress({"kind": "event", "message": text})) as evaluator:
+        manifest, theta_0 = await evaluator.initial()
+        yield manifest, theta_0, evaluator.evaluate
+
+
+def _endpoints(experiment: Experiment) -> Endpoints:
+    server, m = experiment.server, experiment.metrics
+    page = m.page == "on" or (m.page == "auto" and is_loopback(m.host))
+    metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top, page, m.linger_s)
+    return Endpoints(server.host, server.port, metrics if m.enabled else None, experiment.tls_files())
+
+
+def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:
+    """The true latency laws, for the policies that are told them; no other policy can get at a drawn value."""
+    return Oracle(*known_means(experiment.delays())) if policy.needs_oracle else None
+
+
+def _logged(progress: Progress) -> Progress:
+    def log_and_tell(event: Mapping[str, Any]) -> None:
+        log.info("%s", json.dumps(event))
+        progress(event)
+
+    return log_and_tell
+
+
+def _save_models(run_dir: Path, manifest: Manifest, result: RunResult) -> None:
+    """The last model, and the one that did best on held-out training data."""
+    models = {"model": result.theta} | ({"best_model": result.best.theta} if result.best else {})
+    for name, theta in models.items():
+        tensors = {n: np.ascontiguousarray(t) for n, t in manifest.split(theta).items()}
+        save_file(tensors, run_dir / f"{name}.safetensors")

@@ -1,0 +1,55 @@
+"""What a client process needs torch for. Importing this module warms torch up, so that forked clients start fast.
+
+The fork server imports it before it forks; gRPC is imported by then too, but nothing of it has been started, and CUDA
+has not been touched.
+"""
+
+import gc
+from collections.abc import Sequence
+
+import torch
+
+from pausefl.config.experiment import Experiment
+from pausefl_client.datasets import load_dataset
+from pausefl_client.models import build_model
+from pausefl_client.partition import partition
+from pausefl_client.trainer import Trainer
+from pausefl_client.training import TorchTrainer, resolve_device, warm_up
+
+warm_up()
+# Objects made so far are never collected, so the pages that hold them stay shared with the children.
+gc.freeze()
+
+
+def make_torch_trainers(experiment: Experiment, client_ids: Sequence[str]) -> dict[str, Trainer]:
+    """A trainer for each of these clients, which all use one device."""
+    # Client processes share the cores, so a trainer computes on its own thread and on no other.
+    torch.set_num_threads(1)
+    w, seed = experiment.workload, experiment.experiment.seed
+    data = load_dataset(w.dataset, examples=w.examples, seed=seed)
+    parts = partition(
+        w.partition,
+        data.train.labels,
+        clients=experiment.clients.count,
+        classes=data.classes,
+        seed=seed,
+        concentration=w.concentration,
+        dominant_share=w.dominant_share,
+    )
+    rows = dict(zip(experiment.client_ids, parts, strict=True))
+    device = resolve_device(w.device)
+
+    def trainer_of(client_id: str) -> Trainer:
+        chain = experiment.chain(client_id)
+        trainer = TorchTrainer(
+            build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
+            chain.examples(data.train.take(rows[client_id]), data.classes),
+            chain.settings(experiment.training()),
+            device=device,
+            seed=seed,
+            client_id=client_id,
+            classes=data.classes,
+        )
+        return chain.trainer(trainer)
+
+    return {client_id: trainer_of(client_id) for client_id in client_ids}

@@ -1,0 +1,337 @@
+"""Policy and latencies only, no network and no training: regret, reward, leakage and selections over many rounds.
+
+Regret is counted as in PAUSE v2, eq. (15), with the genie of eq. (10) asked every round *on the policy's own history*:
+g and p are those the policy's past choices led to. Both sets meet the same latency draws of that round.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TypeGuard
+
+import numpy as np
+
+from pausefl.delays import Delay, known_means
+from pausefl.population.availability import Presence
+from pausefl.simulation import _kernel
+from pausefl_proto.budget import Budget
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.selection import Context, Oracle, Policy, Selection, checked
+from pausefl_server.selection.genie import Genie
+from pausefl_server.selection.pause import Choice, Pause
+from pausefl_server.selection.sa_pause import SaPause
+from pausefl_server.selection.ucb import Ucb
+
+BLOCK = 4096
+"""Rounds whose latencies are drawn at once."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a policy is simulated in."""
+
+    laws: Mapping[str, Delay]
+    """Each client's latency law, by id."""
+    examples: Mapping[str, int]
+    """|D_k| by id."""
+    tau_min_s: float
+    budget: Budget | None = None
+    seed: int = 1
+    presence: Presence | None = None
+    """Who is there in which round; None: everyone, always."""
+
+    @cached_property
+    def oracle(self) -> Oracle:
+        """The truth about the laws."""
+        return Oracle(*known_means(self.laws))
+
+    def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
+        """Blocks of (n, K) draws, columns in the order of the sorted ids; the same for every policy."""
+        ids = sorted(self.laws)
+        rngs = [generator(self.seed, "simulate", client_id) for client_id in ids]
+        for start in range(0, rounds, BLOCK):
+            n = min(BLOCK, rounds - start)
+            yield np.stack([self.laws[i].sample(rng, n, start + 1) for i, rng in zip(ids, rngs, strict=True)], axis=1)
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """Curves at the recorded rounds, (n,), and totals. Regret is NaN where a set's size is not m."""
+
+    client_ids: tuple[str, ...]
+    round: IntArray
+    """The recorded rounds, ascending; the last one is the last of the run."""
+    regret: FloatArray
+    """Σ r(G_t) − r(S_t) so far (eq. (15)), realised."""
+    genie_regret: FloatArray
+    """The same in the objective the genie maximises (eq. (10)), min μ in place of min τ_min/τ: never falls."""
+    reward: FloatArray
+    """Σ r(S_t, t) so far (eq. (9))."""
+    total_latency_s: FloatArray
+    """Σ over rounds of the greatest latency (eq. (3))."""
+    max_epsilon_spent: FloatArray
+    """The greatest leakage of any client; 0 without privacy."""
+    chosen: IntArray
+    """(K,) how often each client was chosen, in the order of client_ids."""
+    cluster_penalty_s: float = 0.0
+    """Σ of R2's δ_τ terms, apart from total_latency_s."""
+
+
+def simulate(
+    policy: Policy,
+    setting: Setting,
+    rounds: int,
+    *,
+    with_regret: bool = True,
+    watch: Callable[[Selection], object] | None = None,
+) -> SimulationResult:
+    """Run `policy` for `rounds` rounds, one call of it a round, against the genie that weighs as it does.
+
+    Ends early, at the last recorded round, if every client's budget has retired it; a round with nobody there passes.
+
+    Without regret, or where no genie weighs as the policy does, reward and both regrets are NaN, and a policy that
+    needs no oracle costs no expectation of a law. `watch` is shown every selection. ConfigError for a policy that needs
+    what clients disclose, or chooses what cannot be played.
+    """
+    refuse_disclosures(policy)
+    genie = genie_of(policy) if with_regret else None
+    table, state = ClientTable(seed=setting.seed), policy.start()
+    ids, presence = sorted(setting.laws), setting.presence or Presence.of_all(sorted(setting.laws))
+    curves, penalty_s, t = _Curves(rounds), 0.0, 0
+    for block in setting.latencies_s(rounds):
+        for of_ids in block:
+            t += 1
+            table.apply_events(arrivals(presence, t, setting.examples), t)
+            latency_s = of_ids[np.searchsorted(ids, table.ids)] if setting.presence else of_ids
+            context = Context(
+                round=t,
+                table=table,
+                eligible=table.eligible(),
+                rng=generator(setting.seed, "selection", t, 0),
+                epsilon_budget=setting.budget.epsilon_budget if setting.budget else None,
+                tau_min_s=setting.tau_min_s,
+                oracle=setting.oracle if policy.needs_oracle else None,
+                clock=time.monotonic,
+            )
+            if len(table) == len(ids) and table.retired.all():
+                return curves.result(tuple(table.ids), table.chosen, penalty_s)
+            if not context.eligible.size:
+                curves.add(t, np.zeros((1, 4)), np.array([table.epsilon_spent.max()]))
+                continue
+            selection = checked(policy.select(state, context), context)
+            if watch:
+                watch(selection)
+            problem = genie.choice(None, replace(context, oracle=setting.oracle)) if genie else None
+            gained = _gained(selection, problem, setting.tau_min_s, latency_s)
+            record = _record(t, selection, latency_s, table, setting.budget)
+            table.apply_round(record)
+            _retire(table, setting.budget, selection.rows)
+            state = policy.observe(state, record, table)
+            penalty_s += selection.cluster_penalty_s
+            curves.add(t, gained[None], np.array([table.epsilon_spent.max()]))
+    return curves.result(tuple(table.ids), table.chosen, penalty_s)
+
+
+def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationResult:
+    """`simulate` for plain PAUSE under R1, compiled: some hundred times faster, the same numbers.
+
+    ValueError for any other policy or for options the compiled rounds do not know.
+    """
+    if not is_compiled(policy, setting):
+        raise ValueError("only pause with R1, a plain mean, m <= K, everyone there and no epsilon_floor is compiled")
+    table, oracle = ClientTable(seed=setting.seed), setting.oracle
+    table.apply_events(arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples), 1)
+    order = np.argsort(table.tie_key)
+    share = policy.m * table.n_examples[order] / table.n_examples.sum()
+    mu = setting.tau_min_s * np.array([oracle.mean_inverse_latency[table.ids[row]] for row in order])
+    eta = setting.budget.eta if setting.budget else 0.0
+    chosen, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table))
+    curves, t = _Curves(rounds), 1
+    for block in setting.latencies_s(rounds):
+        for latency_s in curves.pieces(block, t):
+            gained = np.empty((len(latency_s), 4))
+            _kernel.play(
+                t,
+                np.ascontiguousarray(latency_s[:, order]),
+                share,
+                mu,
+                setting.tau_min_s,
+                policy.m,
+                policy.alpha,
+                policy.gamma,
+                policy.beta,
+                policy.zeta,
+                eta,
+                chosen,
+                inverse_s,
+                gained,
+            )
+            t += len(latency_s)
+            spent = setting.budget.spent(int(chosen.max())) if setting.budget else 0.0
+            curves.add(t - 1, gained, np.array([spent]))
+    in_table_order = np.empty_like(chosen)
+    in_table_order[order] = chosen
+    return curves.result(tuple(table.ids), in_table_order)
+
+
+def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[Event]:
+    """The events of clients that come and go before round t; |D_k| by id, 1 unless said otherwise."""
+    come, gone = presence.changes(t)
+    joined = [Event("joined", i, n_examples=examples[i] if examples else 1) for i in come]
+    return joined + [Event("left", i) for i in gone]
+
+
+def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
+    """Whether `simulate_pause` knows this policy and setting."""
+    if setting.presence or (setting.budget and setting.budget.epsilon_floor) or policy.m > len(setting.laws):
+        return False
+    return type(policy) is Pause and policy.reward == "R1" and not policy.window and policy.discount == 1
+
+
+def genie_of(policy: Policy) -> Genie | None:
+    """The genie that weighs as this policy does; with PAUSE's defaults for a policy that has no such weights.
+
+    None where Φ_g or Φ_p is no mean: the genie finds the optimum of R1 and R2 alone.
+    """
+    if isinstance(policy, SaPause) and not policy.weighs_means:
+        return None
+    weighing = policy.as_pause() if isinstance(policy, Ucb) else policy
+    names = {field.name for field in fields(Genie) if field.init}
+    return Genie(**{f.name: getattr(weighing, f.name) for f in fields(weighing) if f.name in names})
+
+
+def refuse_disclosures(policy: Policy) -> None:
+    """ConfigError for a policy that lives on what a simulation cannot draw: losses and labels come of training."""
+    if needed := " and ".join(sorted(policy.disclosures)):
+        name = type(policy).__name__
+        raise ConfigError(
+            f"selection.policy: {name} needs clients to disclose their {needed}, which a simulation has not: must be a"
+            " policy that needs nothing disclosed"
+        )
+
+
+def regret_bound(setting: Setting, policy: Pause, n: IntArray | FloatArray, delta: float) -> FloatArray:
+    """Theorem 3, PAUSE v2, eq. (17): K(Δ_max + δ)(4(m+1) ln n/δ² + 1 + 2π²/3).
+
+    Δ_max is Lemma 1's for R1, and under R2, for which the paper states none, that plus the range of the cluster term.
+    The paper's own proof ends with 4π²/3; either way it is a thing to measure, not to trust: see docs/regret.md.
+    """
+    mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
+    greatest_gap = mu.max() - mu.min() + 2 * policy.alpha + policy.greatest_penalty + policy.gamma
+    per_client = 4 * (policy.m + 1) * np.log(np.asarray(n, np.float64)) / delta**2 + 1 + 2 * math.pi**2 / 3
+    bound: FloatArray = len(mu) * (greatest_gap + delta) * per_client
+    return bound
+
+
+def printed_delta(setting: Setting) -> float:
+    """δ as the paper defines it: the least gap of the mean latencies E[τ_k]."""
+    return least_gap(np.array(list(setting.oracle.mean_latency_s.values())))
+
+
+def least_gap(values: FloatArray | Sequence[float]) -> float:
+    """δ = min over i ≠ j of |values_i − values_j|; the paper takes values = E[τ_k]."""
+    return float(np.diff(np.sort(values)).min()) if len(values) > 1 else math.inf
+
+
+def growth_fits(rounds: IntArray, regret: FloatArray) -> dict[str, dict[str, float]]:
+    """Least-squares fits regret ≈ a + b·f(n) over the recorded rounds of the last nine tenths, f = ln n, √n and n."""
+    late = (rounds > rounds[-1] / 10) & np.isfinite(regret)
+    n, regret = rounds[late].astype(np.float64), regret[late]
+    if len(n) < 3:
+        return {}
+    fits = {}
+    for name, f in {"ln n": np.log(n), "sqrt n": np.sqrt(n), "n": n}.items():
+        b, a = np.polyfit(f, regret, 1)
+        residual = regret - a - b * f
+        scatter = float(((regret - regret.mean()) ** 2).sum())
+        r_squared = 1 - float((residual**2).sum()) / scatter if np.ptp(regret) else 1.0
+        fits[name] = {"a": float(a), "b": float(b), "r_squared": r_squared}
+    return fits
+
+
+def recorded_rounds(rounds: int) -> IntArray:
+    """Every round of a short run, else some 200 linearly and 200 logarithmically spaced; the last one among them."""
+    spaced = np.concatenate((np.geomspace(1, rounds, 200), np.linspace(1, rounds, 200)))
+    return np.arange(1, rounds + 1) if rounds <= 400 else np.unique(np.rint(spaced).astype(np.int64))
+
+
+class _Curves:
+    """Running sums, kept at the recorded rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self._recorded = recorded_rounds(rounds)
+        self._sums, self._next = np.zeros(4), 0
+        self._rows: list[FloatArray] = []
+
+    def pieces(self, block: FloatArray, first_round: int) -> list[FloatArray]:
+        """A block of rounds cut behind every recorded round, so that `add` meets each."""
+        cuts = self._recorded - first_round + 1
+        return [piece for piece in np.split(block, cuts[(cuts > 0) & (cuts < len(block))]) if len(piece)]
+
+    def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: FloatArray) -> None:
+        """Count the rounds up to `last_round`: (n, 4) regret, genie regret, reward, latency."""
+        self._sums += gained.sum(axis=0)
+        if last_round == self._recorded[self._next]:
+            self._rows.append(np.concatenate((self._sums, max_epsilon_spent)))
+            self._next += 1
+
+    def result(self, ids: tuple[str, ...], chosen: IntArray, cluster_penalty_s: float = 0.0) -> SimulationResult:
+        regret, genie_regret, reward, latency_s, spent = np.array(self._rows).T
+        rounds, chosen = self._recorded[: len(self._rows)], chosen.copy()
+        return SimulationResult(ids, rounds, regret, genie_regret, reward, latency_s, spent, chosen, cluster_penalty_s)
+
+
+def _retire(table: ClientTable, budget: Budget | None, rows: IntArray) -> None:
+    """Clients whose next ε_i would lie below the floor take part no more."""
+    for row in rows.tolist() if budget and budget.epsilon_floor else ():
+        if budget and not budget.affords(int(table.released[row]) + 1):
+            table.retired[row] = True
+
+
+def _gained(selection: Selection, problem: Choice | None, tau_min_s: float, latency_s: FloatArray) -> FloatArray:
+    """(4,) of one round: regret, genie regret, reward, latency."""
+    slowest = latency_s[selection.rows].max()
+    chosen = np.flatnonzero(np.isin(problem.rows, selection.rows)) if problem else np.empty(0, np.int64)
+    if problem is None or len(chosen) != problem.m:
+        return np.array([math.nan, math.nan, math.nan, slowest])
+    best = problem.exact()
+    reward = tau_min_s / slowest + problem.worth(chosen)
+    genie_reward = tau_min_s / latency_s[problem.rows[best]].max() + problem.worth(best)
+    return np.array([genie_reward - reward, problem.energy(best) - problem.energy(chosen), reward, slowest])
+
+
+def _record(
+    t: int, selection: Selection, latency_s: FloatArray, table: ClientTable, budget: Budget | None
+) -> RoundRecord:
+    """What the server would have written down: every chosen client answers."""
+    observations = []
+    for row in dict.fromkeys(selection.rows.tolist()):
+        i = int(table.released[row]) + 1 if budget else 0
+        observations.append(
+            Observation(
+                client_id=table.ids[row],
+                timing=Timing(round_trip_s=float(latency_s[row])),
+                latency_s=float(latency_s[row]),
+                n_examples=int(table.n_examples[row]),
+                participation=i,
+                epsilon=budget.epsilon(i) if budget else 0.0,
+                epsilon_spent=budget.spent(i) if budget else 0.0,
+            )
+        )
+    return RoundRecord(
+        round=t,
+        attempt=0,
+        chosen=tuple(table.ids[row] for row in selection.rows.tolist()),
+        weights=None,
+        observations=tuple(observations),
+        events=(),
+        round_latency_s=float(latency_s[selection.rows].max()),
+        wall_clock_s=0.0,
+        selection_s=0.0,
+        model_digest="",
+    )

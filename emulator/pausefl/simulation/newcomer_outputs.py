@@ -1,0 +1,190 @@
+"""What a simulation finds of a policy that judges newcomers: its regret on training intervals, in numbers and drawn."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pausefl.config.experiment import Experiment
+from pausefl.population.availability import Presence
+from pausefl.simulation.engine import growth_fits, recorded_rounds
+from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
+from pausefl_server.clients import FloatArray, IntArray
+from pausefl_server.selection.fed_ts import Posteriors
+from pausefl_server.selection.newcomers import NewcomerPolicy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Table = tuple[tuple[str, ...], Iterable[Iterable[Any]]]
+"""Names of columns, and rows."""
+
+_REGRET_IS = (
+    "sum over rounds and irrelevant newcomers chosen of u(critical newcomer) - u(irrelevant one), u being the chance "
+    "of a small drift and critical the relevant newcomer of the insertion with the least u: Fed-TS, Theorem 1"
+)
+
+
+def newcomer_findings(
+    experiment: Experiment, policy: NewcomerPolicy, rounds: int
+) -> tuple[dict[str, Any], dict[str, Table], "Figure"]:
+    """Summary, tables and figure; ConfigError where a group's drifts have no law."""
+    presence = experiment.presence(rounds) or Presence.of_all(experiment.client_ids)
+    setting = DriftSetting(experiment.drifts(), presence, experiment.experiment.seed)
+    result = simulate_newcomers(policy, setting, rounds)
+    tables: dict[str, Table] = {
+        "simulation": (("round", "regret", "relevant_chosen", "irrelevant_chosen"), _curves(result)),
+        "intervals": (("join_round", "client_id", "first", "last", "mean_rounds", "mean_regret"), _intervals(result)),
+        "selections": (("client_id", "chosen"), zip(result.table.ids, result.table.chosen.tolist(), strict=True)),
+    }
+    return _summary(experiment, policy, result), tables, _draw(result)
+
+
+def newcomers_in_words(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What was found, line by line."""
+    if summary["regret"] is None:
+        yield "no regret: there are no relevant beside irrelevant newcomers"
+        return
+    yield f"regret {summary['regret']:.1f} ({fits_in_words(summary['growth_fits'])})"
+    for i in summary["insertions"]:
+        chosen = f"relevant newcomers chosen {i['mean_chosen']['relevant']:.1f} times, irrelevant ones"
+        yield f"joined before round {i['join_round']}: {chosen} {i['mean_chosen']['irrelevant']:.1f} times;"
+        if i["intervals"]:
+            means = f"{i['mean_interval_rounds']:.2f} rounds and a regret of {i['mean_interval_regret']:.3g}"
+            yield f"    {i['intervals']:,} training intervals of {i['critical']}, in the mean {means}"
+
+
+def fits_in_words(fits: Mapping[str, Mapping[str, float]]) -> str:
+    """How well each growth fits."""
+    return ", ".join(f"{growth}: R² {fit['r_squared']:.4f}" for growth, fit in fits.items())
+
+
+def draw_fits(axes: "Axes", rounds: IntArray, regret: FloatArray) -> None:
+    """The fits of ln n and √n to a regret, over the rounds they were fitted to."""
+    fits, late = growth_fits(rounds, regret), rounds[rounds > rounds[-1] / 10]
+    for (name, shape), dash in zip({"ln n": np.log, "sqrt n": np.sqrt}.items(), ("--", ":"), strict=True):
+        if name in fits:
+            label = f"{name} fit, R² = {fits[name]['r_squared']:.3f}"
+            axes.plot(late, fits[name]["a"] + fits[name]["b"] * shape(late), dash, color="0.3", label=label)
+
+
+def _summary(experiment: Experiment, policy: NewcomerPolicy, result: NewcomerResult) -> dict[str, Any]:
+    judged = [insertion for insertion in result.insertions if insertion.critical is not None]
+    return {
+        "policy": experiment.selection.policy,
+        "seed": experiment.experiment.seed,
+        "rounds": result.rounds,
+        "clients": len(result.table),
+        "m": policy.m,
+        "drift_threshold": result.threshold if result.insertions else None,
+        "regret": float(result.regret.sum()) if judged else None,
+        "regret_is": _REGRET_IS,
+        "growth_fits": growth_fits(np.arange(1, result.rounds + 1), np.cumsum(result.regret)),
+        "judged_small": _judged_small(result),
+        "insertions": [_of_insertion(insertion, result.rounds) for insertion in judged],
+    }
+
+
+def _of_insertion(insertion: Insertion, rounds: int) -> dict[str, Any]:
+    critical, gaps = insertion.critical, insertion.gaps[~insertion.relevant]
+    assert critical is not None
+    chosen, (lengths, regrets) = insertion.chosen.sum(axis=0), insertion.intervals()
+    return {
+        "join_round": insertion.round,
+        "relevant": int(insertion.relevant.sum()),
+        "irrelevant": len(gaps),
+        "critical": insertion.client_ids[critical],
+        "small_drift_probability": {
+            "critical": float(insertion.small[critical]),
+            "greatest of irrelevant": float(insertion.small[~insertion.relevant].max()),
+        },
+        "mean_chosen": {
+            "relevant": float(chosen[insertion.relevant].mean()),
+            "irrelevant": float(chosen[~insertion.relevant].mean()),
+        },
+        "intervals": len(lengths),
+        "mean_interval_rounds": float(lengths.mean()) if len(lengths) else None,
+        "mean_interval_regret": float(regrets.mean()) if len(lengths) else None,
+        "greatest_interval_regret": float(regrets.max()) if len(lengths) else None,
+        # Definition 2: 24 ln T/Δ², of the irrelevant newcomer that needs them longest.
+        "warm_up_rounds": 24 * math.log(rounds) / float(gaps.min()) ** 2,
+    }
+
+
+def _judged_small(result: NewcomerResult) -> dict[str, float] | None:
+    """Which share of the drifts of relevant and irrelevant newcomers counted as successes; None without posteriors."""
+    if not isinstance(result.state, Posteriors) or not result.insertions:
+        return None
+    ids = [client_id for insertion in result.insertions for client_id in insertion.client_ids]
+    relevant = np.concatenate([insertion.relevant for insertion in result.insertions])
+    s, f = result.state.counts(result.table.rows(ids), len(result.table))
+    return {
+        kind: float((s[of_kind] - 1).sum() / max(1, (s[of_kind] + f[of_kind] - 2).sum()))
+        for kind, of_kind in (("relevant", relevant), ("irrelevant", ~relevant))
+    }
+
+
+def _curves(result: NewcomerResult) -> Iterator[tuple[int, float, int, int]]:
+    """The rows of simulation.csv: sums up to each recorded round."""
+    relevant, irrelevant = np.zeros(result.rounds, np.int64), np.zeros(result.rounds, np.int64)
+    for insertion in result.insertions:
+        relevant += insertion.chosen[:, insertion.relevant].sum(axis=1)
+        irrelevant += insertion.chosen[:, ~insertion.relevant].sum(axis=1)
+    sums = [np.cumsum(column).tolist() for column in (result.regret, relevant, irrelevant)]
+    for t in recorded_rounds(result.rounds).tolist():
+        yield (t, *(column[t - 1] for column in sums))
+
+
+def _intervals(result: NewcomerResult) -> Iterator[tuple[int, str, int, int, float, float]]:
+    """The rows of intervals.csv: means over I(first), ..., I(last), twice as many in each row as in the one before."""
+    for insertion in result.insertions:
+        lengths, regrets = insertion.intervals()
+        first = 1
+        while first <= len(lengths):
+            last, part = min(2 * first - 1, len(lengths)), slice(first - 1, 2 * first - 1)
+            critical = insertion.client_ids[insertion.critical or 0]
+            means = float(lengths[part].mean()), float(regrets[part].mean())
+            yield (insertion.round, critical, first, last, *means)
+            first *= 2
+
+
+def _draw(result: NewcomerResult) -> "Figure":
+    """Regret with its fits, regret by training interval, and selections, side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    regret, intervals, selections = figure.subplots(1, 3)
+    rounds, total = np.arange(1, result.rounds + 1), np.cumsum(result.regret)
+    at = recorded_rounds(result.rounds) - 1
+    regret.plot(rounds[at], total[at], label="regret")
+    draw_fits(regret, rounds, total)
+    regret.set(title="Regret against the relevant newcomers", xlabel="round", ylabel="Σ Δ of irrelevant ones chosen")
+    regret.legend(fontsize=7)
+    rows = list(_intervals(result))
+    for insertion in result.insertions:
+        points = [(first, mean) for join_round, _, first, _, _, mean in rows if join_round == insertion.round]
+        intervals.plot(*np.array(points).reshape(-1, 2).T, "o-", label=f"joined before round {insertion.round}")
+    intervals.set(title="Regret by training interval", xlabel="m, in groups of doubling size", ylabel="mean of R(I(m))")
+    intervals.set_xscale("log")
+    if result.insertions:
+        intervals.legend(fontsize=7)
+    _draw_selections(selections, result)
+    return figure
+
+
+def _draw_selections(axes: "Axes", result: NewcomerResult) -> None:
+    start = 0
+    for n, insertion in enumerate(result.insertions):
+        chosen, places = insertion.chosen.sum(axis=0), start + np.arange(len(insertion.client_ids))
+        start += len(places)
+        for kind, of_kind, colour in (
+            ("relevant", insertion.relevant, "C0"),
+            ("irrelevant", ~insertion.relevant, "C1"),
+        ):
+            axes.bar(places[of_kind], chosen[of_kind], color=colour, label=kind if n == 0 else None)
+    axes.set(title="Selections", xlabel="newcomer, in the order they joined", ylabel="times chosen")
+    axes.margins(y=0.2)  # room for the legend above the bars
+    if result.insertions:
+        axes.legend(fontsize=7, loc="upper left", ncols=2)

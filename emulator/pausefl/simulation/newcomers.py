@@ -1,0 +1,157 @@
+"""Policies that judge newcomers, against drawn drifts alone: no network, no training, no latency; and their regret.
+
+Regret is that of Fed-TS, Theorem 1: each round that an irrelevant newcomer is chosen costs Δ, by how much its chance of
+a small drift is below that of the *critical* newcomer, the relevant one of its insertion with the least chance. So it
+is regret against a player who knows who is relevant, and takes them and no other newcomer. The policy itself is called
+every round, and judges the drifts it is shown by its own threshold.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pausefl.population.availability import Presence
+from pausefl.population.simulated_drifts import DriftLaw
+from pausefl.simulation.engine import BLOCK, arrivals, refuse_disclosures
+from pausefl_proto.draws import generator
+from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
+from pausefl_server.records import Observation, RoundRecord, Timing
+from pausefl_server.selection import Context, checked
+from pausefl_server.selection.drift import two_means
+from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
+
+_NO_TIME = Timing(round_trip_s=1.0)
+"""Latency plays no part here, but a client table wants one above 0."""
+
+
+@dataclass(frozen=True)
+class DriftSetting:
+    """What a policy is simulated in."""
+
+    laws: Mapping[str, DriftLaw]
+    """Each client's drifts, by id. What is drawn for an original is the drift it would have as a newcomer."""
+    presence: Presence
+    seed: int = 1
+
+    def drifts(self, rounds: int) -> Iterator[FloatArray]:
+        """(K,) a round, in the order of the presence's ids; the same for every policy."""
+        ids = self.presence.client_ids
+        rngs = [generator(self.seed, "drift", client_id) for client_id in ids]
+        for start in range(0, rounds, BLOCK):
+            n = min(BLOCK, rounds - start)
+            yield from np.stack([self.laws[i].sample(rng, n) for i, rng in zip(ids, rngs, strict=True)], axis=1)
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """The n newcomers that joined before one round, and their rounds."""
+
+    round: int
+    client_ids: tuple[str, ...]
+    small: FloatArray
+    """(n,) each one's chance of a small drift, u_i."""
+    relevant: BoolArray
+    """(n,) whose chance exceeds that of all irrelevant newcomers (Definition 1)."""
+    chosen: BoolArray
+    """(rounds, n)."""
+
+    @property
+    def critical(self) -> int | None:
+        """Which relevant newcomer has the least chance of a small drift; None unless there are both kinds."""
+        if self.relevant.all() or not self.relevant.any():
+            return None
+        return int(np.where(self.relevant, self.small, np.inf).argmin())
+
+    @property
+    def gaps(self) -> FloatArray:
+        """(n,) Δ of the irrelevant newcomers to the critical one, 0 for relevant ones."""
+        if self.critical is None:
+            return np.zeros(len(self.client_ids))
+        return np.where(self.relevant, 0.0, self.small[self.critical] - self.small)
+
+    @property
+    def regret(self) -> FloatArray:
+        """(rounds,) Σ of the Δ of those chosen."""
+        regret: FloatArray = self.chosen @ self.gaps
+        return regret
+
+    def intervals(self) -> tuple[IntArray, FloatArray]:
+        """Rounds and regret of each training interval I(m), m = 1, 2, ...; empty without a critical newcomer.
+
+        I(m) is the rounds after the m-th selection of the critical newcomer, up to and with the (m + 1)-th.
+        """
+        if self.critical is None:
+            return np.empty(0, np.int64), np.empty(0)
+        selections = np.flatnonzero(self.chosen[:, self.critical])
+        total = np.cumsum(self.regret)
+        return np.diff(selections), np.diff(total[selections])
+
+
+@dataclass(frozen=True)
+class NewcomerResult:
+    """What came of it. Rounds are those simulated, in order."""
+
+    insertions: tuple[Insertion, ...]
+    """In the order they joined."""
+    threshold: float
+    """α with both centroids where the newcomers' mean drifts have theirs: small drifts are those up to it."""
+    rounds: int
+    state: Any
+    """What the policy learnt."""
+    table: ClientTable
+
+    @property
+    def regret(self) -> FloatArray:
+        """(rounds,) of all insertions."""
+        return sum((insertion.regret for insertion in self.insertions), np.zeros(self.rounds))
+
+
+def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: int) -> NewcomerResult:
+    """Run `policy` for so many rounds, one call of it a round."""
+    refuse_disclosures(policy)
+    table, state = ClientTable(seed=setting.seed), policy.start()
+    column_of = {client_id: column for column, client_id in enumerate(setting.presence.client_ids)}
+    columns, chosen = np.empty(0, np.int64), np.zeros((rounds, len(column_of)), np.bool_)
+    for t, drift in enumerate(setting.drifts(rounds), start=1):
+        table.apply_events(arrivals(setting.presence, t), t)
+        if len(columns) < len(table):
+            columns = np.array([column_of[client_id] for client_id in table.ids])
+        eligible = table.eligible()
+        if not eligible.size:
+            continue
+        context = Context(t, table, eligible, generator(setting.seed, "selection", t, 0))
+        rows = checked(policy.select(state, context), context).rows
+        chosen[t - 1, columns[rows]] = True
+        record = _record(t, table, rows, drift[columns[rows]])
+        table.apply_round(record)
+        state = policy.observe(state, record, table)
+    return _result(setting, table, state, chosen[:, columns])
+
+
+def _record(t: int, table: ClientTable, rows: IntArray, drift: FloatArray) -> RoundRecord:
+    """What the server would have written down. Of an original who is alone nothing is known."""
+    original = is_original(table, rows)
+    measured = ~original | (original.sum() > 1)
+    # `chr` asks for a cosine: it is shown the same draws, so that a small drift is a great cosine.
+    observations = tuple(
+        Observation(
+            table.ids[row], _NO_TIME, 1.0, 1, 0, 0.0, 0.0, statistics={"drift": d, "cosine": 1 - d} if m else {}
+        )
+        for row, d, m in zip(rows.tolist(), drift.tolist(), measured.tolist(), strict=True)
+    )
+    return RoundRecord(t, 0, tuple(table.ids[row] for row in rows.tolist()), None, observations, (), 1.0, 0.0, 0.0, "")
+
+
+def _result(setting: DriftSetting, table: ClientTable, state: Any, chosen: BoolArray) -> NewcomerResult:
+    rows = np.flatnonzero(~is_original(table, np.arange(len(table))))
+    means = np.array([setting.laws[table.ids[row]].mean for row in rows])
+    threshold = sum(two_means(means.tolist(), (means.min(), means.max()))) / 2 if rows.size else np.nan
+    insertions = []
+    for joined in np.unique(table.joined_round[rows]):
+        of_it = table.joined_round[rows] == joined
+        ids = tuple(table.ids[row] for row in rows[of_it])
+        small = np.array([setting.laws[client_id].share_up_to(threshold) for client_id in ids])
+        insertions.append(Insertion(int(joined), ids, small, means[of_it] <= threshold, chosen[:, rows[of_it]]))
+    return NewcomerResult(tuple(insertions), float(threshold), len(chosen), state, table)

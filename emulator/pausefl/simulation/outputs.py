@@ -1,0 +1,223 @@
+"""Simulates an experiment, and writes what came of it: simulation.json, tables and a figure."""
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pausefl.config.experiment import Experiment
+from pausefl.delays import Delay
+from pausefl.simulation.engine import (
+    Setting,
+    SimulationResult,
+    genie_of,
+    growth_fits,
+    is_compiled,
+    least_gap,
+    printed_delta,
+    regret_bound,
+    simulate,
+    simulate_pause,
+)
+from pausefl.simulation.newcomer_outputs import (
+    Table,
+    draw_fits,
+    fits_in_words,
+    newcomer_findings,
+    newcomers_in_words,
+)
+from pausefl_client.partition import partition
+from pausefl_proto.errors import ConfigError
+from pausefl_server.clients import FloatArray, IntArray
+from pausefl_server.selection import Policy
+from pausefl_server.selection.genie import Genie
+from pausefl_server.selection.newcomers import NewcomerPolicy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[str, Any]:
+    """Simulate an experiment's policy and write simulation.json, simulation.csv, other tables and simulation.png.
+
+    Returns what simulation.json holds.
+    """
+    policy = experiment.policy()
+    if isinstance(policy, NewcomerPolicy):
+        summary, tables, figure = newcomer_findings(experiment, policy, rounds)
+    else:
+        summary, tables, figure = _findings(experiment, policy, rounds)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / "simulation.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+    for name, (columns, rows) in tables.items():
+        _write_csv(out_dir / f"{name}.csv", columns, rows)
+    figure.savefig(out_dir / "simulation.png", dpi=120)
+    return summary
+
+
+def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What a simulation found, line by line."""
+    if "insertions" in summary:
+        yield from newcomers_in_words(summary)
+        return
+    yield f"total latency {summary['total_latency_s']:.1f} s, greatest ε {summary['max_epsilon_spent']:.3g}"
+    if summary["regret"] is not None:
+        weights = ", ".join(f"{name} = {value}" for name, value in summary["genie"].items())
+        yield f"regret is against a genie with {weights}"
+    for name, text in (("regret", "regret"), ("genie_regret", "genie regret")):
+        # There is none against a genie of m clients where rounds are not of m, nor without a genie.
+        grows = fits_in_words(summary["growth_fits"][name])
+        yield f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f} ({grows})"
+
+
+def _findings(experiment: Experiment, policy: Policy, rounds: int) -> tuple[dict[str, Any], dict[str, Table], "Figure"]:
+    """Summary, tables and figure for a policy that weighs latencies."""
+    setting = setting_of(experiment, rounds)
+    if is_compiled(policy, setting):
+        result = simulate_pause(policy, setting, rounds)
+    else:
+        result = simulate(policy, setting, rounds)
+    genie = genie_of(policy)
+    bounds = {} if genie is None else _bounds(setting, genie, result.round)
+    columns = ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent")
+    tables: dict[str, Table] = {
+        "simulation": (columns, zip(*(getattr(result, column).tolist() for column in columns), strict=True)),
+        "selections": (("client_id", "chosen"), zip(result.client_ids, result.chosen.tolist(), strict=True)),
+    }
+    return _summary(experiment, setting, result, genie, bounds), tables, _draw(result, bounds)
+
+
+def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
+    """The latencies, data sizes, budget and groups of an experiment, or of so many rounds of it.
+
+    τ_min = "auto" counts as the least delay possible.
+    """
+    workload, ids = experiment.workload, experiment.client_ids
+    labels = np.arange(workload.examples or 1000 * len(ids)) % 10
+    shares = partition(
+        workload.partition,
+        labels,
+        clients=len(ids),
+        classes=10,
+        seed=experiment.experiment.seed,
+        concentration=workload.concentration,
+        dominant_share=workload.dominant_share,
+    )
+    laws = experiment.delays()
+    return Setting(
+        laws=laws,
+        examples={client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)},
+        tau_min_s=experiment.tau_min_s or _least_delay_s(laws),
+        budget=experiment.budget(),
+        seed=experiment.experiment.seed,
+        presence=experiment.presence(rounds),
+    )
+
+
+def _least_delay_s(laws: Mapping[str, Delay]) -> float:
+    least_s = min(law.minimum_s for law in laws.values())
+    if least_s == 0:
+        raise ConfigError('latency.tau_min_s = "auto": a simulation needs a number where a delay can be 0')
+    return least_s
+
+
+def _bounds(setting: Setting, genie: Genie, rounds: IntArray) -> dict[str, FloatArray]:
+    """Bound (17) at these rounds under either reading of δ; where δ = 0, because two means are equal, there is none."""
+    mu = setting.tau_min_s * np.array(list(setting.oracle.mean_inverse_latency.values()))
+    readings = {
+        "delta = least gap of E[tau], as printed": printed_delta(setting),
+        "delta = least gap of mu": least_gap(mu),
+    }
+    return {
+        reading: regret_bound(setting, genie, rounds, delta)
+        for reading, delta in readings.items()
+        if 0 < delta < math.inf
+    }
+
+
+def _summary(
+    experiment: Experiment,
+    setting: Setting,
+    result: SimulationResult,
+    genie: Genie | None,
+    bounds: Mapping[str, FloatArray],
+) -> dict[str, Any]:
+    return {
+        "policy": experiment.selection.policy,
+        "seed": setting.seed,
+        "rounds": int(result.round[-1]),
+        "clients": len(result.client_ids),
+        "m": experiment.selection.m,
+        "tau_min_s": setting.tau_min_s,
+        "total_latency_s": float(result.total_latency_s[-1]),
+        "cluster_penalty_s": result.cluster_penalty_s,
+        "max_epsilon_spent": float(result.max_epsilon_spent[-1]),
+        "epsilon_budget": setting.budget and setting.budget.epsilon_budget,
+        "reward": _finite(result.reward[-1]),
+        "regret": _finite(result.regret[-1]),
+        "genie_regret": _finite(result.genie_regret[-1]),
+        "regret_is": "sum of r(genie) - r(policy), PAUSE v2 eq. (15), the genie asked on the policy's own history",
+        "genie": genie and _weights(genie),
+        "growth_fits": {
+            "regret": growth_fits(result.round, result.regret),
+            "genie_regret": growth_fits(result.round, result.genie_regret),
+        },
+        "bound_17": {reading: _finite(bound[-1]) for reading, bound in bounds.items()},
+    }
+
+
+def _weights(genie: Genie) -> dict[str, Any]:
+    """What the genie weighs, and so what reward and regret are of."""
+    names = ("alpha", "gamma", "beta", "zeta", "reward", *(("rho",) if genie.reward == "R2" else ()))
+    return {name: getattr(genie, name) for name in names}
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _write_csv(path: Path, columns: tuple[str, ...], rows: Iterable[Iterable[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def _draw(result: SimulationResult, bounds: Mapping[str, FloatArray]) -> "Figure":
+    """Regret with its fits, and beside its bound; leakage, and selections."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7.2), layout="constrained")
+    (regret, bound), (leakage, selections) = figure.subplots(2, 2)
+    _draw_regret(regret, result)
+    _draw_bounds(bound, result, bounds)
+    leakage.plot(result.round, result.max_epsilon_spent)
+    leakage.set(title="Greatest leakage", xlabel="round", ylabel="ε spent")
+    selections.bar(range(len(result.chosen)), result.chosen)
+    selections.set(title="Selections", xlabel="client", ylabel="times chosen")
+    return figure
+
+
+def _draw_regret(axes: "Axes", result: SimulationResult) -> None:
+    axes.plot(result.round, result.regret, label="realised, eq. (15)")
+    axes.plot(result.round, result.genie_regret, label="in the genie's objective, eq. (10)")
+    draw_fits(axes, result.round, result.genie_regret)
+    axes.set(title="Regret against the genie", xlabel="round", ylabel="Σ r(G) − r(S)")
+    axes.legend(fontsize=7)
+
+
+def _draw_bounds(axes: "Axes", result: SimulationResult, bounds: Mapping[str, FloatArray]) -> None:
+    """On logarithmic axes: the bound is seldom within a factor of a thousand of the regret."""
+    axes.set(title="Regret beside bound (17)", xlabel="round", ylabel="Σ r(G) − r(S)", xscale="log", yscale="log")
+    for regret, label in ((result.regret, "realised"), (result.genie_regret, "in the genie's objective")):
+        axes.plot(result.round, np.where(regret > 0, regret, math.nan), label=f"{label}, where above 0")
+    for (reading, bound), dash in zip(bounds.items(), ("-.", ":"), strict=False):
+        axes.plot(result.round, bound, dash, color="0.2", label=f"bound (17), {reading}")
+    if not bounds:
+        axes.plot([], [], " ", label="no bound (17): no genie, or δ = 0")
+    axes.legend(fontsize=7)

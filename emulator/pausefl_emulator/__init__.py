@@ -1,1 +1,0 @@
-"""The emulator: experiments, processes, delays, evaluation, reports, benchmarks, and the `pausefl` command."""

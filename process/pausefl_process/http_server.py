@@ -1,0 +1,194 @@
+"""A small HTTP server from which a process can be watched: GET and HEAD, a thread a request, nothing changes by it."""
+
+import errno
+import io
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from pausefl_proto.errors import ConfigError
+
+# Whoever has not said all it wants by then, or does not take what it gets, is cut off; closing waits no longer for
+# anybody. Browsers open connections for later.
+_ASK_WITHIN_S = 1.0
+_TAKE_WITHIN_S = 5.0
+# Each has a thread; readers of the live page are a third of them at most.
+_CONNECTIONS_MAX = 96
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a route answers; the body is sent chunk by chunk, as they come."""
+
+    content_type: str
+    body: Iterable[bytes]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Route = Callable[[Mapping[str, str]], Response]
+"""The request's headers (by "Their-Name") -> the response. Called in a thread of the request's own."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can reach what listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class WebServer:
+    """Serves `routes` (path -> route) from threads until closed.
+
+    Bound to a loopback address, it answers only to names of that: a page from elsewhere whose name was made to resolve
+    to 127.0.0.1 (DNS rebinding) can read nothing.
+    """
+
+    def __init__(self, host: str, port: int, routes: Mapping[str, Route], *, key: str) -> None:
+        """Port 0 takes any free one; ConfigError, naming the experiment's `key`, when it cannot be listened on."""
+        try:
+            self._server = _Server(host, port, routes)
+        except OSError as error:
+            if isinstance(error, socket.gaierror):
+                raise ConfigError(f'{key.replace("port", "host")} = "{host}": no such host') from None
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
+                raise
+            raise ConfigError(f"{key} = {port}: cannot listen on {host}:{port} ({error.strerror})") from None
+        name = f"[{host}]" if ":" in host else host
+        self.address = f"{name}:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="web", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no further request, and wait for those that are being answered, but for none of them long."""
+        self._server.shutdown()
+        self._thread.join()
+        patience = threading.Timer(_TAKE_WITHIN_S, self._server.cut_off)
+        patience.start()
+        self._server.server_close()
+        patience.cancel()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # closing waits for them
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, routes: Mapping[str, Route]) -> None:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        self.address_family = family
+        self.routes = routes
+        self._is_private = is_loopback(str(address[0]))
+        self._names = {"localhost", "127.0.0.1", "::1", host.lower()}
+        self._open: set[socket.socket] = set()
+        super().__init__((host, port), _Handler)
+
+    def goes_by(self, name: str) -> bool:
+        """Whether a request's Host header means this server; on other than loopback addresses any does."""
+        with suppress(ValueError):
+            return not self._is_private or urlsplit(f"//{name}").hostname in self._names
+        return False
+
+    def process_request(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: object) -> None:
+        """Answer in a thread of its own, unless there are too many already."""
+        assert isinstance(request, socket.socket)
+        if len(self._open) >= _CONNECTIONS_MAX:
+            self.shutdown_request(request)
+            return
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: "socket.socket | tuple[bytes, socket.socket]") -> None:
+        """The end of every connection, whether it was answered or not."""
+        super().shutdown_request(request)
+        self._open.discard(request)
+
+    def cut_off(self) -> None:
+        """End all connections, wherever their threads are."""
+        for connection in tuple(self._open):
+            with suppress(OSError):  # it has ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def server_bind(self) -> None:
+        """Without the look-up of this host's name in the DNS that HTTPServer begins with."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # of both families
+
+
+class _Question(io.RawIOBase):
+    """What a connection says until a deadline, however slowly it comes; TimeoutError afterwards."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._until_s = time.monotonic() + _ASK_WITHIN_S
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As much as has come."""
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "pausefl", ""
+
+    def setup(self) -> None:
+        """Let nobody ask for ever; a timeout of the socket alone would begin anew with every byte."""
+        super().setup()
+        self.rfile = io.BufferedReader(_Question(self.connection))
+
+    def do_GET(self) -> None:
+        """Answer by the path's route."""
+        self._answer(self._response())
+
+    def do_HEAD(self) -> None:
+        """The same, without the body."""
+        self._answer(replace(self._response(), body=()))
+
+    def _response(self) -> Response:
+        name = self.headers.get("Host", "localhost")
+        if not self.server.goes_by(name):
+            return _text(HTTPStatus.FORBIDDEN, f"{name} is no name of this machine's loopback address")
+        try:
+            route = self.server.routes.get(urlsplit(self.path).path)
+        except ValueError as error:
+            return _text(HTTPStatus.BAD_REQUEST, f"{self.path}: {error}")
+        if route is None:
+            return _text(HTTPStatus.NOT_FOUND, f"try {' '.join(self.server.routes)}")
+        return route({key.title(): value for key, value in self.headers.items()})
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a scrape each second would drown the log."""
+
+    def _answer(self, response: Response) -> None:
+        self.connection.settimeout(_TAKE_WITHIN_S)
+        with suppress(OSError):  # whoever asked has gone, or takes nothing any more
+            self.send_response(response.status)
+            for key, value in {**_HEADERS, "Content-Type": response.content_type, **response.headers}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            for chunk in response.body:
+                self.wfile.write(chunk)
+
+
+def _text(status: HTTPStatus, text: str) -> Response:
+    return Response("text/plain; charset=utf-8", [f"{text}\n".encode()], status=status)

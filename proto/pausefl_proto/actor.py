@@ -1,0 +1,141 @@
+"""Actors on asyncio: private state, a bounded mailbox, `tell` and `ask`, and nobody left waiting for a dead one.
+
+An actor is run by a supervisor, an `asyncio.TaskGroup`: `group.create_task(actor.run())`. A failing actor takes its
+group down; callers blocked in `tell` or `ask` get `ActorStopped` whichever way the actor ends.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+from pausefl_proto.errors import PauseflError
+
+Message = TypeVar("Message")
+
+
+class ActorStopped(PauseflError):
+    """The actor ended before it took the message or answered it."""
+
+
+class Actor(ABC, Generic[Message]):
+    """Base of all actors: subclasses answer messages in `receive`, one at a time, in the order they came."""
+
+    def __init__(self, name: str, capacity: int = 64) -> None:
+        self.name = name
+        self.stopped = False
+        self._capacity = capacity
+        self._mailbox: deque[tuple[Message, asyncio.Future[Any] | None]] = deque()
+        self._idle: asyncio.Future[None] | None = None  # the actor's own wait for a message
+        self._crowd: deque[asyncio.Future[None]] = deque()  # tellers waiting for room
+
+    async def tell(self, message: Message) -> None:
+        """Hand over a message; waits while the mailbox is full, raises ActorStopped if the actor has ended."""
+        await self._put(message, None)
+
+    def offer(self, message: Message) -> bool:
+        """Hand over a message if the actor runs and has room for it now; False when it was dropped."""
+        if self.stopped or len(self._mailbox) >= self._capacity:
+            return False
+        self._mailbox.append((message, None))
+        _wake(self._idle)
+        return True
+
+    async def ask(self, message: Message) -> Any:
+        """Hand over a message and wait for `receive`'s return value (or its exception)."""
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        await self._put(message, reply)
+        return await reply
+
+    def stop(self) -> None:
+        """End the actor after the message at hand; whoever still waits gets ActorStopped."""
+        self.stopped = True
+        _wake(self._idle)
+        for teller in self._crowd:
+            _wake(teller)
+
+    async def run(self) -> None:
+        """Take messages until stopped."""
+        try:
+            await self.on_start()
+            while await self._wait_for_message():
+                await self._handle(*self._take())
+        finally:
+            self.stop()
+            self._refuse_the_rest()
+            await self.on_stop()
+
+    async def on_start(self) -> None:
+        """Called once before the first message."""
+
+    async def on_stop(self) -> None:
+        """Called once after the last message, also after a failure or a cancellation."""
+
+    @abstractmethod
+    async def receive(self, message: Message) -> Any:
+        """Handle one message; the return value answers an `ask`."""
+
+    async def _handle(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
+        if reply is None:
+            await self.receive(message)
+            return
+        try:
+            answer = await self.receive(message)
+        except Exception as error:
+            # The asker, not the actor, learns of a message that could not be served.
+            _settle(reply, error)
+        except BaseException:
+            _settle(reply, ActorStopped(f"{self.name} was stopped"))
+            raise
+        else:
+            if not reply.done():
+                reply.set_result(answer)
+
+    async def _wait_for_message(self, timeout_s: float | None = None) -> bool:
+        """True when a message is there; False when stopped, or when `timeout_s` has passed."""
+        if not self._mailbox and not self.stopped:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.create_future()
+            timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, self._idle)
+            try:
+                await self._idle
+            finally:
+                self._idle = None
+                if timer is not None:
+                    timer.cancel()
+        return bool(self._mailbox) and not self.stopped
+
+    def _take(self) -> tuple[Message, asyncio.Future[Any] | None]:
+        envelope = self._mailbox.popleft()
+        while self._crowd and len(self._mailbox) < self._capacity:
+            if _wake(self._crowd.popleft()):
+                break
+        return envelope
+
+    async def _put(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
+        while len(self._mailbox) >= self._capacity and not self.stopped:
+            room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._crowd.append(room)
+            await room
+        if self.stopped:
+            raise ActorStopped(f"{self.name} has stopped")
+        self._mailbox.append((message, reply))
+        _wake(self._idle)
+
+    def _refuse_the_rest(self) -> None:
+        for _, reply in self._mailbox:
+            if reply is not None:
+                _settle(reply, ActorStopped(f"{self.name} has stopped"))
+        self._mailbox.clear()
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> bool:
+    if waiter is None or waiter.done():
+        return False
+    waiter.set_result(None)
+    return True
+
+
+def _settle(reply: asyncio.Future[Any], error: Exception) -> None:
+    if not reply.done():
+        reply.set_exception(error)

@@ -1,0 +1,63 @@
+"""The schedule by which a client spends its privacy budget (PAUSE v2, eq. (6))."""
+
+import math
+from dataclasses import dataclass
+
+from pausefl_proto.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """ε̄ and η: the i-th participation spends ε_i = ε̄ (e^η − 1) e^{−ηi}, so that Σ_{i≥1} ε_i = ε̄.
+
+    Both ends hold one. A client retires when its next ε_i would lie below `epsilon_floor`: so small an ε brings more
+    noise than it helps. The floor looks at i alone, never at an update, so retiring discloses nothing.
+    """
+
+    epsilon_budget: float
+    eta: float
+    epsilon_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon_budget) and self.epsilon_budget > 0):
+            raise ConfigError(f"privacy.epsilon_budget = {self.epsilon_budget}: must be a finite number above 0")
+        if not (math.isfinite(self.eta) and self.eta > 0):
+            raise ConfigError(f"privacy.eta = {self.eta}: must be a finite number above 0")
+        if not self.epsilon(1) > 0:
+            raise ConfigError(
+                f"privacy.epsilon_budget = {self.epsilon_budget}: too small to spend with privacy.eta = {self.eta}"
+            )
+        if not (math.isfinite(self.epsilon_floor) and 0 <= self.epsilon_floor <= self.epsilon(1)):
+            raise ConfigError(
+                f"privacy.epsilon_floor = {self.epsilon_floor:g}: must lie between 0 and"
+                f" epsilon_1 = {self.epsilon(1):g}, or no client could ever release anything"
+            )
+
+    @property
+    def key(self) -> str:
+        """The schedule of the ε_i as text; a ledger belongs to one."""
+        return f"geometric(epsilon_budget={self.epsilon_budget!r}, eta={self.eta!r})"
+
+    def epsilon(self, i: int) -> float:
+        """ε_i of the i-th participation, i from 1."""
+        if i < 1:
+            raise ValueError(f"participations count from 1, got {i}")
+        # ε̄ (1 − e^−η) e^{−η(i − 1)}, which no η is too great for.
+        return -self.epsilon_budget * math.expm1(-self.eta) * math.exp(-self.eta * (i - 1))
+
+    def spent(self, participations: int) -> float:
+        """Σ of ε_i over the first `participations`: ε̄ (1 − e^{−ηT}), in closed form, never above ε̄."""
+        return -self.epsilon_budget * math.expm1(-self.eta * participations)
+
+    def affords(self, i: int) -> bool:
+        """Whether the i-th participation may happen: its ε_i is above 0 and not below the floor."""
+        return self.epsilon(i) > 0 and self.epsilon(i) >= self.epsilon_floor
+
+    @property
+    def participations(self) -> int | None:
+        """How many participations the floor leaves a client in all; None without a floor."""
+        if not self.epsilon_floor:
+            return None
+        i = round(1 + math.log(self.epsilon(1) / self.epsilon_floor) / self.eta)
+        # The logarithm may round to either side of a whole number.
+        return i if self.affords(i) else i - 1

@@ -1,0 +1,112 @@
+"""What all ends of this project's gRPC connections have in common: limits, keepalive, TLS, and what a failure says."""
+
+import socket
+from collections.abc import Sequence
+
+import grpc
+
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.tls import Pem, Tls
+from pausefl_proto.wire import MAX_MESSAGE_BYTES
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A dead link is found out within half a minute even when nobody writes.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+_SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5_000))
+_CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)
+
+
+def make_server() -> "grpc.aio.Server":
+    """A server that listens nowhere yet."""
+    return grpc.aio.server(options=(*_OPTIONS, *_SERVER_OPTIONS))
+
+
+def listen(server: "grpc.aio.Server", table: str, host: str, port: int, tls: Tls | None) -> int:
+    """Bind a server and return its port (port 0: any free one).
+
+    ConfigError when the port, a key of the experiment's `table`, is taken, the host is not this machine's, or a file
+    for TLS is wrong.
+    """
+    credentials = None if tls is None else _server_credentials(tls)
+    _check_free(table, host, port)
+    address = f"{host}:{port}"
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError:
+        raise ConfigError(f"{table}.port = {port}: cannot listen on {address}") from None
+
+
+def _check_free(table: str, host: str, port: int) -> None:
+    """ConfigError with the reason, which gRPC would tell standard error only."""
+    try:
+        family, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror:
+        raise ConfigError(f'{table}.host = "{host}": no such host') from None
+    except OSError as error:
+        raise ConfigError(f"{table}.port = {port}: cannot listen on {host}:{port} ({error.strerror})") from None
+
+
+def open_channel(address: str, tls: Tls | None, options: Sequence[tuple[str, int]] = ()) -> "grpc.aio.Channel":
+    """A channel to HOST:PORT, which connects when it is used; ConfigError when a file for TLS is wrong."""
+    options = (*_OPTIONS, *_CHANNEL_OPTIONS, *options)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    pem = tls.to_connect()
+    credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def failure(error: "grpc.aio.AioRpcError", address: str, tls: Tls | None) -> Exception:
+    """Why a call to HOST:PORT failed: an OSError, or a ConfigError where trying again is of no use."""
+    details = error.details() or str(error.code())
+    ca = tls.ca if tls else ""
+    _, distrusted, because = details.partition("CERTIFICATE_VERIFY_FAILED: ")
+    if distrusted:
+        because = because.removesuffix(": OK")
+        return ConfigError(f'tls.ca = "{ca}": does not vouch for the certificate of {address} ({because})')
+    if "Hostname Verification Check failed" in details:
+        return ConfigError(f"tls.certificate of {address}: does not name this host")
+    if "WRONG_VERSION_NUMBER" in details:
+        return ConfigError(f'tls.ca = "{ca}": {address} does not speak TLS')
+    if "failed to connect" in details and "Socket closed" in details:
+        # The other side hung up before a word was said, and TLS does not tell this side why.
+        key = "tls.certificate" if tls else "tls.ca"
+        return OSError(f"{address} hangs up at once, does it demand TLS with {key}? ({details})")
+    return OSError(details)
+
+
+def _server_credentials(tls: Tls) -> "grpc.ServerCredentials":
+    """Credentials whose files are looked at again before every handshake."""
+    current = tls.to_listen()
+
+    def renewed() -> "grpc.ServerCertificateConfiguration | None":
+        """None: nothing has changed, or the files are being replaced and do not go together yet."""
+        nonlocal current
+        try:
+            latest = tls.to_listen()
+        except ConfigError:
+            return None
+        if latest == current:
+            return None
+        current = latest
+        return _configuration(latest)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(current),
+        renewed,  # type: ignore[arg-type]  # gRPC documents None; its types do not
+        require_client_authentication=current.ca is not None,
+    )
+
+
+def _configuration(pem: Pem) -> "grpc.ServerCertificateConfiguration":
+    assert pem.key is not None
+    assert pem.certificate is not None
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.ca)

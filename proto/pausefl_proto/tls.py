@@ -1,0 +1,70 @@
+"""TLS from PEM files: what a side shows of itself, and by whom it wants the other side's certificate signed.
+
+Files are read again for every use, so that renewed certificates are taken up without a restart.
+"""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from pausefl_proto.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """The contents of the files."""
+
+    certificate: bytes | None
+    """With whatever chain leads to it."""
+    key: bytes | None
+    ca: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The files' paths, empty where there is none; ConfigError where one of a pair is missing."""
+
+    certificate: str = ""
+    key: str = ""
+    ca: str = ""
+
+    def __post_init__(self) -> None:
+        for name, path, other in (("certificate", self.certificate, "key"), ("key", self.key, "certificate")):
+            if path and not getattr(self, other):
+                raise ConfigError(f'tls.{name} = "{path}": needs tls.{other} as well')
+
+    def to_listen(self) -> Pem:
+        """What a side that is called needs: a certificate. ConfigError names the file that is wrong."""
+        if not self.certificate:
+            raise ConfigError(f'tls.ca = "{self.ca}": whoever listens needs tls.certificate and tls.key as well')
+        return self._read()
+
+    def to_connect(self) -> Pem:
+        """What a side that calls needs: to know whom it trusts. ConfigError names the file that is wrong."""
+        if not self.ca:
+            raise ConfigError(f'tls.certificate = "{self.certificate}": whoever connects needs tls.ca as well')
+        return self._read()
+
+    def _read(self) -> Pem:
+        pem = Pem(_read("certificate", self.certificate), _read("key", self.key), _read("ca", self.ca))
+        # gRPC says little of what is wrong with a file; the standard library's reader says more.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if pem.ca is not None:
+            try:
+                context.load_verify_locations(cadata=pem.ca.decode("ascii", "replace"))
+            except ssl.SSLError as error:
+                raise ConfigError(f'tls.ca = "{self.ca}": is no certificate in PEM ({error.reason})') from None
+        if self.certificate:
+            try:
+                context.load_cert_chain(self.certificate, self.key, password=lambda: "")
+            except ssl.SSLError as error:
+                pair = f'tls.certificate = "{self.certificate}", tls.key = "{self.key}"'
+                raise ConfigError(f"{pair}: are no certificate and its key in PEM ({error.reason})") from None
+        return pem
+
+
+def _read(name: str, path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes() if path else None
+    except OSError as error:
+        raise ConfigError(f'tls.{name} = "{path}": cannot be read ({error.strerror})') from None

@@ -1,0 +1,187 @@
+"""Tensors on the wire: one flat little-endian float32 vector, cut into frames, with a manifest and a digest.
+
+No pickle anywhere: bytes from the other side become an array of floats or a `WireError`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from google.protobuf.message import Message
+
+from pausefl_proto.errors import WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+
+Vector = npt.NDArray[np.float32]
+
+PROTOCOL_VERSION = 1
+SERVICE = pb.DESCRIPTOR.services_by_name["Federation"].full_name
+MAX_FRAME_BYTES = 1 << 20
+# A message holds one frame and its header.
+MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + (64 << 10)
+
+_DTYPE = np.dtype("<f4")
+# A mean of such values is still finite.
+_GREATEST = np.float32(1e30)
+# Field 15, length-delimited: `payload` of every message that has one.
+_PAYLOAD_TAG = b"\x7a"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named array of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of float32 values."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a flat vector means: its tensors, in order."""
+
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of float32 values, d."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    def to_message(self) -> pb.Manifest:
+        """The manifest as it travels."""
+        return pb.Manifest(
+            tensors=[pb.Tensor(name=t.name, shape=t.shape, dtype="float32") for t in self.tensors],
+        )
+
+    @staticmethod
+    def from_message(message: pb.Manifest) -> "Manifest":
+        """The manifest as it arrived; WireError for a dtype other than float32."""
+        for tensor in message.tensors:
+            if tensor.dtype != "float32":
+                raise WireError(f"tensor {tensor.name!r} has dtype {tensor.dtype!r}, only float32 travels")
+        return Manifest(tuple(Tensor(t.name, tuple(t.shape)) for t in message.tensors))
+
+    def split(self, vector: Vector) -> dict[str, Vector]:
+        """Views of `vector`, (size,) float32, by tensor name and in its shape."""
+        parts: dict[str, Vector] = {}
+        start = 0
+        for tensor in self.tensors:
+            parts[tensor.name] = vector[start : start + tensor.size].reshape(tensor.shape)
+            start += tensor.size
+        return parts
+
+
+def digest(vector: npt.NDArray[Any]) -> str:
+    """xxh3_128 of the vector's bytes: finds damage, not malice (that is what TLS is for)."""
+    return xxhash.xxh3_128_hexdigest(_bytes_of(vector))
+
+
+def cut(vector: Vector, vector_digest: str) -> tuple[pb.Vector, list[memoryview]]:
+    """A vector's header and its frames: views of at most 1 MiB, nothing is copied."""
+    data = _bytes_of(vector)
+    frames = [data[start : start + MAX_FRAME_BYTES] for start in range(0, len(data), MAX_FRAME_BYTES)] or [data]
+    return pb.Vector(size_bytes=len(data), frames=len(frames), digest=vector_digest), frames
+
+
+class Assembler:
+    """Collects the frames of one vector whose header announced them, and checks the whole at the end."""
+
+    def __init__(self, header: pb.Vector, expected_size: int) -> None:
+        """Raise WireError unless the header announces exactly `expected_size` float32 values in proper frames."""
+        expected_bytes = expected_size * _DTYPE.itemsize
+        if header.size_bytes != expected_bytes:
+            raise WireError(f"announces {header.size_bytes} bytes, the model has {expected_bytes}")
+        if header.frames != max(1, -(-expected_bytes // MAX_FRAME_BYTES)):
+            raise WireError(f"announces {header.frames} frames for {expected_bytes} bytes")
+        self._size_bytes = expected_bytes
+        self._n_frames = header.frames
+        self._digest = header.digest
+        self._frames: list[memoryview] = []
+
+    @property
+    def complete(self) -> bool:
+        """True once every frame is here."""
+        return len(self._frames) == self._n_frames
+
+    def add(self, index: int, payload: memoryview) -> None:
+        """Take the next frame; WireError if it is out of order or of the wrong length."""
+        due = len(self._frames)
+        if index != due or self.complete:
+            raise WireError(f"frame {index} where frame {due} of {self._n_frames} was due")
+        if len(payload) != min(MAX_FRAME_BYTES, self._size_bytes - index * MAX_FRAME_BYTES):
+            raise WireError(f"frame {index} has {len(payload)} bytes")
+        self._frames.append(payload)
+
+    def finish(self, *, check_finite: bool) -> Vector:
+        """The vector, (size,) float32, read-only.
+
+        WireError on missing frames, a bad checksum or (if asked) a non-finite value.
+        """
+        if not self.complete:
+            raise WireError(f"ends after {len(self._frames)} of {self._n_frames} frames")
+        data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
+        if xxhash.xxh3_128_hexdigest(data) != self._digest:
+            raise WireError("checksum does not match")
+        vector: Vector = np.require(np.frombuffer(data, _DTYPE), requirements="A")
+        vector.flags.writeable = False
+        # False for NaN as well: it passes through min and max.
+        if check_finite and vector.size and not (vector.min() >= -_GREATEST and vector.max() <= _GREATEST):
+            raise WireError("holds values that are not finite, or too great to be averaged")
+        return vector
+
+
+def pack(message: Message, payload: memoryview) -> bytes:
+    """The message's encoding with its `payload`, which protobuf never sees: fields may stand in any order.
+
+    The payload comes first, where four bytes of tag and length leave a frame's floats aligned.
+    """
+    return b"".join((_PAYLOAD_TAG, _varint(len(payload)), payload, message.SerializeToString()))
+
+
+def unpack(data: bytes) -> tuple[bytes, memoryview]:
+    """Split an encoding into the message without its payload and the payload, a view; empty where there is none.
+
+    WireError when the bytes are no encoding of fields.
+    """
+    view = memoryview(data)
+    if not data.startswith(_PAYLOAD_TAG):
+        return data, view[:0]
+    length = shift = 0
+    for position in range(1, min(len(data), 6)):
+        length |= (data[position] & 0x7F) << shift
+        shift += 7
+        if data[position] < 0x80:
+            start, end = position + 1, position + 1 + length
+            if end <= len(data):
+                return data[end:], view[start:end]
+            break
+    raise WireError("sent bytes that are no message")
+
+
+def pack_job(round: int, attempt: int, model: Vector, model_digest: str, schedule: str = "") -> list[bytes]:
+    """A round's job as the bytes of its messages: made once and sent to every chosen client as they are."""
+    header, frames = cut(model, model_digest)
+    job = pb.ServerMessage(job=pb.Job(round=round, attempt=attempt, model=header, schedule=schedule))
+    rest = (pb.ServerMessage(frame=pb.Frame(index=index)) for index in range(1, len(frames)))
+    return [pack(message, frame) for message, frame in zip((job, *rest), frames, strict=True)]
+
+
+def _bytes_of(vector: npt.NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(vector, _DTYPE).data.cast("B")
+
+
+def _varint(value: int) -> bytes:
+    """Protobuf's encoding of a length."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

@@ -1,0 +1,238 @@
+"""One client as the server sees it: an actor that owns its stream, times its exchanges and checks what it sends."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.actor import Actor
+from pausefl_proto.errors import WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import Assembler, Vector, unpack
+from pausefl_server.ledger import Release
+from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Pinged, Probe, Refusal, Update
+from pausefl_server.records import Timing
+
+# Checking one frame's worth takes some 30 µs, handing it to a thread and back 100 µs.
+_INLINE_BYTES = 1 << 20
+# Two clocks read at slightly different instants: what the parts may add up to beyond the whole.
+_TIMING_TOLERANCE_S = 1e-3
+
+
+class Stream(Protocol):
+    """A client's bidirectional stream, one message a call."""
+
+    async def read(self) -> bytes | None:
+        """The next message's bytes, None when the client has closed its side."""
+
+    async def write(self, message: bytes) -> None:
+        """Send one message; returns when it has been handed to the network."""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A job under way: from the first model frame handed over to the last update frame received."""
+
+    job: Dispatch
+    started_s: float
+    bytes_down: int
+    bytes_up: int = 0
+    first_frame_s: float = 0.0
+    result: pb.Result | None = None
+    frames: Assembler | None = None
+
+
+class ClientActor(Actor[Dispatch | Acknowledge | Probe | Dismiss]):
+    """Writes what the coordinator tells it (`run`) and reads what the client answers (`listen`)."""
+
+    def __init__(
+        self,
+        client_id: str,
+        stream: Stream,
+        coordinator: Actor[Any],
+        model_size: int,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(f"client {client_id}")
+        self.client_id = client_id
+        self._stream = stream
+        self._coordinator = coordinator
+        self._model_size = model_size
+        self._clock = clock
+        self._exchange: _Exchange | None = None
+        self._ping = 0, 0.0  # the last one's nonce, and when it was sent
+
+    async def receive(self, message: Dispatch | Acknowledge | Probe | Dismiss) -> None:
+        """Write what the coordinator wants said."""
+        match message:
+            case Dispatch():
+                self._exchange = _Exchange(message, self._clock(), sum(map(len, message.messages)))
+                for data in message.messages:
+                    await self._stream.write(data)
+            case Acknowledge(round_, attempt):
+                ack = pb.Ack(round=round_, attempt=attempt)
+                await self._stream.write(pb.ServerMessage(ack=ack).SerializeToString())
+            case Probe() if self._exchange is None:
+                nonce = self._ping[0] + 1
+                self._ping = nonce, self._clock()
+                await self._stream.write(pb.ServerMessage(ping=pb.Ping(nonce=nonce)).SerializeToString())
+            case Dismiss(reason, final):
+                goodbye = pb.Goodbye(reason=reason, final=final)
+                await self._stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())
+                self.stop()  # there is nothing to say after a goodbye
+
+    async def listen(self) -> str:
+        """Read until the client leaves; returns why it did."""
+        while (data := await self._stream.read()) is not None:
+            arrived_s = self._clock()
+            try:
+                header, payload = unpack(data)
+                message = pb.ClientMessage.FromString(header)
+            except (WireError, DecodeError):
+                await self._reject("sent bytes that are no message")
+                continue
+            match message.WhichOneof("kind"):
+                case "result":
+                    await self._take_result(message.result, payload, arrived_s, len(data))
+                case "frame":
+                    await self._take_frame(message.frame.index, payload, arrived_s, len(data))
+                case "goodbye":
+                    return message.goodbye.reason
+                case "pong":
+                    await self._take_pong(message.pong.nonce, arrived_s)
+                case kind:
+                    await self._reject(f"sent an unexpected message ({kind})")
+        return "closed its stream"
+
+    async def _take_pong(self, nonce: int, arrived_s: float) -> None:
+        """A job that came in between would make the ping a measurement of something else."""
+        sent, sent_s = self._ping
+        if nonce == sent and self._exchange is None:
+            await self._coordinator.tell(Pinged(self.client_id, arrived_s - sent_s))
+
+    async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
+        exchange = self._exchange
+        if exchange is None or (result.round, result.attempt) != (exchange.job.round, exchange.job.attempt):
+            reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
+            await self._reject(reason, result)
+        elif result.status != pb.STATUS_OK:
+            await self._relay_refusal(result)
+        else:
+            exchange.result, exchange.first_frame_s, exchange.bytes_up = result, arrived_s, n_bytes
+            try:
+                exchange.frames = Assembler(result.update, self._model_size)
+                exchange.frames.add(0, payload)
+            except WireError as error:
+                await self._reject(str(error), result)
+            else:
+                await self._finish_if_complete(exchange, arrived_s)
+
+    async def _take_frame(self, index: int, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
+        exchange = self._exchange
+        if exchange is None or exchange.frames is None:
+            # The rest of an update already rejected: one rejection is enough.
+            return
+        exchange.bytes_up += n_bytes
+        try:
+            exchange.frames.add(index, payload)
+        except WireError as error:
+            await self._reject(str(error), exchange.result)
+        else:
+            await self._finish_if_complete(exchange, arrived_s)
+
+    async def _finish_if_complete(self, exchange: _Exchange, arrived_s: float) -> None:
+        frames, result = exchange.frames, exchange.result
+        if frames is None or result is None or not frames.complete:
+            return
+        self._exchange = None
+        try:
+            timing, host = _timing(result.timing, exchange, arrived_s), _host(result.host)
+            statistics = _statistics(result)
+            vector = await self._check(frames)
+        except WireError as error:
+            await self._reject(str(error), result)
+            return
+        await self._coordinator.tell(
+            Update(
+                client_id=self.client_id,
+                round=exchange.job.round,
+                attempt=exchange.job.attempt,
+                vector=vector,
+                timing=timing,
+                drawn_down_s=result.timing.drawn_down_s,
+                drawn_up_s=result.timing.drawn_up_s,
+                release=_release(result),
+                # A training that diverged has no loss to tell; what was clipped and noised of it may still be sound.
+                loss=result.loss if result.HasField("loss") and math.isfinite(result.loss) else None,
+                statistics=statistics,
+                bytes_down=exchange.bytes_down,
+                bytes_up=exchange.bytes_up,
+                arrived_s=arrived_s,
+                host=host,
+            )
+        )
+
+    async def _check(self, frames: Assembler) -> Vector:
+        if self._model_size * 4 <= _INLINE_BYTES:
+            return frames.finish(check_finite=True)
+        return await asyncio.to_thread(frames.finish, check_finite=True)
+
+    async def _reject(self, reason: str, result: pb.Result | None = None) -> None:
+        """Tell the coordinator; the exchange the rejected update belonged to is over."""
+        exchange, round_ = self._exchange, result.round if result else 0
+        if exchange is not None and result is not None and result.round == exchange.job.round:
+            self._exchange = None
+        release = _release(result) if result else Release()
+        await self._coordinator.tell(Refusal(self.client_id, round_, reason, rejected=True, release=release))
+
+    async def _relay_refusal(self, result: pb.Result) -> None:
+        self._exchange = None
+        exhausted = result.status == pb.STATUS_BUDGET_EXHAUSTED
+        refusal = Refusal(self.client_id, result.round, result.reason, rejected=False, exhausted=exhausted)
+        await self._coordinator.tell(refusal)
+
+
+def _release(result: pb.Result) -> Release:
+    release = result.release
+    return Release(release.participation, release.epsilon, release.epsilon_spent)
+
+
+def _statistics(result: pb.Result) -> dict[str, float]:
+    for name, value in result.statistics.items():
+        if not math.isfinite(value):
+            raise WireError(f"reports {name} = {value}, which is not a number")
+    return dict(result.statistics)
+
+
+def _host(reported: pb.Host) -> HostReport:
+    values = (reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise WireError("reports a lag or a share of its host that is negative or not a number")
+    return HostReport(*values)
+
+
+def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timing:
+    """Join both clocks' durations; WireError when the client's parts cannot lie within the server's whole."""
+    timing = Timing(
+        round_trip_s=arrived_s - exchange.started_s,
+        download_s=reported.download_s,
+        injected_down_s=reported.injected_down_s,
+        queue_s=reported.queue_s,
+        train_s=reported.train_s,
+        privatise_s=reported.privatise_s,
+        injected_up_s=reported.injected_up_s,
+        upload_s=arrived_s - exchange.first_frame_s,
+        framing_s=exchange.job.framing_s,
+        server_wait_s=exchange.started_s - exchange.job.ready_s,
+    )
+    parts = (timing.download_s, timing.injected_down_s, timing.queue_s, timing.train_s, timing.privatise_s)
+    drawn = (reported.drawn_down_s, reported.drawn_up_s)
+    if not all(math.isfinite(part) and part >= 0 for part in (*parts, timing.injected_up_s, *drawn)):
+        raise WireError("reports a duration that is negative or not a number")
+    if timing.propagation_s < -_TIMING_TOLERANCE_S:
+        raise WireError(f"reports parts that take {-timing.propagation_s:.3f} s longer than the whole exchange")
+    return timing

@@ -1,0 +1,248 @@
+"""What Prometheus can scrape from the server; every metric is described in deploy/METRICS.md.
+
+All of it is made from the picture of the run when somebody scrapes. Every ε is labelled with the unit it protects;
+where that is the coordinate, it stands a second time for the whole upload vector, d times as large.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pausefl_process.host_monitor import HostReport
+from pausefl_process.http_server import Response, Route
+from pausefl_proto.budget import Budget
+from pausefl_server.clients import FloatArray, IntArray
+from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, Picture, greatest_and_median
+from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.settings import MetricsSettings, Privacy, ServerSettings
+
+Samples = Iterable[tuple[Sequence[str], float]]
+"""Label values and the value they have."""
+
+_QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
+
+
+def make_registry(telemetry: Telemetry, limits: MetricsSettings) -> CollectorRegistry:
+    """A registry of its own that shows the run as it is when it is scraped."""
+    registry = CollectorRegistry()
+    registry.register(_RunCollector(telemetry, limits))
+    return registry
+
+
+def exposition(registry: CollectorRegistry) -> Route:
+    """The route on which a registry can be scraped."""
+
+    def scrape(headers: Mapping[str, str]) -> Response:
+        encode, content_type = choose_encoder(headers.get("Accept", ""))
+        return Response(content_type, [encode(registry)])
+
+    return scrape
+
+
+class _RunCollector(Collector):
+    def __init__(self, telemetry: Telemetry, limits: MetricsSettings) -> None:
+        self._telemetry = telemetry
+        self._limits = limits
+
+    def collect(self) -> Iterator[Metric]:
+        now, settings, limits = self._telemetry.now, self._telemetry.settings, self._limits
+        rows = shown_rows(now.clients, limits.client_series_max, limits.client_series_top)
+        yield from _run(now, settings)
+        yield from _rounds(now)
+        yield from _exchanges(now)
+        yield from _hosts(now)
+        yield from _each_client(now.clients, rows)
+        yield from _all_clients(now.clients)
+        yield from _privacy(now, settings.privacy, _factors(settings), rows)
+
+
+def shown_rows(clients: Clients, most: int, top: int) -> IntArray:
+    """Rows that have series of their own: all, or with more than `most` clients the `top` by latency and by ε each."""
+    if len(clients.ids) <= most:
+        return np.arange(len(clients.ids))
+    latency_s = np.where(np.isnan(clients.latency_s), -np.inf, clients.latency_s)
+    return np.union1d(_greatest(latency_s, top), _greatest(clients.epsilon_spent, top))
+
+
+def _greatest(values: FloatArray, n: int) -> IntArray:
+    rows: IntArray = np.argsort(-values, kind="stable")[:n]  # among equals the same ones every time
+    return rows
+
+
+def _run(now: Picture, settings: ServerSettings) -> Iterator[Metric]:
+    privacy, info = settings.privacy, settings.info
+    unit = privacy.unit if privacy else "none"
+    labels = ("run_name", "policy", "dataset", "model", "unit")
+    yield _gauge("run_info", "What is run: always 1", labels, [((*astuple(info), unit), 1)])
+    yield _gauge("rounds", "Rounds the run is to have", (), [((), settings.rounds)])
+    yield _gauge("round", "Rounds committed so far", (), [((), now.round)])
+    text = "1: the run has ended in order, and its results are written; 0: it has not"
+    yield _gauge("finished", text, (), [((), now.is_over)])
+    text = "Unix time of the last commit, or of the server's start where that came later"
+    yield _gauge("last_round_timestamp_seconds", text, (), [((), now.last_round_at_s)])
+    evaluations = [((split,), e.accuracy) for split, (_, e) in now.evaluations.items()]
+    yield _gauge("accuracy_ratio", "Accuracy at the last evaluation", ("split",), evaluations)
+    yield _gauge("connected_clients", "Clients whose stream is open", (), [((), now.connected)])
+    text = "Clients that should be connected in the round under way; none when the run is over"
+    yield _gauge("expected_clients", text, (), [((), _expected(now, settings))])
+    yield _counter("client_arrivals", "Times a client's stream opened", (), [((), now.arrivals)])
+    yield _counter("client_departures", "Times a client's stream ended", (), [((), now.departures)])
+    yield _counter("rejected_updates", "Messages and updates that were not accepted", (), [((), now.rejected)])
+
+
+def _expected(now: Picture, settings: ServerSettings) -> int:
+    if now.is_over:
+        return 0
+    if settings.expected is not None:
+        return len(settings.expected(min(now.round + 1, settings.rounds)))
+    return settings.minimum_clients if settings.clients is None else settings.clients
+
+
+def _rounds(now: Picture) -> Iterator[Metric]:
+    latency, selection = now.rounds.series()
+    yield _histogram("round_latency_seconds", "Greatest latency of a round's clients", {(): latency})
+    yield _gauge("total_latency_seconds", "Sum of the rounds' latencies", (), [((), now.total_latency_s)])
+    yield _histogram("selection_seconds", "Time the policy took to choose", {(): selection})
+    doubts = [((reason,), count) for reason, count in now.doubts.items()]
+    yield _counter("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
+
+
+def _exchanges(now: Picture) -> Iterator[Metric]:
+    series = dict(zip(EXCHANGE, now.exchanges.series(), strict=True))
+    yield _histogram("round_trip_seconds", "Round trips of all exchanges", {(): series["round_trip"]})
+    text = "Where the exchanges' time went; propagation is the residual"
+    yield _histogram("exchange_part_seconds", text, {(part,): series[part] for part in PARTS}, ["part"])
+    text, ways = "Delays as drawn for the exchanges, at the injected scale", ("down", "up")
+    yield _histogram("drawn_delay_seconds", text, {(way,): series[way] for way in ways}, ["direction"])
+    text = "How far an injected delay was from the one drawn, without sign"
+    yield _histogram("timing_error_seconds", text, {(): series["timing_error"]})
+
+
+def _hosts(now: Picture) -> Iterator[Metric]:
+    reports: dict[str, list[HostReport]] = {}
+    if now.record is not None:
+        reports = {"server": [now.record.host], "clients": [o.host for o in now.record.observations]}
+
+    def worst(name: str, text: str, key: str) -> Metric:
+        samples = [((host,), max(getattr(r, key) for r in of_host)) for host, of_host in reports.items() if of_host]
+        return _gauge(name, text, ("host",), samples)
+
+    yield worst("host_loop_lag_seconds", "Event-loop lag in the last round, the worst", "loop_lag_s")
+    yield worst("host_timer_overshoot_seconds", "Timer overshoot in the last round, the worst", "timer_overshoot_s")
+    yield worst("host_steal_ratio", "Processor time stolen in the last round, the worst", "steal_share")
+    yield worst("host_compute_ratio", "Share of the last round spent computing, the most", "compute_share")
+
+
+def _each_client(clients: Clients, rows: IntArray) -> Iterator[Metric]:
+    ids = [(clients.ids[row],) for row in rows]
+
+    def of(column: FloatArray | IntArray) -> Samples:
+        pairs = zip(ids, column[rows].tolist(), strict=True)
+        return [(labels, value) for labels, value in pairs if not math.isnan(value)]
+
+    label = ("client",)
+    text = "A client's last measured round trip"
+    yield _gauge("client_round_trip_seconds", text, label, of(clients.round_trip_s))
+    text = "A client's last latency as its policy sees it"
+    yield _gauge("client_latency_seconds", text, label, of(clients.latency_s))
+    text = "Last idle round trip of an empty message"
+    yield _gauge("client_ping_seconds", text, label, of(clients.ping_s))
+    yield _counter("client_down_bytes", "Bytes of jobs sent to a client", label, of(clients.bytes_down))
+    yield _counter("client_up_bytes", "Bytes of updates received from a client", label, of(clients.bytes_up))
+    yield _counter("client_selections", "Times a client was chosen", label, of(clients.chosen))
+
+
+def _all_clients(clients: Clients) -> Iterator[Metric]:
+    text = "Quantiles over clients of the last measured round trip"
+    yield _summary("clients_round_trip_seconds", text, [({}, clients.round_trip_s)])
+    text = "Quantiles over clients of the last latency as the policy sees it"
+    yield _summary("clients_latency_seconds", text, [({}, clients.latency_s)])
+    yield _gauge("retired_clients", "Clients that release nothing more", (), [((), int(clients.retired.sum()))])
+
+
+def _factors(settings: ServerSettings) -> Mapping[str, float]:
+    """Unit -> how many times the privacy unit's ε its own is."""
+    privacy = settings.privacy
+    return {privacy.unit: 1, "vector": privacy.vector_epsilon(1, settings.manifest.size)} if privacy else {}
+
+
+def _privacy(now: Picture, privacy: Privacy | None, factors: Mapping[str, float], rows: IntArray) -> Iterator[Metric]:
+    clients, spent = now.clients, now.clients.epsilon_spent
+
+    def epsilon(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+        """One sample a unit."""
+        each = [((*values, unit), f * value) for values, value in samples for unit, f in factors.items()]
+        return _gauge(name, text, (*labels, "unit"), each)
+
+    of_client, budget = ("client",), privacy.budget if privacy else None
+    ledgers = [((clients.ids[r],), *_ledger(int(clients.released[r]), float(spent[r]), budget)) for r in rows]
+    samples = [(labels, e) for labels, e, _, _ in ledgers]
+    yield epsilon("client_epsilon_spent", "Privacy budget a client has spent", of_client, samples)
+    samples = [(labels, e) for labels, _, e, _ in ledgers]
+    yield epsilon("client_epsilon_remaining", "Privacy budget a client has left", of_client, samples)
+    samples = [(labels, e) for labels, _, _, e in ledgers]
+    yield epsilon("client_epsilon_next", "What a client's next release would spend", of_client, samples)
+    text = "Quantiles over clients of the privacy budget spent"
+    yield _summary("clients_epsilon_spent", text, [({"unit": unit}, f * spent) for unit, f in factors.items()])
+    text = "Greatest privacy budget any client has spent"
+    greatest, median = greatest_and_median(spent)
+    yield epsilon("epsilon_spent_max", text, (), [((), greatest)])
+    yield epsilon("epsilon_spent_median", "Median over clients of the budget spent", (), [((), median)])
+    whole = budget.epsilon_budget if budget else 0.0
+    yield epsilon("epsilon_budget", "Privacy budget of each client", (), [((), whole)])
+    ends = math.inf if now.budgets_end is None else now.budgets_end
+    text = "Round after which fewer than m clients have budget left"
+    yield _gauge("budgets_end_round", text, (), [((), ends)] if budget else [])
+    text = "1: updates are noised from entropy; 0: they are not, the run is not private"
+    yield _gauge("private", text, (), [((), privacy is not None and not privacy.reproducible_noise)])
+
+
+def _ledger(released: int, spent: float, budget: Budget | None) -> tuple[float, float, float]:
+    """ε spent, remaining and next."""
+    if budget is None:
+        return 0.0, 0.0, 0.0
+    i = released + 1
+    return spent, budget.epsilon_budget - spent, budget.epsilon(i) if budget.affords(i) else 0.0
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(f"pausefl_{name}", text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = CounterMetricFamily(f"pausefl_{name}", text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _summary(name: str, text: str, columns: Iterable[tuple[dict[str, str], FloatArray]]) -> Metric:
+    """Quantiles of each column's known values; a summary, as Prometheus wants quantiles to be, without sum or count."""
+    family = Metric(f"pausefl_{name}", text, "summary")
+    for labels, column in columns:
+        known = column[~np.isnan(column)]
+        for quantile in _QUANTILES if known.size else ():
+            value = float(np.quantile(known, quantile))
+            family.add_sample(family.name, {**labels, "quantile": f"{quantile:g}"}, value)
+    return family
+
+
+def _histogram(
+    name: str, text: str, series: Mapping[tuple[str, ...], tuple[list[int], float]], labels: Sequence[str] = ()
+) -> Metric:
+    """Label values -> counts and sum, as Histogram.series has them."""
+    family = HistogramMetricFamily(f"pausefl_{name}", text, labels=labels)
+    bounds = [*map(str, SECONDS.tolist()), "+Inf"]
+    for values, (counts, sum_s) in series.items():
+        family.add_metric(values, list(zip(bounds, counts, strict=True)), sum_s)
+    return family

@@ -1,0 +1,185 @@
+"""The live page: a run as it looks now, in a browser, without anything but this server.
+
+Every reader gets the whole picture, once a second at most and only when it has changed: one that is slow, or was away,
+misses frames and nothing else, and no round waits for it.
+"""
+
+import json
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from importlib import resources
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from pausefl_process.http_server import Response, Route
+from pausefl_server.clients import FloatArray, IntArray
+from pausefl_server.host_limits import advice
+from pausefl_server.monitoring.snapshot import PARTS, Clients, Picture, greatest_and_median, parts_of
+from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.records import RoundRecord
+from pausefl_server.settings import ServerSettings
+
+FRAME_EVERY_S = 1.0
+READERS_MAX = 32
+"""Each has a thread."""
+ROWS_MAX = 100
+"""Clients in the table, and exchanges in the waterfall."""
+
+# How long a reader hears nothing: proxies cut connections that are silent for longer.
+_SILENCE_S = 15.0
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+# Nothing from elsewhere, and nothing inline: a client's name cannot become a script.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class LivePage:
+    """Its routes, until it is closed."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._closing = threading.Event()
+        self._seats = threading.Semaphore(READERS_MAX)
+        self._drawn: tuple[Picture, bytes] | None = None
+        self.routes: dict[str, Route] = {
+            "/": _static("page.html"),
+            "/page.js": _static("page.js"),
+            "/page.css": _static("page.css"),
+            "/events": self._events,
+        }
+
+    def close(self) -> None:
+        """Give every reader the last picture and let it go."""
+        self._closing.set()
+
+    def _events(self, _: Mapping[str, str]) -> Response:
+        """The stream of frames, as server-sent events (HTML standard, 9.2)."""
+        if not self._seats.acquire(blocking=False):
+            return Response("text/plain", [b"too many readers\n"], status=HTTPStatus.SERVICE_UNAVAILABLE)
+        frames = self._frames()
+        # Begun here, so that it ends, and leaves its seat, even when its reader has gone already.
+        return Response("text/event-stream", chain([next(frames)], frames))
+
+    def _frames(self) -> Iterator[bytes]:
+        try:
+            shown, silent_s, is_last = None, 0.0, False
+            yield b"retry: 2000\n\n"
+            while True:
+                now = self._telemetry.now
+                if now is not shown:
+                    yield self._draw(now)
+                    shown, silent_s = now, 0.0
+                elif silent_s >= _SILENCE_S:
+                    yield b":\n\n"
+                    silent_s = 0.0
+                if is_last:
+                    return
+                is_last = self._closing.wait(FRAME_EVERY_S)
+                silent_s += FRAME_EVERY_S
+        finally:
+            self._seats.release()
+
+    def _draw(self, now: Picture) -> bytes:
+        """One frame; the same bytes for all readers of one picture."""
+        drawn = self._drawn
+        if drawn is None or drawn[0] is not now:
+            text = json.dumps(frame(now, self._telemetry.settings), separators=(",", ":"), ensure_ascii=False)
+            self._drawn = drawn = now, f"data: {text}\n\n".encode()
+        return drawn[1]
+
+
+def frame(now: Picture, settings: ServerSettings) -> dict[str, Any]:
+    """All that the page shows, ready for JSON; times in seconds, ε in the privacy unit, None for what is not known."""
+    privacy, info = settings.privacy, settings.info
+    return {
+        "run": {"name": info.run, "policy": info.policy, "dataset": info.dataset, "model": info.model},
+        "unit": privacy.unit if privacy else None,
+        "budget": privacy.budget.epsilon_budget if privacy else None,
+        "private": privacy is not None and not privacy.reproducible_noise,
+        "status": now.status,
+        "minimum": settings.minimum_clients,
+        "connected": now.connected,
+        "round": now.round,
+        "rounds": settings.rounds,
+        "total_latency_s": now.total_latency_s,
+        "budgets_end": now.budgets_end,
+        "rejected": now.rejected,
+        "suspect_rounds": now.suspect_rounds,
+        "doubts": [{"rounds": n, "advice": advice(d)} for d, n in now.doubts.items()],
+        "evaluations": {split: {"round": t, "accuracy": e.accuracy} for split, (t, e) in now.evaluations.items()},
+        "accuracy": {split: _rows(curve.points) for split, curve in now.accuracy.items()},
+        "leakage": _rows(_leakage(now)) if privacy and now.round else [],
+        "parts": PARTS,
+        "last": _waterfall(now.record) if now.record else None,
+        "clients": _table(now.clients),
+    }
+
+
+def _leakage(now: Picture) -> FloatArray:
+    """The curve, up to where it is now, of which the thinned one may not have the last points."""
+    points, spent = now.leakage.points, greatest_and_median(now.clients.epsilon_spent)
+    return np.vstack((points[points[:, 0] < now.round], (now.round, now.total_latency_s, *spent)))
+
+
+def _waterfall(record: RoundRecord) -> dict[str, Any]:
+    """The slowest exchanges of a round, part by part."""
+    slowest = sorted(record.observations, key=lambda o: -o.timing.exchange_s)[:ROWS_MAX]
+    return {
+        "round": record.round,
+        "chosen": len(record.chosen),
+        "answered": len(record.observations),
+        "suspect": record.suspect,
+        "exchanges": [{"client": o.client_id, "parts": [_digits(p) for p in parts_of(o.timing)]} for o in slowest],
+    }
+
+
+def _table(clients: Clients) -> dict[str, Any]:
+    """The clients with the greatest latency, and those that spent most: each can be sorted by either."""
+    latency_s = np.where(np.isnan(clients.latency_s), -np.inf, clients.latency_s)
+    rows = np.union1d(_greatest(latency_s), _greatest(clients.epsilon_spent))
+    columns: dict[str, Sequence[Any]] = {
+        "id": [clients.ids[row] for row in rows],
+        "latency_s": _column(clients.latency_s[rows]),
+        "round_trip_s": _column(clients.round_trip_s[rows]),
+        "epsilon": _column(clients.epsilon_spent[rows]),
+        "chosen": clients.chosen[rows].tolist(),
+        "connected": clients.connected[rows].tolist(),
+        "retired": clients.retired[rows].tolist(),
+    }
+    cells = zip(*columns.values(), strict=True)
+    return {
+        "total": len(clients.ids),
+        "shown_max": ROWS_MAX,
+        "rows": [dict(zip(columns, row, strict=True)) for row in cells],
+    }
+
+
+def _greatest(values: FloatArray) -> IntArray:
+    rows: IntArray = np.argsort(-values, kind="stable")[:ROWS_MAX]
+    return rows
+
+
+def _rows(points: FloatArray) -> list[list[float]]:
+    return [[_digits(value) for value in point] for point in points.tolist()]
+
+
+def _column(values: FloatArray) -> list[float | None]:
+    return [None if math.isnan(value) else _digits(value) for value in values.tolist()]
+
+
+def _digits(value: float) -> float:
+    """Six of them: nobody sees more, and the frame is half as long."""
+    return float(f"{value:.6g}")
+
+
+def _static(name: str) -> Route:
+    body = resources.files(__package__).joinpath(name).read_bytes()
+    kind = f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+    response = Response(kind, [body], {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"})
+    return lambda _: response

@@ -1,0 +1,402 @@
+"""One client as the server sees it: exact timings, and nothing it sends gets past the checks or ends its actor."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pausefl_proto.actor import Actor
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack, pack_job, unpack
+from pausefl_server.client_actor import ClientActor
+from pausefl_server.ledger import Release
+from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Refusal, Update
+
+BIG = MAX_FRAME_BYTES // 4 + 100
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 5000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeStream:
+    """The client's end: `send` what it says, `heard` what it was told. Each message takes its time on the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._to_server: asyncio.Queue[tuple[bytes | None, float]] = asyncio.Queue()
+        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self.write_s = 0.0
+
+    async def read(self) -> bytes | None:
+        data, after_s = await self._to_server.get()
+        self._clock.now_s += after_s
+        return data
+
+    async def write(self, message: bytes) -> None:
+        self._clock.now_s += self.write_s
+        self.heard.put_nowait(message)
+
+    def send(self, data: bytes | None, after_s: float = 0.0) -> None:
+        self._to_server.put_nowait((data, after_s))
+
+
+class FakeCoordinator(Actor[Any]):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("coordinator")
+        self.told: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def receive(self, message: Any) -> None:
+        self.told.put_nowait(message)
+
+
+class Rig:
+    def __init__(self, size: int = 5) -> None:
+        self.size = size
+        self.clock = Clock()
+        self.stream = FakeStream(self.clock)
+        self.coordinator = FakeCoordinator()
+        self.actor = ClientActor("client-1", self.stream, self.coordinator, size, self.clock)
+        self.reason: asyncio.Task[str] | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Rig"]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.coordinator.run())
+            group.create_task(self.actor.run())
+            self.reason = group.create_task(self.actor.listen())
+            yield self
+            self.stream.send(None)
+            await self.reason
+            self.actor.stop()
+            self.coordinator.stop()
+
+    async def dispatch(self, round: int = 1, attempt: int = 1) -> None:
+        """Give it a job, and wait until all of it is written."""
+        model = np.zeros(self.size, np.float32)
+        await self.actor.ask(
+            Dispatch(round, attempt, pack_job(round, attempt, model, digest(model)), 0.0, self.clock())
+        )
+
+    async def told(self) -> Any:
+        """What the coordinator heard next."""
+        async with asyncio.timeout(20):
+            return await self.coordinator.told.get()
+
+    async def refused(self) -> Refusal:
+        message = await self.told()
+        assert isinstance(message, Refusal), message
+        return message
+
+    async def accepts_the_next_job(self) -> None:
+        """Whatever came before, the actor is alive and a sound answer is taken."""
+        await self.dispatch(round=77)
+        for data in upload(vector(self.size), round=77):
+            self.stream.send(data)
+        message = await self.told()
+        assert isinstance(message, Update), message
+        assert message.round == 77
+
+
+def vector(size: int) -> Vector:
+    return np.random.default_rng(size).standard_normal(size, np.float32)
+
+
+def upload(vector: Vector, /, round: int = 1, attempt: int = 1, **fields: Any) -> list[bytes]:
+    """A client's answer as the bytes of its messages."""
+    header, frames = cut(vector, digest(vector))
+    result = pb.Result(round=round, attempt=attempt, status=pb.STATUS_OK, **({"update": header} | fields))
+    messages = [pb.ClientMessage(result=result)]
+    messages += [pb.ClientMessage(frame=pb.Frame(index=i)) for i in range(1, len(frames))]
+    return [pack(message, frame) for message, frame in zip(messages, frames, strict=True)]
+
+
+def told_client(data: bytes) -> pb.ServerMessage:
+    return pb.ServerMessage.FromString(unpack(data)[0])
+
+
+async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_received() -> None:
+    rig = Rig(BIG)
+    rig.stream.write_s = 0.25  # each of the model's two frames takes so long to hand over
+    timing = pb.Timing(
+        download_s=0.25,
+        injected_down_s=0.5,
+        queue_s=0.125,
+        train_s=2.0,
+        privatise_s=0.0625,
+        injected_up_s=1.0,
+        drawn_down_s=0.5,
+        drawn_up_s=1.0,
+    )
+    release = pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5)
+    messages = upload(vector(BIG), timing=timing, release=release, loss=0.75)
+    async with rig.running():
+        await rig.dispatch()
+        rig.stream.send(messages[0], after_s=4.0)
+        rig.stream.send(messages[1], after_s=0.5)
+        update = await rig.told()
+    assert isinstance(update, Update)
+    t = update.timing
+    assert (t.round_trip_s, t.upload_s) == (0.25 + 0.25 + 4.0 + 0.5, 0.5)
+    assert (t.download_s, t.injected_down_s, t.queue_s) == (0.25, 0.5, 0.125)
+    assert (t.train_s, t.privatise_s, t.injected_up_s) == (2.0, 0.0625, 1.0)
+    assert (t.device_s, t.communication_s, t.propagation_s) == (2.1875, 2.8125, 0.5625)
+    assert (update.drawn_down_s, update.drawn_up_s, update.loss) == (0.5, 1.0, 0.75)
+    assert (update.client_id, update.round, update.attempt) == ("client-1", 1, 1)
+    assert update.release == Release(3, 0.5, 1.5)
+    assert update.vector.tobytes() == vector(BIG).tobytes()
+
+
+async def test_bytes_are_counted_as_they_travel_in_both_directions() -> None:
+    rig, messages = Rig(BIG), upload(vector(BIG))
+    model = np.zeros(BIG, np.float32)
+    async with rig.running():
+        await rig.dispatch()
+        for data in messages:
+            rig.stream.send(data)
+        update = await rig.told()
+    assert update.bytes_down == sum(map(len, pack_job(1, 1, model, digest(model))))
+    assert update.bytes_up == sum(map(len, messages))
+
+
+async def test_time_between_jobs_belongs_to_no_exchange() -> None:
+    rig = Rig()
+    async with rig.running():
+        for t in (1, 2):
+            rig.clock.now_s += 100.0
+            await rig.dispatch(round=t)
+            rig.stream.send(upload(vector(5), round=t)[0], after_s=0.5)
+            assert (await rig.told()).timing.round_trip_s == 0.5
+
+
+async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.actor.tell(Acknowledge(4, 2))
+        await rig.dispatch(round=5)
+        await rig.actor.ask(Dismiss("come back", final=False))
+        said = [told_client(await rig.stream.heard.get()) for _ in range(3)]
+        assert rig.actor.stopped
+    assert (said[0].ack.round, said[0].ack.attempt) == (4, 2)
+    assert said[1].job.round == 5
+    assert (said[2].goodbye.reason, said[2].goodbye.final) == ("come back", False)
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (None, "closed its stream"),
+        (pb.ClientMessage(goodbye=pb.Goodbye(reason="battery low")).SerializeToString(), "battery low"),
+    ],
+)
+async def test_why_a_client_left_is_known(last: bytes | None, reason: str) -> None:
+    rig = Rig()
+    async with rig.running():
+        rig.stream.send(last)
+        assert rig.reason is not None
+        assert await rig.reason == reason
+
+
+async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> None:
+    rig = Rig()
+    async with rig.running():
+        for t, status in enumerate((pb.STATUS_FAILED, pb.STATUS_BUDGET_EXHAUSTED), start=1):
+            await rig.dispatch(round=t)
+            result = pb.Result(round=t, attempt=1, status=status, reason="sorry")
+            rig.stream.send(pb.ClientMessage(result=result).SerializeToString())
+            refusal = await rig.refused()
+            assert (refusal.round, refusal.reason, refusal.rejected) == (t, "sorry", False)
+            assert refusal.exhausted == (status == pb.STATUS_BUDGET_EXHAUSTED)
+        await rig.accepts_the_next_job()
+
+
+async def test_pongs_are_taken_in_silence() -> None:
+    rig = Rig()
+    async with rig.running():
+        rig.stream.send(pb.ClientMessage(pong=pb.Pong(nonce=1)).SerializeToString())
+        await rig.accepts_the_next_job()
+
+
+# -- what is rejected: (what it sends instead of a sound answer, the reason given)
+
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+
+
+def with_value(value: float) -> Vector:
+    damaged = vector(5)
+    damaged[3] = value
+    return damaged
+
+
+def wrong_checksum() -> bytes:
+    header, _ = cut(vector(5), digest(with_value(0.0)))
+    return upload(vector(5), update=header)[0]
+
+
+def timed(**parts: float) -> bytes:
+    return upload(vector(5), timing=pb.Timing(**parts))[0]
+
+
+REJECTED = {
+    "too small": (upload(vector(4))[0], "announces 16 bytes, the model has 20"),
+    "too large": (upload(vector(6))[0], "announces 24 bytes, the model has 20"),
+    "nothing announced": (upload(vector(5), update=pb.Vector())[0], "announces 0 bytes"),
+    "payload missing": (unpack(upload(vector(5))[0])[0], "frame 0 has 0 bytes"),
+    "wrong checksum": (wrong_checksum(), "checksum does not match"),
+    **{f"{value} in it": (upload(with_value(value))[0], "not finite") for value in NOT_FINITE},
+    "another round": (upload(vector(5), round=2)[0], "answered round 2 attempt 1, which it was not asked for"),
+    "another attempt": (upload(vector(5), attempt=2)[0], "answered round 1 attempt 2, which it was not asked for"),
+    "a negative duration": (timed(train_s=-1.0), "negative or not a number"),
+    **{f"a duration of {v}": (timed(queue_s=v), "negative or not a number") for v in NOT_FINITE},
+    **{f"a drawn delay of {v}": (timed(drawn_up_s=v), "negative or not a number") for v in NOT_FINITE},
+    "parts beyond the whole": (timed(train_s=1.0, download_s=1.5), "1.500 s longer than the whole exchange"),
+    "a statistic that is no number": (upload(vector(5), statistics={"label_0": math.nan})[0], "label_0"),
+}
+
+
+@pytest.mark.parametrize("what", REJECTED)
+async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(what: str) -> None:
+    data, reason = REJECTED[what]
+    rig = Rig()
+    async with rig.running():
+        await rig.dispatch()
+        rig.stream.send(data, after_s=1.0)
+        refusal = await rig.refused()
+        assert (refusal.client_id, refusal.rejected, refusal.exhausted) == ("client-1", True, False)
+        assert reason in refusal.reason
+        await rig.accepts_the_next_job()
+    assert rig.coordinator.told.empty()
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([b"\xff\xff\xff"], "no message"),
+        ([b"\x7a\xff"], "no message"),
+        ([b""], "unexpected message"),
+        ([pb.ClientMessage(hello=pb.Hello(client_id="client-1")).SerializeToString()], "unexpected message (hello)"),
+        (upload(vector(5)), "which it was not asked for"),
+    ],
+)
+async def test_what_nobody_asked_for_is_rejected(messages: Sequence[bytes], reason: str) -> None:
+    rig = Rig()
+    async with rig.running():
+        for data in messages:
+            rig.stream.send(data)
+        assert reason in (await rig.refused()).reason
+        await rig.accepts_the_next_job()
+
+
+async def test_parts_may_exceed_the_whole_by_what_two_clocks_disagree() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.dispatch()
+        rig.stream.send(timed(train_s=1.0005), after_s=1.0)
+        assert isinstance(await rig.told(), Update)
+
+
+@pytest.mark.parametrize("frames", [[2], [0, 1], [1, 1], [1, 2, 3]])
+async def test_frames_out_of_place_are_rejected_once(frames: list[int]) -> None:
+    rig = Rig(2 * BIG)
+    sound = upload(vector(2 * BIG))
+    assert len(sound) == 3
+    async with rig.running():
+        await rig.dispatch()
+        rig.stream.send(sound[0])
+        for index in frames:
+            _, payload = unpack(sound[min(index, 2)])
+            rig.stream.send(pack(pb.ClientMessage(frame=pb.Frame(index=index)), payload))
+        if frames == [1, 2, 3]:  # whole before the frame too many, which nobody waits for any more
+            assert isinstance(await rig.told(), Update)
+        else:
+            assert "was due" in (await rig.refused()).reason
+        await rig.accepts_the_next_job()
+    assert rig.coordinator.told.empty()
+
+
+async def test_an_update_begun_again_counts_once() -> None:
+    rig = Rig(BIG)
+    sound = upload(vector(BIG))
+    async with rig.running():
+        await rig.dispatch()
+        for data in (sound[0], *sound):
+            rig.stream.send(data)
+        assert isinstance(await rig.told(), Update)
+        await rig.accepts_the_next_job()
+    assert rig.coordinator.told.empty()
+
+
+async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.dispatch()
+        for _ in range(2):
+            rig.stream.send(upload(vector(5), release=pb.Release(participation=1, epsilon=2.0, epsilon_spent=2.0))[0])
+        assert isinstance(await rig.told(), Update)
+        refusal = await rig.refused()
+    assert refusal.rejected
+    assert refusal.release == Release(1, 2.0, 2.0)  # spent all the same
+
+
+async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.dispatch(round=1)
+        await rig.dispatch(round=2)
+        rig.stream.send(upload(vector(5), round=1)[0])
+        rig.stream.send(upload(vector(5), round=2)[0])
+        assert (await rig.refused()).round == 1
+        update = await rig.told()
+    assert isinstance(update, Update)
+    assert update.round == 2
+
+
+@pytest.mark.parametrize("loss", NOT_FINITE)
+async def test_a_loss_that_is_no_number_is_as_good_as_none(loss: float) -> None:
+    """A training that diverged; its clipped update may still be sound."""
+    rig = Rig()
+    async with rig.running():
+        await rig.dispatch()
+        rig.stream.send(upload(vector(5), loss=loss)[0])
+        update = await rig.told()
+    assert isinstance(update, Update)
+    assert update.loss is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=8))
+def test_arbitrary_bytes_never_end_the_actor(messages: list[bytes]) -> None:
+    goodbye = pb.ClientMessage(goodbye=pb.Goodbye())
+
+    async def scenario() -> None:
+        rig = Rig()
+        async with rig.running():
+            await rig.dispatch()
+            for data in messages:
+                rig.stream.send(data)
+            await rig.dispatch(round=77)
+            rig.stream.send(upload(vector(5), round=77)[0])
+            while not isinstance(await rig.told(), Update):
+                pass
+
+    # Random bytes that happen to say goodbye would end it rightly.
+    def says_goodbye(data: bytes) -> bool:
+        try:
+            return pb.ClientMessage.FromString(unpack(data)[0]).WhichOneof("kind") == goodbye.WhichOneof("kind")
+        except Exception:
+            return False
+
+    if not any(map(says_goodbye, messages)):
+        asyncio.run(scenario())

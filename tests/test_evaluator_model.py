@@ -1,0 +1,65 @@
+"""The evaluator: θ_0 from the seed, accuracy and loss on public data."""
+
+import numpy as np
+import pytest
+
+from pausefl.evaluator.model import Evaluation, Evaluator, Split
+from pausefl_client.datasets import load_dataset
+from pausefl_client.models import build_model, flatten
+
+DIGITS = load_dataset("digits", seed=1)
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    return Evaluator("digits", "mlp", seed=1, subset_examples=100)
+
+
+def always(label: int, evaluator: Evaluator) -> np.ndarray:
+    """θ of a model that gives `label` a logit of 5 and every other 0, whatever it sees."""
+    theta = np.zeros_like(evaluator.theta_0)
+    evaluator.manifest.split(theta)[evaluator.manifest.tensors[-1].name][label] = 5.0
+    return theta
+
+
+def test_theta_0_depends_on_the_seed_alone(evaluator: Evaluator) -> None:
+    assert np.array_equal(evaluator.theta_0, flatten(build_model("mlp", (1, 8, 8), 10, 1)))
+    assert evaluator.theta_0.shape == (evaluator.manifest.size,) == (2778,)
+    assert not np.array_equal(evaluator.theta_0, Evaluator("digits", "mlp", seed=2).theta_0)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_accuracy_and_loss_over_all_of_a_split(evaluator: Evaluator, split: Split) -> None:
+    examples = DIGITS.test if split == "test" else DIGITS.validation
+    share = float(np.mean(examples.labels == 3))
+    evaluation = evaluator.evaluate(always(3, evaluator), split, subset=False)
+    # Cross-entropy of logits (5, 0, …, 0): log(e⁵ + 9) less the logit of the right label.
+    expected = Evaluation(split, False, len(examples), share, np.log(np.exp(5) + 9) - 5 * share)
+    assert evaluation.accuracy == expected.accuracy
+    assert evaluation.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert (evaluation.split, evaluation.subset, evaluation.n_examples) == (split, False, len(examples))
+
+
+def test_the_subset_is_fixed_and_a_part(evaluator: Evaluator) -> None:
+    counts = [evaluator.evaluate(always(k, evaluator), "test", subset=True).accuracy * 100 for k in range(10)]
+    assert sum(counts) == pytest.approx(100)
+    whole = np.bincount(DIGITS.test.labels, minlength=10)
+    assert all(0 < part < all_ for part, all_ in zip(counts, whole, strict=True))
+    same = Evaluator("digits", "mlp", seed=1, subset_examples=100)
+    assert [same.evaluate(always(k, same), "test", subset=True).accuracy * 100 for k in range(10)] == counts
+
+
+def test_the_subset_of_a_small_split_is_all_of_it() -> None:
+    evaluation = Evaluator("digits", "mlp", seed=1).evaluate(np.zeros(2778, np.float32), "validation", subset=True)
+    assert (evaluation.n_examples, evaluation.subset) == (297, True)
+
+
+def test_a_diverged_model_is_evaluated_too(evaluator: Evaluator) -> None:
+    evaluation = evaluator.evaluate(np.full(2778, np.nan, np.float32), "test", subset=False)
+    assert evaluation.loss == np.inf
+    assert 0 <= evaluation.accuracy < 0.3
+
+
+def test_a_model_of_another_size_is_refused(evaluator: Evaluator) -> None:
+    with pytest.raises(ValueError, match="2778"):
+        evaluator.evaluate(np.zeros(3, np.float32), "test", subset=True)

@@ -1,0 +1,213 @@
+"""Honesty about the host: stalls, late timers and stolen time are seen, and rounds they spoil are marked."""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl.config.experiment import parse_experiment
+from pausefl_process.host_monitor import HostMonitor, HostReport, _StealMeter
+from pausefl_server.host_limits import ADVICE, Limits, advice
+from pausefl_server.monitoring.metrics import make_registry
+from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.selection.uniform import Random
+from pausefl_server.settings import MetricsSettings
+from pausefl_server.state import replay
+from pausefl_server.store import Store
+
+STALL_S = 0.4
+TOLERANCE_S = 0.15
+"""A stall is seen from the next probe on, 50 ms later at most; the rest is for a busy machine."""
+FINE = HostReport()
+TIMING = Timing(0.5, 0.01, 0.1, 0.02, 0.15, 0.003, 0.1, 0.02, framing_s=0.001, server_wait_s=0.004)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - a probe is an event of another thread
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.realtime
+async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
+    with closing(HostMonitor()) as monitor, monitor.watching():
+        began_s = time.monotonic()
+        time.sleep(STALL_S)  # noqa: ASYNC251 - what this is about
+        report = monitor.report(began_s, STALL_S / 2)
+        assert STALL_S - TOLERANCE_S < report.loop_lag_s < STALL_S + TOLERANCE_S, "not answered yet"
+        assert 0 < report.compute_share <= 0.5
+        await until(lambda: len(monitor._probes) > 0)
+        assert STALL_S - TOLERANCE_S < monitor.report(began_s, 0.0).loop_lag_s < STALL_S + TOLERANCE_S
+        later_s = time.monotonic() + 1.0
+        assert monitor.report(later_s, 0.0).loop_lag_s < TOLERANCE_S, "an older stall is not this window's"
+
+
+@pytest.mark.realtime
+async def test_a_free_event_loop_lags_little() -> None:
+    with closing(HostMonitor()) as monitor, monitor.watching():
+        began_s = time.monotonic()
+        await until(lambda: len(monitor._probes) >= 10)
+        reports = sorted(probe.loop_lag_s for probe in monitor._probes)
+        assert reports[5] < 0.02
+        assert monitor.report(began_s, 0.0).timer_overshoot_s > 0
+
+
+@pytest.mark.realtime
+def test_a_stopped_process_is_seen_as_overshoot() -> None:
+    program = """
+import asyncio, sys, time
+from contextlib import closing
+from pausefl_process.host_monitor import HostMonitor
+async def main():
+    with closing(HostMonitor()) as monitor, monitor.watching():
+        began_s = time.monotonic()
+        print("watching", flush=True)
+        while monitor.report(began_s, 0.0).timer_overshoot_s < 0.2:
+            await asyncio.sleep(0.01)
+        print(monitor.report(began_s, 0.0).timer_overshoot_s)
+asyncio.run(main())
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "watching\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(STALL_S)
+        os.kill(process.pid, signal.SIGCONT)
+        overshoot_s = float(process.stdout.readline())
+    assert process.wait(10) == 0
+    assert STALL_S - TOLERANCE_S < overshoot_s < STALL_S + TOLERANCE_S
+
+
+async def test_nobody_is_probed_while_nobody_watches() -> None:
+    with closing(HostMonitor()) as monitor:
+        with monitor.watching():
+            await until(lambda: len(monitor._probes) > 0)
+        assert not monitor._wanted.is_set()
+        assert monitor.report(time.monotonic() + 1.0, 0.0).loop_lag_s < TOLERANCE_S
+
+
+def test_steal_is_a_share_of_all_ticks_of_the_last_second(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 50 800 0 0 0 50 7 0\ncpu0 ...\n")
+    meter = _StealMeter(stat)
+    assert meter.share(10.0) == 0.0
+    stat.write_text("cpu  150 0 50 820 0 0 0 80 7 0\ncpu0 ...\n")
+    assert meter.share(10.9) == 0.0, "not a second yet"
+    assert meter.share(11.0) == 30 / 100
+    stat.write_text("cpu  250 0 50 820 0 0 0 80 7 0\ncpu0 ...\n")
+    assert meter.share(12.5) == 0.0
+    assert _StealMeter(tmp_path / "none").share(0.0) == 0.0
+
+
+def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
+    limits = Limits()
+    assert limits.doubts(FINE, [FINE], "round_trip") == ()
+    for name in ADVICE:
+        bad = HostReport(**{name: 0.9})
+        assert limits.doubts(bad, [FINE], "round_trip") == (f"server {name}",)
+        assert limits.doubts(FINE, [FINE, bad, bad], "round_trip") == (f"clients {name}",)
+        assert advice(f"clients {name}").startswith(f"client hosts, {name}: ")
+
+
+def test_what_clients_compute_spoils_no_communication_time() -> None:
+    busy = HostReport(compute_share=0.9)
+    assert Limits().doubts(FINE, [busy], "communication") == ()
+    assert Limits().doubts(busy, [FINE], "communication") == ("server compute_share",)
+
+
+def test_work_within_a_drawn_total_is_no_doubt_and_advice_fits_its_host() -> None:
+    """Total mode takes neither another signal nor a time scale: to say so would help nobody."""
+    busy = HostReport(compute_share=0.9)
+    assert Limits().doubts(FINE, [busy], "round_trip", total_delays=True) == ()
+    assert Limits().doubts(busy, [busy], "round_trip", total_delays=True) == ("server compute_share",)
+    assert "choose fewer clients" in advice("server compute_share")
+    assert "time_scale" not in advice("server compute_share")
+    assert 'latency.signal = "communication"' in advice("clients compute_share")
+
+
+def test_limits_are_keys_of_the_experiment() -> None:
+    limits = parse_experiment("", ["host.loop_lag_s=0.2", "host.compute_share=1.0"]).limits()
+    assert limits == Limits(loop_lag_s=0.2, compute_share=1.0)
+
+
+def record() -> RoundRecord:
+    seen = Observation("c", TIMING, 0.5, 1, 0, 0.0, 0.0, 4000, 4100, host=HostReport(0.1, 0.2, 0.3, 0.4))
+    joined = (Event("joined", "c", n_examples=1),)
+    return RoundRecord(
+        *(1, 1, ("c",), None, (seen,), joined, 0.5, 1.0, 1e-4, "digest"),
+        host=HostReport(0.01, 0.02, 0.03, 0.04),
+        suspect=("clients loop_lag_s",),
+    )
+
+
+def test_the_log_keeps_what_hosts_and_clocks_said(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "run.db")) as store:
+        store.commit_round(record())
+        assert store.rounds() == [record()]
+    with closing(sqlite3.connect(tmp_path / "run.db")) as database:
+        hosts = database.execute("SELECT * FROM hosts ORDER BY client_id").fetchall()
+        assert hosts == [(1, None, 0.01, 0.02, 0.03, 0.04), (1, "c", 0.1, 0.2, 0.3, 0.4)]
+        assert database.execute("SELECT * FROM suspect_rounds").fetchall() == [(1, "clients loop_lag_s")]
+        (exchange_s,) = database.execute("SELECT exchange_s FROM breakdown").fetchone()
+        assert exchange_s == pytest.approx(0.505)
+
+
+def test_the_parts_in_the_metrics_add_up_to_the_exchange(make_telemetry: Callable[..., Telemetry]) -> None:
+    telemetry = make_telemetry(None)
+    telemetry.round_committed(record(), replay(Random(m=1), 0, [record()]))
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in make_registry(telemetry, MetricsSettings()).collect()
+        for sample in family.samples
+    }
+    parts = [value for key, value in samples.items() if key[0] == "pausefl_exchange_part_seconds_sum"]
+    assert len(parts) == 10
+    assert sum(parts) == pytest.approx(TIMING.exchange_s)
+    assert samples["pausefl_exchange_part_seconds_sum", "propagation"] == pytest.approx(TIMING.propagation_s)
+    assert samples["pausefl_exchange_part_seconds_bucket", "train", "0.2"] == 1
+    assert samples["pausefl_exchange_part_seconds_bucket", "train", "0.1"] == 0
+    assert samples["pausefl_client_down_bytes_total", "c"] == 4000
+    assert samples["pausefl_client_up_bytes_total", "c"] == 4100
+    assert samples["pausefl_suspect_rounds_total", "clients loop_lag_s"] == 1
+    assert samples["pausefl_host_loop_lag_seconds", "server"] == 0.01
+    assert samples["pausefl_host_compute_ratio", "clients"] == 0.4
+    bounds = [float(key[2]) for key in samples if key[:2] == ("pausefl_exchange_part_seconds_bucket", "train")]
+    assert (bounds[0], bounds[-2]) == (0.001, 60.0)
+
+
+@pytest.mark.end_to_end
+def test_a_run_accounts_for_every_exchange_and_marks_what_it_doubts(tmp_path: Path) -> None:
+    overrides = (
+        *("clients.count=3", "selection.m=2", "experiment.rounds=8", "workload.model=synthetic"),
+        *("latency.time_scale=0.05", "host.compute_share=0.0001"),
+    )
+    sets = [word for override in overrides for word in ("--set", override)]
+    command = (sys.executable, "-m", "pausefl", "run", "demo", "--run-dir", str(tmp_path / "run"), *sets)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["suspect_rounds"] == 8
+    assert summary["suspect_because"]["server compute_share"]["rounds"] == 8
+    assert "round 1 is suspect: the server, compute_share" in (tmp_path / "run/server.log").read_text()
+    parts = "download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s, propagation_s"
+    with closing(sqlite3.connect(tmp_path / "run/run.db")) as database:
+        query = f"SELECT exchange_s, round_trip_s, framing_s, server_wait_s, {parts} FROM breakdown"
+        rows = np.array(database.execute(query).fetchall())
+    exchange_s, round_trip_s, framing_s, server_wait_s, *inside_s = rows.T
+    np.testing.assert_allclose(np.sum(inside_s, axis=0), round_trip_s, atol=1e-12)
+    np.testing.assert_allclose(framing_s + round_trip_s + server_wait_s, exchange_s, atol=1e-12)
+    assert (framing_s > 0).all()
+    assert (server_wait_s > 0).all()
+    assert (inside_s[-1] > -1e-3).all(), "the residual"

@@ -1,0 +1,203 @@
+"""The small web server: what it answers, whom it answers, and that nobody keeps it from closing."""
+
+import http.client
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+import pytest
+
+from pausefl_process.http_server import Response, WebServer, is_loopback
+from pausefl_proto.errors import ConfigError
+from rigs.waiting import wait_for
+
+
+def hello(headers: Mapping[str, str]) -> Response:
+    return Response("text/plain", [b"hello ", headers.get("Accept", "nobody").encode()], {"X-Extra": "yes"})
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    server = WebServer("127.0.0.1", 0, {"/hello": hello}, key="metrics.port")
+    yield server
+    server.close()
+
+
+def get(server: WebServer, path: str, **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(server.address, timeout=10)
+    connection.request("GET", path, headers=headers)
+    return connection.getresponse()
+
+
+def test_a_route_is_answered_chunk_by_chunk(server: WebServer) -> None:
+    response = get(server, "/hello?any=query", Accept="world")
+    assert (response.status, response.read()) == (200, b"hello world")
+    assert response.headers["X-Extra"] == "yes"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert "Python" not in response.headers["Server"]
+
+
+def test_other_paths_and_methods_are_refused(server: WebServer) -> None:
+    response = get(server, "/../etc/passwd")
+    assert (response.status, response.read()) == (404, b"try /hello\n")
+    with pytest.raises(urllib.error.HTTPError, match="501"):
+        urllib.request.urlopen(f"http://{server.address}/hello", data=b"change", timeout=10)
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "127.0.0.1:80", "localhost:9464", "LOCALHOST", "[::1]:1"])
+def test_on_loopback_it_answers_to_names_of_loopback(server: WebServer, name: str) -> None:
+    assert get(server, "/hello", Host=name).status == 200
+
+
+@pytest.mark.parametrize("name", ["rebound.example", "rebound.example:9464", "127.0.0.1.rebound.example", "", "[::1"])
+def test_on_loopback_it_answers_to_no_other_name(server: WebServer, name: str) -> None:
+    assert get(server, "/hello", Host=name).status == 403
+
+
+def test_elsewhere_it_answers_to_any_name() -> None:
+    server = WebServer("0.0.0.0", 0, {"/hello": hello}, key="metrics.port")
+    port = server.address.rpartition(":")[2]
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
+    connection.request("GET", "/hello", headers={"Host": "server.federation.svc"})
+    assert connection.getresponse().status == 200
+    server.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_addresses_are_known(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_all_others_can_be_reached_from_elsewhere(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_a_closed_server_frees_its_port(server: WebServer) -> None:
+    other = WebServer("127.0.0.1", 0, {}, key="metrics.port")
+    port = int(other.address.rpartition(":")[2])
+    other.close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_whoever_is_being_answered_gets_the_rest_before_it_closes() -> None:
+    asked, closing = threading.Event(), threading.Event()
+
+    def slow(_: Mapping[str, str]) -> Response:
+        def chunks() -> Iterator[bytes]:
+            yield b"first "
+            asked.set()
+            closing.wait(10)
+            yield b"last"
+
+        return Response("text/plain", chunks())
+
+    server = WebServer("127.0.0.1", 0, {"/": slow}, key="metrics.port")
+    response = get(server, "/")
+    assert asked.wait(10)
+    closer = threading.Thread(target=server.close)
+    closer.start()
+    closing.set()
+    assert response.read() == b"first last"
+    closer.join(10)
+    assert not closer.is_alive()
+
+
+def test_head_is_answered_without_the_body(server: WebServer) -> None:
+    connection = http.client.HTTPConnection(server.address, timeout=10)
+    connection.request("HEAD", "/hello")
+    response = connection.getresponse()
+    assert (response.status, response.headers["X-Extra"], response.read()) == (200, "yes", b"")
+    connection.close()
+
+
+def test_a_path_that_is_none_is_a_bad_request(server: WebServer) -> None:
+    with line_to(server) as line:
+        line.sendall(b"GET http://[/x HTTP/1.0\r\n\r\n")
+        assert line.makefile("rb").readline().split()[1] == b"400"
+
+
+def line_to(server: WebServer) -> socket.socket:
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def closed_within(server: WebServer, timeout_s: float) -> bool:
+    closer = threading.Thread(target=server.close)
+    closer.start()
+    closer.join(timeout_s)
+    return not closer.is_alive()
+
+
+def test_whoever_asks_byte_by_byte_is_cut_off() -> None:
+    """Each byte comes well within the time there is for all of them."""
+    server = WebServer("127.0.0.1", 0, {"/hello": hello}, key="metrics.port")
+    done = threading.Event()
+    with line_to(server) as line:
+
+        def drip() -> None:
+            with suppress(OSError):
+                while not done.wait(0.1):
+                    line.sendall(b"G")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        assert line.recv(1) == b""
+        assert closed_within(server, 10)
+        done.set()
+        dripping.join()
+
+
+def test_an_answer_without_end_keeps_nobody_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk may take the time there is for one; all of them together may not."""
+    monkeypatch.setattr("pausefl_process.http_server._TAKE_WITHIN_S", 0.2)
+    begun, enough = threading.Event(), threading.Event()
+
+    def endless(_: Mapping[str, str]) -> Response:
+        def chunks() -> Iterator[bytes]:
+            while not enough.wait(0.01):
+                yield b"x"
+                begun.set()
+
+        return Response("text/plain", chunks())
+
+    server = WebServer("127.0.0.1", 0, {"/": endless}, key="metrics.port")
+    response = get(server, "/")
+    assert begun.wait(10)
+    closed = closed_within(server, 10)
+    enough.set()
+    assert closed
+    assert response.read(1) == b"x"
+
+
+def test_there_are_only_so_many_connections_at_once(monkeypatch: pytest.MonkeyPatch, server: WebServer) -> None:
+    monkeypatch.setattr("pausefl_process.http_server._CONNECTIONS_MAX", 2)
+    monkeypatch.setattr("pausefl_process.http_server._ASK_WITHIN_S", 5.0)
+    with line_to(server), line_to(server), line_to(server) as third:
+        assert third.recv(1) == b""
+    wait_for(lambda: answers(server), "an answer again")
+
+
+def answers(server: WebServer) -> bool:
+    try:
+        return get(server, "/hello").status == 200
+    except OSError:
+        return False
+
+
+def test_a_taken_port_is_bad_input() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"^metrics\.port = {port}: cannot listen on 127\.0\.0\.1:{port} \("):
+            WebServer("127.0.0.1", port, {}, key="metrics.port")
+
+
+def test_an_unknown_host_is_bad_input() -> None:
+    with pytest.raises(ConfigError, match=r'^metrics\.client_host = "no such host": no such host$'):
+        WebServer("no such host", 0, {}, key="metrics.client_port")

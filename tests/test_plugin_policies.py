@@ -1,0 +1,192 @@
+"""Policies of one's own: what they may return, how they are named, and the documented examples."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl.config.experiment import parse_experiment
+from pausefl_proto.errors import ConfigError
+from pausefl_server.selection import POLICIES, Policy, Selection, checked, policy_class
+from pausefl_server.selection.fastest import Fastest
+from pausefl_server.selection.genie import Genie
+from pausefl_server.selection.oort import Oort
+from pausefl_server.selection.pause import Pause
+from pausefl_server.selection.pow_d import PowD
+from pausefl_server.selection.sa_pause import SaPause
+from rigs.policies import (
+    M,
+    Play,
+    context_of,
+    every_policy,
+    policy_of,
+)
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "selection.md"
+
+
+# --- what is returned
+
+
+def selection_of(rows: Any, weights: Any = None, **details: Any) -> Selection:
+    return Selection(
+        np.array(rows, np.int64) if isinstance(rows, list) else rows,
+        np.array(weights) if isinstance(weights, list) else weights,
+        details,
+    )
+
+
+@every_policy
+def test_what_a_policy_chooses_can_be_played(case: str) -> None:
+    play = Play(policy_of(case))
+    play.table.retired[2] = True
+    for t in range(1, 13):
+        context = context_of(play.table, t)
+        selection = play.policy.select(play.state, context)
+        assert checked(selection, context) is selection
+        play.one_round()
+
+
+def test_rows_come_in_any_order_and_more_than_once_with_weights() -> None:
+    context = context_of(Play(Pause(M)).table, 1)
+    for selection in (selection_of([5, 0, 12]), selection_of([3, 0, 3], [0.25, 0.5, 0.25]), selection_of([7], size=2)):
+        assert checked(selection, context) is selection
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (None, "a NoneType: must be a pausefl_server.selection.Selection"),
+        ([0, 1], "a list: must be a pausefl_server.selection.Selection"),
+        (Selection([0, 1]), "rows of type list: must be an int64 array of one row or more"),  # type: ignore[arg-type]
+        (selection_of([]), "rows of shape (0,) and type int64: must be"),
+        (selection_of([[0, 1]]), "rows of shape (1, 2) and type int64: must be"),
+        (selection_of(np.array([0.0, 1.0])), "rows of shape (2,) and type float64: must be"),
+        (selection_of(np.ones(13, np.bool_)), "rows of shape (13,) and type bool: must be"),
+        (selection_of([-1, 0]), "row -1: must be one of context.eligible"),
+        (selection_of([0, 99]), "row 99: must be one of context.eligible"),
+        (selection_of([1, 2, 3]), "row 2: must be one of context.eligible"),
+        (selection_of([0, 1, 0]), "row 0 twice: must have weights for that"),
+        (selection_of([0, 1], 0.5), "weights of type float: must be a float64 array of one for each of 2 rows"),
+        (selection_of([0, 1], [1]), "weights of shape (1,) and type int64: must be"),
+        (selection_of([0, 1], [0.5]), "weights of shape (1,) and type float64: must be"),
+        (selection_of([0, 1], [0.5, 0.0]), "weights that are not all finite and above 0"),
+        (selection_of([0, 1], [0.5, np.nan]), "weights that are not all finite and above 0"),
+        (selection_of([0, 1], [0.5, np.inf]), "weights that are not all finite and above 0"),
+        (selection_of([0, 1], size=np.int64(2)), "details with size of type int64: must be a float"),
+    ],
+)
+def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -> None:
+    play = Play(Pause(M))
+    play.table.retired[2] = True
+    with pytest.raises(ConfigError, match=re.escape(f"selection.policy: in round 3 it chose {message}")) as caught:
+        checked(selection, context_of(play.table, 3))
+    assert "\n" not in str(caught.value)
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("puase", 'selection.policy = "puase": did you mean pause'),
+        ("zzz", 'selection.policy = "zzz": must be one of all, chr, clustered, drift-ucb, fastest'),
+        ("no_such_module:Policy", "No module named 'no_such_module'"),
+        ("math:Policy", "has no attribute 'Policy'"),
+        ("math:pi", "must be a subclass of pausefl_server.selection.Policy"),
+        ("pausefl_server.selection.base:Policy", "does not say how it selects"),
+        (":Policy", "Empty module name"),
+    ],
+)
+def test_an_unknown_policy_is_one_clear_line(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        policy_class(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("class Mine(", "SyntaxError: '\\(' was never closed"),
+        ("raise RuntimeError('no\\nlicence')", "RuntimeError: no licence"),
+        ("raise KeyError", "KeyError"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_clear_line(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises, and whether it was to hold a policy or a Φ."""
+    (tmp_path / "mine_alone.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, ask in (("selection.policy", policy_class), ("phi_g", lambda name: SaPause(M, phi_g=name))):
+        with pytest.raises((ConfigError, ValueError), match=f"{name} = ['\"]mine_alone:Mine['\"]: {message}") as caught:
+            ask("mine_alone:Mine")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_policy_of_ones_own_is_found_by_module_and_class() -> None:
+    assert policy_class("pausefl_server.selection.pause:Pause") is Pause
+
+
+def test_policies_say_what_clients_must_disclose() -> None:
+    assert Oort(5).disclosures == PowD(5).disclosures == {"loss"}
+    assert SaPause(5, phi_g="label_diversity").disclosures == {"labels"}
+    assert SaPause(5).disclosures == Pause(5).disclosures == frozenset()
+
+
+@pytest.mark.parametrize("policy", [Fastest, Genie])
+def test_an_oracle_is_asked_for(policy: type[Policy]) -> None:
+    assert policy.needs_oracle
+    play = Play(Pause(M))
+    with pytest.raises(ValueError, match="needs the true mean latencies"):
+        policy(M).select(None, context_of(play.table, 1, oracle=None))
+
+
+# --- the examples of docs/selection.md
+
+
+def example(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the Python block that starts with this file name where it can be imported."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    (block,) = [block for block in blocks if block.startswith(f'"""{name}.py:')]
+    (folder / f"{name}.py").write_text(block, "utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_the_documented_policy_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example("my_policies", tmp_path, monkeypatch)
+    experiment = parse_experiment(
+        """
+        [selection]
+        policy = "my_policies:EqualTurns"
+        m = 4
+        [selection."my_policies:EqualTurns"]
+        slack = 2
+        [clients]
+        count = 13
+        """
+    )
+    play = Play(experiment.policy()).rounds(13)
+    assert np.ptp(play.table.chosen) <= 2
+    with pytest.raises(ConfigError, match="slack = 0: must be at least 1"):
+        parse_experiment('selection."my_policies:EqualTurns".slack = 0').policy("my_policies:EqualTurns")
+
+
+def test_the_documented_phi_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example("my_phi", tmp_path, monkeypatch)
+
+    def spreads(policy: Policy) -> list[float]:
+        play = Play(policy).rounds(20)
+        return [float(np.std(play.table.n_examples[play.table.rows(r.chosen)])) for r in play.records[4:]]
+
+    phi = SaPause(M, phi_g="my_phi:size_spread", neighbourhood="swap", gamma=0.0, steps=500)
+    assert min(spreads(phi)) > 1.2 * np.mean(spreads(Pause(M)))
+
+
+def test_every_policy_is_documented() -> None:
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", DOCUMENT.read_text("utf-8"), re.MULTILINE)) == set(POLICIES)

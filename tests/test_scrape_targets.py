@@ -1,0 +1,86 @@
+"""Where a run can be scraped: the file for Prometheus's discovery, and what is found at the addresses in it."""
+
+import json
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.fleet import Fleet
+from pausefl_proto.errors import ConfigError
+
+CONFIG = """
+[experiment]
+rounds = 100
+[clients]
+count = 4
+per_process = 2
+[selection]
+policy = "all"
+m = 4
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+[metrics]
+client_port = 0
+"""
+
+
+class Scraper:
+    """Scrapes everything in targets.json as soon as all are there."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = run_dir / "targets.json"
+        self.groups: dict[str, Any] = {}
+        self.pages: dict[str, list[str]] = {}
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] != "round" or self.pages:
+            return
+        groups = {group["labels"]["job"]: group for group in json.loads(self._file.read_text())}
+        if sum(len(group["targets"]) for group in groups.values()) == 3:
+            self.groups = groups
+            self.pages = {job: [scrape(address) for address in group["targets"]] for job, group in groups.items()}
+
+
+def scrape(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        return str(response.read(), "utf-8")
+
+
+@pytest.mark.end_to_end
+def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run-1"
+    run_dir.mkdir()
+    scraper = Scraper(run_dir)
+    Fleet(parse_experiment(CONFIG), run_dir).run(scraper)
+    assert {group["labels"]["run"] for group in scraper.groups.values()} == {"run-1"}
+    (server,) = scraper.pages["pausefl-server"]
+    labels = 'dataset="synthetic",model="synthetic",policy="all",run_name="run-1",unit="coordinate"'
+    assert f"pausefl_run_info{{{labels}}} 1.0" in server
+    hosts = scraper.pages["pausefl-clients"]
+    assert len(hosts) == 2
+    for host in hosts:
+        assert "pausefl_host_clients 2.0" in host
+        assert 'pausefl_host_exchanges_total{status="ok"}' in host
+        assert 'pausefl_host_epsilon_spent_max{unit="vector"}' in host
+    for client_id in ("client-000", "client-001", "client-002", "client-003"):
+        label = f'pausefl_host_epsilon_spent{{client="{client_id}",unit="coordinate"}}'
+        assert sum(label in host for host in hosts) == 1
+    assert json.loads((run_dir / "targets.json").read_text()) == []
+    assert "host_metrics" in json.loads((run_dir / "summary.json").read_text())["disclosed"]
+
+
+def test_one_port_for_many_processes_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^metrics\.client_port = 9465: 2 client processes run here"):
+        Fleet(parse_experiment(CONFIG, ["metrics.client_port=9465"]), tmp_path)
+
+
+def test_clients_in_namespaces_cannot_be_scraped() -> None:
+    netem = ["clients.per_process=1", "latency.injection=netem"]
+    with pytest.raises(ConfigError, match=r"^metrics\.client_port = 0: clients in network namespaces"):
+        parse_experiment(CONFIG, netem)

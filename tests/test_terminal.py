@@ -1,0 +1,136 @@
+"""The live view: what it makes of the server's events, on a terminal and in a log."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pausefl.runtime.terminal import PlainView, Progress, TerminalView, fold, make_view
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def round_event(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "round", "round": number, "rounds": 100, "chosen": ["[red]c", "d"], "round_latency_s": 0.25,
+        "total_latency_s": 0.25 * number, "max_epsilon_spent": 1.5, "epsilon_budget": 40.0,
+        "privacy_unit": "coordinate", "connected": 30, "rejected": 2, "wall_clock_s": 2.0 * number,
+        "selection_s": 0.0004, "suspect_rounds": 0,
+    } | changes  # fmt: skip
+
+
+def evaluation(number: int, accuracy: float) -> dict[str, Any]:
+    return {"kind": "evaluation", "round": number, "split": "test", "accuracy": accuracy, "loss": 1.0}
+
+
+def plain(clock: Clock) -> tuple[PlainView, io.StringIO]:
+    out = io.StringIO()
+    return PlainView(Console(file=out, width=40), "demo", clock), out
+
+
+def test_plain_lines_say_where_the_run_is() -> None:
+    clock = Clock()
+    view, out = plain(clock)
+    with view:
+        view.show({"kind": "waiting", "connected": 3, "minimum": 30})
+        clock.now_s += 1
+        view.show(evaluation(10, 0.5))
+        view.show(round_event(12))
+        view.show({"kind": "finished", "reason": "all rounds done"})
+    first, waiting, running, last = out.getvalue().splitlines()
+    assert (first, waiting, last) == ("demo", "waiting for clients: 3 of 30", "finished: all rounds done")
+    assert running == (
+        "round 12/100  test accuracy 50.0% (round 10)  latency 3.00 s  ε 1.5 of 40 (coordinate)  30 clients"
+        "  2 rejected  2:56 left"
+    )
+
+
+def test_plain_lines_come_at_most_twice_a_second_and_the_last_round_is_not_lost() -> None:
+    clock = Clock()
+    view, out = plain(clock)
+    with view:
+        for number in range(1, 101):
+            view.show(round_event(number))
+            clock.now_s += 0.01
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[-1].startswith("round 100/100")
+
+
+def test_messages_held_back_are_counted() -> None:
+    clock = Clock()
+    view, out = plain(clock)
+    with view:
+        view.show(round_event(1))
+        view.show({"kind": "event", "message": "client d left"})
+        view.show({"kind": "event", "message": "client e left"})
+        clock.now_s += 1
+        view.show(round_event(2))
+    assert out.getvalue().splitlines()[-1].endswith("(+2 messages, see server.log)")
+
+
+def test_an_interrupt_is_answered_at_once() -> None:
+    view, out = plain(Clock())
+    with view:
+        view.show(round_event(1))
+        view.show({"kind": "interrupted", "message": "finishing"})
+        assert out.getvalue().splitlines()[-1] == "finishing"
+
+
+def test_plain_lines_without_privacy_name_no_epsilon() -> None:
+    view, out = plain(Clock())
+    with view:
+        view.show(round_event(1, privacy_unit=None, epsilon_budget=None))
+    assert "ε" not in out.getvalue()
+
+
+def test_the_last_evaluation_is_printed_by_itself() -> None:
+    clock = Clock()
+    view, out = plain(clock)
+    with view:
+        view.show(round_event(100))
+        clock.now_s += 1
+        view.show(evaluation(100, 0.75))
+    assert out.getvalue().splitlines()[-1] == "test accuracy 75.0% after round 100"
+
+
+def test_progress_is_a_fold_and_keeps_the_last_rounds_only() -> None:
+    progress = Progress()
+    for number in range(1, 21):
+        progress = fold(progress, round_event(number))
+    assert [event["round"] for event in progress.rounds] == list(range(13, 21))
+    assert progress.time_left_s == pytest.approx(160.0)
+    assert fold(progress, {"kind": "something new"}) == progress
+
+
+def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
+    out = io.StringIO()
+    view = make_view(Console(file=out, force_terminal=True, width=100, color_system=None), "demo")
+    assert isinstance(view, TerminalView)
+    with view:
+        view.show({"kind": "metrics", "url": "http://127.0.0.1:9000/metrics"})
+        view.show(evaluation(10, 0.5))
+        view.show(round_event(12))
+        view.show({"kind": "event", "message": "client [b]d left"})
+    shown = out.getvalue()
+    for text in (
+        *("round 12/100", "2:56 left", "50.0%", "3.0 s", "greatest ε (coordinate)", "1.5 of 40"),
+        *("30 clients connected", "0.250 s", "[red]c, d", "client [b]d left", "127.0.0.1:9000"),
+    ):
+        assert text in shown
+
+
+def test_a_terminal_is_asked_for_before_anything_is_known() -> None:
+    with make_view(Console(file=io.StringIO(), force_terminal=True), "demo"):
+        pass
+
+
+def test_a_pipe_gets_plain_lines() -> None:
+    assert isinstance(make_view(Console(file=io.StringIO()), "demo"), PlainView)
