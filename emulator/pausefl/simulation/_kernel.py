@@ -10,7 +10,7 @@ import numpy as np
 from pausefl_server._kernels import best_threshold, compiled
 from pausefl_server.clients import FloatArray, IntArray
 
-KERNELS_SHA256 = "1091ba319d036d60a2ef968fbaa3df736a8ca9b3a32008a7fc67339f3a716b23"
+KERNELS_SHA256 = "2c304e26a3bc5b7d9212ce737c73dfe3aa78a2195663a72296d91a049d57d563"
 """Of the source of `pausefl_server._kernels`, which is compiled into what stands here. numba's cache looks at this file
 alone, so it must change with that one; a test sees to it."""
 
