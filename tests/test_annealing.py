@@ -12,17 +12,7 @@ from pausefl_server import annealing
 from pausefl_server.annealing import Cooling, anneal, anneal_additive
 from pausefl_server.search import brute_force
 from pausefl_server.selection.set_values import Additive, LabelDiversity, followed
-
-
-class Clock:
-    """Time that passes by a fixed step at every look."""
-
-    def __init__(self, step_s: float = 0.0) -> None:
-        self.step_s, self.now_s = step_s, 0.0
-
-    def __call__(self) -> float:
-        self.now_s += self.step_s
-        return self.now_s
+from rigs.clock import Clock
 
 
 def problem(seed: int, n: int = 12, m: int = 4) -> dict[str, Any]:
@@ -157,7 +147,7 @@ def test_a_cold_chain_never_accepts_a_worse_set() -> None:
 def test_the_time_cap_ends_the_chain() -> None:
     task = problem(3)
     _, steps = run(task, "v2", Cooling(1.0, 100_000, time_cap_s=5.0), clock=Clock(1.0))
-    assert steps == 4 * annealing.CHUNK  # the clock is at 6 s, its start at 1 s
+    assert steps == 4 * annealing.CHUNK  # five looks after the start, the cap is reached
     value = Additive(task["value"], task["cluster"], task["marginal"])
     _, steps = anneal(task["ucb"], value, task["start"], (), Cooling(1.0, 100_000, 5.0), 0, Clock(1.0))
     assert steps == 4

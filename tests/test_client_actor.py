@@ -2,125 +2,20 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl_proto.actor import Actor
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack, pack_job, unpack
-from pausefl_server.client_actor import ClientActor
 from pausefl_server.ledger import Release
-from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Refusal, Update
+from pausefl_server.messages import Acknowledge, Dismiss, Update
+from rigs.client_actor import ClientActorRig, upload, vector
 
 BIG = MAX_FRAME_BYTES // 4 + 100
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 5000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class FakeStream:
-    """The client's end: `send` what it says, `heard` what it was told. Each message takes its time on the clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._to_server: asyncio.Queue[tuple[bytes | None, float]] = asyncio.Queue()
-        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
-        self.write_s = 0.0
-
-    async def read(self) -> bytes | None:
-        data, after_s = await self._to_server.get()
-        self._clock.now_s += after_s
-        return data
-
-    async def write(self, message: bytes) -> None:
-        self._clock.now_s += self.write_s
-        self.heard.put_nowait(message)
-
-    def send(self, data: bytes | None, after_s: float = 0.0) -> None:
-        self._to_server.put_nowait((data, after_s))
-
-
-class FakeCoordinator(Actor[Any]):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__("coordinator")
-        self.told: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def receive(self, message: Any) -> None:
-        self.told.put_nowait(message)
-
-
-class Rig:
-    def __init__(self, size: int = 5) -> None:
-        self.size = size
-        self.clock = Clock()
-        self.stream = FakeStream(self.clock)
-        self.coordinator = FakeCoordinator()
-        self.actor = ClientActor("client-1", self.stream, self.coordinator, size, self.clock)
-        self.reason: asyncio.Task[str] | None = None
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["Rig"]:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.coordinator.run())
-            group.create_task(self.actor.run())
-            self.reason = group.create_task(self.actor.listen())
-            yield self
-            self.stream.send(None)
-            await self.reason
-            self.actor.stop()
-            self.coordinator.stop()
-
-    async def dispatch(self, round: int = 1, attempt: int = 1) -> None:
-        """Give it a job, and wait until all of it is written."""
-        model = np.zeros(self.size, np.float32)
-        await self.actor.ask(
-            Dispatch(round, attempt, pack_job(round, attempt, model, digest(model)), 0.0, self.clock())
-        )
-
-    async def told(self) -> Any:
-        """What the coordinator heard next."""
-        async with asyncio.timeout(20):
-            return await self.coordinator.told.get()
-
-    async def refused(self) -> Refusal:
-        message = await self.told()
-        assert isinstance(message, Refusal), message
-        return message
-
-    async def accepts_the_next_job(self) -> None:
-        """Whatever came before, the actor is alive and a sound answer is taken."""
-        await self.dispatch(round=77)
-        for data in upload(vector(self.size), round=77):
-            self.stream.send(data)
-        message = await self.told()
-        assert isinstance(message, Update), message
-        assert message.round == 77
-
-
-def vector(size: int) -> Vector:
-    return np.random.default_rng(size).standard_normal(size, np.float32)
-
-
-def upload(vector: Vector, /, round: int = 1, attempt: int = 1, **fields: Any) -> list[bytes]:
-    """A client's answer as the bytes of its messages."""
-    header, frames = cut(vector, digest(vector))
-    result = pb.Result(round=round, attempt=attempt, status=pb.STATUS_OK, **({"update": header} | fields))
-    messages = [pb.ClientMessage(result=result)]
-    messages += [pb.ClientMessage(frame=pb.Frame(index=i)) for i in range(1, len(frames))]
-    return [pack(message, frame) for message, frame in zip(messages, frames, strict=True)]
 
 
 def told_client(data: bytes) -> pb.ServerMessage:
@@ -128,7 +23,7 @@ def told_client(data: bytes) -> pb.ServerMessage:
 
 
 async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_received() -> None:
-    rig = Rig(BIG)
+    rig = ClientActorRig(BIG)
     rig.stream.write_s = 0.25  # each of the model's two frames takes so long to hand over
     timing = pb.Timing(
         download_s=0.25,
@@ -144,8 +39,8 @@ async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_
     messages = upload(vector(BIG), timing=timing, release=release, loss=0.75)
     async with rig.running():
         await rig.dispatch()
-        rig.stream.send(messages[0], after_s=4.0)
-        rig.stream.send(messages[1], after_s=0.5)
+        rig.stream.give(messages[0], after_s=4.0)
+        rig.stream.give(messages[1], after_s=0.5)
         update = await rig.told()
     assert isinstance(update, Update)
     t = update.timing
@@ -160,34 +55,34 @@ async def test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_
 
 
 async def test_bytes_are_counted_as_they_travel_in_both_directions() -> None:
-    rig, messages = Rig(BIG), upload(vector(BIG))
+    rig, messages = ClientActorRig(BIG), upload(vector(BIG))
     model = np.zeros(BIG, np.float32)
     async with rig.running():
         await rig.dispatch()
         for data in messages:
-            rig.stream.send(data)
+            rig.stream.give(data)
         update = await rig.told()
     assert update.bytes_down == sum(map(len, pack_job(1, 1, model, digest(model))))
     assert update.bytes_up == sum(map(len, messages))
 
 
 async def test_time_between_jobs_belongs_to_no_exchange() -> None:
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
         for t in (1, 2):
-            rig.clock.now_s += 100.0
+            rig.clock.advance(100.0)
             await rig.dispatch(round=t)
-            rig.stream.send(upload(vector(5), round=t)[0], after_s=0.5)
+            rig.stream.give(upload(vector(5), round=t)[0], after_s=0.5)
             assert (await rig.told()).timing.round_trip_s == 0.5
 
 
 async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
         await rig.actor.tell(Acknowledge(4, 2))
         await rig.dispatch(round=5)
         await rig.actor.ask(Dismiss("come back", final=False))
-        said = [told_client(await rig.stream.heard.get()) for _ in range(3)]
+        said = [told_client(await rig.stream.heard_bytes()) for _ in range(3)]
         assert rig.actor.stopped
     assert (said[0].ack.round, said[0].ack.attempt) == (4, 2)
     assert said[1].job.round == 5
@@ -202,20 +97,20 @@ async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
     ],
 )
 async def test_why_a_client_left_is_known(last: bytes | None, reason: str) -> None:
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
-        rig.stream.send(last)
+        rig.stream.give(last)
         assert rig.reason is not None
         assert await rig.reason == reason
 
 
 async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> None:
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
         for t, status in enumerate((pb.STATUS_FAILED, pb.STATUS_BUDGET_EXHAUSTED), start=1):
             await rig.dispatch(round=t)
             result = pb.Result(round=t, attempt=1, status=status, reason="sorry")
-            rig.stream.send(pb.ClientMessage(result=result).SerializeToString())
+            rig.stream.give(pb.ClientMessage(result=result).SerializeToString())
             refusal = await rig.refused()
             assert (refusal.round, refusal.reason, refusal.rejected) == (t, "sorry", False)
             assert refusal.exhausted == (status == pb.STATUS_BUDGET_EXHAUSTED)
@@ -223,9 +118,9 @@ async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> Non
 
 
 async def test_pongs_are_taken_in_silence() -> None:
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
-        rig.stream.send(pb.ClientMessage(pong=pb.Pong(nonce=1)).SerializeToString())
+        rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=1)).SerializeToString())
         await rig.accepts_the_next_job()
 
 
@@ -269,10 +164,10 @@ REJECTED = {
 @pytest.mark.parametrize("what", REJECTED)
 async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(what: str) -> None:
     data, reason = REJECTED[what]
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
         await rig.dispatch()
-        rig.stream.send(data, after_s=1.0)
+        rig.stream.give(data, after_s=1.0)
         refusal = await rig.refused()
         assert (refusal.client_id, refusal.rejected, refusal.exhausted) == ("client-1", True, False)
         assert reason in refusal.reason
@@ -291,33 +186,33 @@ async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(wh
     ],
 )
 async def test_what_nobody_asked_for_is_rejected(messages: Sequence[bytes], reason: str) -> None:
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
         for data in messages:
-            rig.stream.send(data)
+            rig.stream.give(data)
         assert reason in (await rig.refused()).reason
         await rig.accepts_the_next_job()
 
 
 async def test_parts_may_exceed_the_whole_by_what_two_clocks_disagree() -> None:
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
         await rig.dispatch()
-        rig.stream.send(timed(train_s=1.0005), after_s=1.0)
+        rig.stream.give(timed(train_s=1.0005), after_s=1.0)
         assert isinstance(await rig.told(), Update)
 
 
 @pytest.mark.parametrize("frames", [[2], [0, 1], [1, 1], [1, 2, 3]])
 async def test_frames_out_of_place_are_rejected_once(frames: list[int]) -> None:
-    rig = Rig(2 * BIG)
+    rig = ClientActorRig(2 * BIG)
     sound = upload(vector(2 * BIG))
     assert len(sound) == 3
     async with rig.running():
         await rig.dispatch()
-        rig.stream.send(sound[0])
+        rig.stream.give(sound[0])
         for index in frames:
             _, payload = unpack(sound[min(index, 2)])
-            rig.stream.send(pack(pb.ClientMessage(frame=pb.Frame(index=index)), payload))
+            rig.stream.give(pack(pb.ClientMessage(frame=pb.Frame(index=index)), payload))
         if frames == [1, 2, 3]:  # whole before the frame too many, which nobody waits for any more
             assert isinstance(await rig.told(), Update)
         else:
@@ -327,23 +222,23 @@ async def test_frames_out_of_place_are_rejected_once(frames: list[int]) -> None:
 
 
 async def test_an_update_begun_again_counts_once() -> None:
-    rig = Rig(BIG)
+    rig = ClientActorRig(BIG)
     sound = upload(vector(BIG))
     async with rig.running():
         await rig.dispatch()
         for data in (sound[0], *sound):
-            rig.stream.send(data)
+            rig.stream.give(data)
         assert isinstance(await rig.told(), Update)
         await rig.accepts_the_next_job()
     assert rig.coordinator.told.empty()
 
 
 async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
         await rig.dispatch()
         for _ in range(2):
-            rig.stream.send(upload(vector(5), release=pb.Release(participation=1, epsilon=2.0, epsilon_spent=2.0))[0])
+            rig.stream.give(upload(vector(5), release=pb.Release(participation=1, epsilon=2.0, epsilon_spent=2.0))[0])
         assert isinstance(await rig.told(), Update)
         refusal = await rig.refused()
     assert refusal.rejected
@@ -351,12 +246,12 @@ async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
 
 
 async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() -> None:
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
         await rig.dispatch(round=1)
         await rig.dispatch(round=2)
-        rig.stream.send(upload(vector(5), round=1)[0])
-        rig.stream.send(upload(vector(5), round=2)[0])
+        rig.stream.give(upload(vector(5), round=1)[0])
+        rig.stream.give(upload(vector(5), round=2)[0])
         assert (await rig.refused()).round == 1
         update = await rig.told()
     assert isinstance(update, Update)
@@ -366,10 +261,10 @@ async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() 
 @pytest.mark.parametrize("loss", NOT_FINITE)
 async def test_a_loss_that_is_no_number_is_as_good_as_none(loss: float) -> None:
     """A training that diverged; its clipped update may still be sound."""
-    rig = Rig()
+    rig = ClientActorRig()
     async with rig.running():
         await rig.dispatch()
-        rig.stream.send(upload(vector(5), loss=loss)[0])
+        rig.stream.give(upload(vector(5), loss=loss)[0])
         update = await rig.told()
     assert isinstance(update, Update)
     assert update.loss is None
@@ -381,13 +276,13 @@ def test_arbitrary_bytes_never_end_the_actor(messages: list[bytes]) -> None:
     goodbye = pb.ClientMessage(goodbye=pb.Goodbye())
 
     async def scenario() -> None:
-        rig = Rig()
+        rig = ClientActorRig()
         async with rig.running():
             await rig.dispatch()
             for data in messages:
-                rig.stream.send(data)
+                rig.stream.give(data)
             await rig.dispatch(round=77)
-            rig.stream.send(upload(vector(5), round=77)[0])
+            rig.stream.give(upload(vector(5), round=77)[0])
             while not isinstance(await rig.told(), Update):
                 pass
 

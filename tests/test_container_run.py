@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rigs.waiting import wait_for
+
 pytestmark = pytest.mark.timeout(7200)
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +34,7 @@ OWN_BASE = "localhost/pausefl-base"
 PROJECT = "pausefl-test"
 IMAGES = {name: f"pausefl-{name}:0.1.0" for name in ("server", "evaluator", "client")}
 CLIENTS = 10
+PATIENCE_S = 1800.0
 ROUNDS = 20
 EXPERIMENT = f"""
 [experiment]
@@ -228,13 +231,13 @@ def stack(
     try:
         took("make images", lambda: stack.make("images"))
         took("make up", lambda: stack.make("up"))
-        wait_for(lambda: len(stack.clients()) == CLIENTS, "every client container to take its slot")
+        wait_for(lambda: len(stack.clients()) == CLIENTS, "every client container to take its slot", PATIENCE_S)
         docker.try_to("exec", stack.containers("client")[0]["Id"], "python", "-c", "import os; os.kill(1, 2)")
-        took("then round 1", lambda: wait_for(stack.has_begun, "round 1"))
+        took("then round 1", lambda: wait_for(stack.has_begun, "round 1", PATIENCE_S))
         stack.page = read(stack, "PAGE_PORT", "/")
         print(docker("stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}"))
-        took("the rounds", lambda: wait_for(lambda: not stack.are_running("server"), "the end of the run"))
-        wait_for(lambda: not stack.are_running("client"), "the clients to leave")
+        took("the rounds", lambda: wait_for(lambda: not stack.are_running("server"), "the end of the run", PATIENCE_S))
+        wait_for(lambda: not stack.are_running("client"), "the clients to leave", PATIENCE_S)
         yield stack
     finally:
         KEPT.mkdir(parents=True, exist_ok=True)
@@ -281,7 +284,7 @@ def test_containers_have_little_leave(stack: Stack) -> None:
     (evaluator,) = stack.containers("evaluator")
     assert stack.docker("exec", evaluator["Id"], "id", "--user") == "10001"
     assert "Read-only file system" in stack.docker.try_to("exec", evaluator["Id"], "touch", "/opt/x").stderr
-    wait_for(lambda: stack.containers("evaluator")[0]["State"]["Health"]["Status"] == "healthy", "the health check")
+    wait_for(lambda: health(stack, "evaluator") == "healthy", "the health check", PATIENCE_S)
 
 
 def test_they_speak_tls_with_those_who_show_a_certificate(stack: Stack) -> None:
@@ -314,6 +317,11 @@ def test_prometheus_scraped_them(stack: Stack) -> None:
     assert ask(stack, 'count(max_over_time(up{job="pausefl-clients"}[1h]) == 1)') >= CLIENTS
 
 
+def health(stack: Stack, service: str) -> str:
+    """What the engine's health check says of a service's first container."""
+    return str(stack.containers(service)[0]["State"]["Health"]["Status"])
+
+
 def ask(stack: Stack, query: str) -> float:
     """The one value of a PromQL query."""
     answer = read(stack, "PROMETHEUS_PORT", f"/api/v1/query?query={urllib.parse.quote(query)}")
@@ -331,13 +339,6 @@ def on_volume(stack: Stack, volume: str, command: str) -> str:
     """What a shell command prints that sees one of the stack's volumes."""
     mount = f"--volume={PROJECT}_{volume}:/{volume}:ro"
     return stack.docker("run", "--rm", mount, "--entrypoint=sh", IMAGES["server"], "-c", command)
-
-
-def wait_for(condition: Callable[[], bool], what: str, patience_s: float = 1800) -> None:
-    until = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < until, f"waited {patience_s} s for {what}"
-        time.sleep(0.5)
 
 
 def took(what: str, work: Callable[[], object]) -> None:

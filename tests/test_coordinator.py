@@ -19,7 +19,7 @@ from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.pause import Pause
 from pausefl_server.selection.uniform import Random
-from rigs.coordinator import BUDGET, SIZE, MakeRig, Rig, averaged, digests_of_models, latency_of, update_of
+from rigs.coordinator import BUDGET, SIZE, CoordinatorRig, MakeRig, averaged, digests_of_models, latency_of, update_of
 
 # -- whole rounds
 
@@ -127,7 +127,7 @@ async def test_whoever_answers_first_the_model_is_the_same(tmp_path: Path) -> No
     for order in ("abc", "cba", "bca"):
         folder = tmp_path / order
         folder.mkdir()
-        async with Rig(folder, rounds=1, minimum_clients=3).running() as r:
+        async with CoordinatorRig(folder, rounds=1, minimum_clients=3).running() as r:
             peers = {c: await r.join(c, manual=True) for c in "abc"}
             for peer in peers.values():
                 await peer.next_job()
@@ -143,7 +143,7 @@ async def test_the_same_seed_chooses_the_same_clients_whatever_order_they_came_i
     for order in ("abcd", "dcab"):
         folder = tmp_path / order
         folder.mkdir()
-        async with Rig(folder, Random(2), rounds=10, minimum_clients=4).running() as r:
+        async with CoordinatorRig(folder, Random(2), rounds=10, minimum_clients=4).running() as r:
             for c in order:
                 await r.join(c)
             await r.played()

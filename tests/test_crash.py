@@ -4,30 +4,25 @@ Twenty kills here; `make test-crash` (PAUSEFL_KILLS=200) does more of the same. 
 disk was asked, before the first byte left, is tested in test_ledger.py and test_release.py.
 """
 
-import multiprocessing
 import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import Experiment, parse_experiment
-from pausefl.runtime.client_process import run_host
-from pausefl.runtime.server_process import run_server_process
+from pausefl.config.experiment import parse_experiment
 from pausefl_proto.wire import digest
+from rigs.process_federation import SERVER, ProcessFederation
+from rigs.wiretap import Wiretap
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1200)]
 
 KILLS = int(os.environ.get("PAUSEFL_KILLS", "20"))
-PATIENCE_S = 60.0
-SERVER = "server"
 EXPERIMENT = """
 [experiment]
 rounds = 1000000
@@ -52,72 +47,11 @@ enabled = false
 """
 
 
-class Federation:
-    """A server and three clients, a process each, with a tap between them. Whoever is killed is started again."""
-
-    def __init__(self, experiment: Experiment, folder: Path, wiretap: Any) -> None:
-        self.experiment = experiment
-        self._folder = folder
-        self._wiretap = wiretap
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["pausefl.runtime.client_process", "pausefl.runtime.server_process"])
-        self._processes: dict[str, Any] = {}
-        self._listening = threading.Event()
-
-    def start(self, name: str) -> None:
-        """Start a client, or the server, which goes on with the run it finds; returns when the server listens."""
-        if name == SERVER:
-            self._listening.clear()
-            ours, theirs = self._context.Pipe()
-            self._start(name, run_server_process, self.experiment, self._folder, theirs)
-            theirs.close()
-            threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
-            assert self._listening.wait(PATIENCE_S), "the server did not come up"
-        else:
-            self._start(name, run_host, self.experiment, [name], f"127.0.0.1:{self._wiretap.port}", self._folder)
-
-    def kill(self, name: str) -> None:
-        """kill -9."""
-        self._processes[name].kill()
-        self._processes[name].join()
-
-    def finish(self, rounds: int) -> None:
-        """Start the server to play on until there are so many rounds, and wait until everybody has left in peace."""
-        of_rounds = self.experiment.experiment.model_copy(update={"rounds": rounds})
-        self.experiment = self.experiment.model_copy(update={"experiment": of_rounds})
-        self.start(SERVER)
-        for process in self._processes.values():
-            process.join(PATIENCE_S)
-        assert {name: process.exitcode for name, process in self._processes.items()} == dict.fromkeys(
-            self._processes, 0
-        ), [path.read_text("utf-8")[-1000:] for path in self._folder.glob("*.log")]
-
-    def end(self) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.join()
-
-    def _start(self, name: str, function: Any, *arguments: Any) -> None:
-        self._processes[name] = self._context.Process(target=function, args=arguments, name=name)
-        self._processes[name].start()
-
-    def _listen(self, events: "Connection[Any, Any]") -> None:
-        """Take the server's events, or it would wait for somebody to do so."""
-        try:
-            while True:
-                event = events.recv()
-                if event["kind"] == "ready":
-                    self._wiretap.upstream = f"127.0.0.1:{event['port']}"
-                    self._listening.set()
-        except (EOFError, OSError):
-            events.close()
-
-
 @pytest.fixture(params=[20_000, 1_200_000], ids=["one frame, kept on disk", "two frames, not kept"])
-def federation(request: pytest.FixtureRequest, tmp_path: Path, wiretap: Any) -> Iterator[Federation]:
+def federation(request: pytest.FixtureRequest, tmp_path: Path, wiretap: Wiretap) -> Iterator[ProcessFederation]:
     (tmp_path / "run").mkdir()
     experiment = parse_experiment(EXPERIMENT.format(model_bytes=request.param))
-    federation = Federation(experiment, tmp_path / "run", wiretap)
+    federation = ProcessFederation(experiment, tmp_path / "run", wiretap)
     yield federation
     federation.end()
 
@@ -130,7 +64,7 @@ def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
         db.close()
 
 
-def test_no_kill_at_any_instant_under_counts(federation: Federation, tmp_path: Path, wiretap: Any) -> None:
+def test_no_kill_at_any_instant_under_counts(federation: ProcessFederation, tmp_path: Path, wiretap: Wiretap) -> None:
     everybody = [SERVER, *federation.experiment.client_ids]
     rng = random.Random(1)
     for name in everybody:
@@ -168,7 +102,9 @@ def test_no_kill_at_any_instant_under_counts(federation: Federation, tmp_path: P
     assert query(run_db, twice) == []
 
 
-def test_a_torn_model_costs_its_round_another_attempt(federation: Federation, tmp_path: Path, wiretap: Any) -> None:
+def test_a_torn_model_costs_its_round_another_attempt(
+    federation: ProcessFederation, tmp_path: Path, wiretap: Wiretap
+) -> None:
     """Its clients have answered the first attempt, and forgotten the bytes: they release afresh, and are charged."""
     run_db = tmp_path / "run/run.db"
     for name in (SERVER, *federation.experiment.client_ids):

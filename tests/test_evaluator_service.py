@@ -33,6 +33,7 @@ from pausefl_server.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation
 from pausefl_server.store import Store, StoreActor
+from rigs.authority import Authority
 
 # `pausefl`, which says at its end whether it came to need torch.
 SCRIPT = """
@@ -150,7 +151,7 @@ async def test_what_is_no_model_is_refused_and_the_next_is_judged(part: bytes) -
         assert len(await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)) == 2
 
 
-async def test_the_line_speaks_tls(authority: Any, stranger: Any) -> None:
+async def test_the_line_speaks_tls(authority: Authority, stranger: Authority) -> None:
     async with serving(tls=authority.certify("evaluator")) as address:
         async with asking(address, tls=authority.certify("server")) as remote:
             assert (await remote.initial())[0].size == 3
@@ -283,7 +284,7 @@ class Process:
 
 
 @pytest.fixture
-def start(tmp_path: Path, authority: Any) -> Iterator[Callable[..., Process]]:
+def start(tmp_path: Path, authority: Authority) -> Iterator[Callable[..., Process]]:
     """Starts `pausefl COMMAND learning.toml ...` with a certificate; everything started is gone afterwards."""
     (tmp_path / "learning.toml").write_text(LEARNING)
     started: list[Process] = []

@@ -1,9 +1,7 @@
 """Fed-TS and its kin: drifts, thresholds, posteriors and sizes, on vectors whose harm is known."""
 
 import dataclasses
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,101 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
-from pausefl_server.clients import ClientTable
-from pausefl_server.records import Event, Observation, RoundRecord, Timing
-from pausefl_server.selection import Context, Policy, Selection
+from pausefl_server.records import Event
+from pausefl_server.selection import Policy
 from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
 from pausefl_server.selection.fed_ts import DriftUcb, FedTs
+from rigs.newcomers import ORIGINALS, POISONED, RELEVANT, SIZE, NewcomerPlay, update_of, with_newcomers
 
 quickly = settings(max_examples=60, deadline=None, derandomize=True)
-SIZE = 40
-ORIGINALS = [f"original-{k}" for k in range(8)]
-RELEVANT = [f"relevant-{k}" for k in range(4)]
-POISONED = [f"poisoned-{k}" for k in range(4)]
 WEIGHTS = st.none() | st.floats(0.1, 50)
 
 
 def vectors(n: int, seed: int) -> list[Vector]:
     return list(np.random.default_rng(seed).standard_normal((n, SIZE), np.float32))
-
-
-def update_of(client_id: str, t: int, seed: int = 1) -> Vector:
-    """Honest clients agree on a direction up to noise; poisoned ones send noise of the same norm."""
-    noise = generator(seed, "test", client_id, t).standard_normal(SIZE).astype(np.float32)
-    honest = 1 + 0.5 * noise
-    if not client_id.startswith("poisoned"):
-        return honest
-    return noise * np.float32(np.linalg.norm(honest) / np.linalg.norm(noise))
-
-
-class Play:
-    """Rounds of one policy with vectors; `joins` says who comes before which round."""
-
-    def __init__(
-        self, policy: Policy, joins: dict[int, Iterable[str]], seed: int = 1, silent: Iterable[str] = ()
-    ) -> None:
-        self.policy, self.joins, self.seed, self.silent = policy, joins, seed, frozenset(silent)
-        self.table, self.state = ClientTable(seed=seed), policy.start()
-        self.records: list[RoundRecord] = []
-        self.admitted: list[set[str]] = []
-
-    def rounds(self, count: int) -> "Play":
-        for _ in range(count):
-            self.one_round()
-        return self
-
-    def select(self) -> Selection:
-        t = len(self.records) + 1
-        joined = [Event("joined", i, n_examples=100 + 50 * k) for k, i in enumerate(self.joins.get(t, ()))]
-        self.table.apply_events(joined, t)
-        rng = generator(self.seed, "selection", t, 0)
-        return self.policy.select(self.state, Context(t, self.table, self.table.eligible(), rng))
-
-    def one_round(self, update: Callable[[str, int], Vector] = update_of) -> RoundRecord:
-        t, selection = len(self.records) + 1, self.select()
-        rows = np.array([row for row in selection.rows if self.table.ids[row] not in self.silent], np.int64)
-        answered = [self.table.ids[row] for row in rows]
-        inspection = self.policy.inspect(self.table, rows, [update(i, t) for i in answered])
-        statistics = inspection.statistics if inspection else [{}] * len(rows)
-        admitted = inspection.admitted if inspection else np.ones(len(rows), np.bool_)
-        self.admitted.append({i for i, is_in in zip(answered, admitted, strict=True) if is_in})
-        observations = tuple(
-            Observation(i, Timing(1.0), 1.0, 100, 0, 0.0, 0.0, statistics=json.loads(json.dumps(s)))
-            for i, s in zip(answered, statistics, strict=True)
-        )
-        chosen = tuple(self.table.ids[row] for row in selection.rows)
-        assert selection.weights is not None
-        weights = tuple(selection.weights.tolist())
-        record = RoundRecord(t, 0, chosen, weights, observations, (), 1.0, 0.0, 0.0, "", selection.details)
-        self.table.apply_round(record)
-        self.state = self.policy.observe(self.state, record, self.table)
-        self.records.append(record)
-        return record
-
-    def judged(self, **drifts: float) -> Any:
-        """The state after one more round in which these newcomers, and no original, had these drifts."""
-        observations = tuple(
-            Observation(i.replace("_", "-"), Timing(1.0), 1.0, 100, 0, 0.0, 0.0, statistics={"drift": d})
-            for i, d in drifts.items()
-        )
-        record = RoundRecord(9, 0, (), None, observations, (), 1.0, 0.0, 0.0, "")
-        self.state = self.policy.observe(self.state, record, self.table)
-        return self.state
-
-    def times_chosen(self) -> Counter[str]:
-        """By kind of client."""
-        return Counter(i.split("-")[0] for record in self.records for i in record.chosen)
-
-    def posterior(self, client_id: str) -> tuple[int, int]:
-        s, f = self.state.counts(np.array([self.table.row_of[client_id]]), len(self.table))
-        return int(s[0]), int(f[0])
-
-
-def with_newcomers(policy: Policy, newcomers: Iterable[str] = (*RELEVANT, *POISONED), **options: Any) -> Play:
-    return Play(policy, {1: ORIGINALS, 4: newcomers}, **options)
 
 
 # --- the mathematics
@@ -157,7 +74,7 @@ def test_two_means_starts_where_it_is_told() -> None:
 
 
 def test_without_newcomers_the_originals_are_sampled() -> None:
-    play = Play(FedTs(3), {1: ORIGINALS}).rounds(40)
+    play = NewcomerPlay(FedTs(3), {1: ORIGINALS}).rounds(40)
     assert all(len(set(r.chosen)) == 3 for r in play.records)
     assert set(play.times_chosen()) == {"original"}
     assert (play.table.chosen > 5).all()
@@ -180,7 +97,7 @@ def test_everyone_weighs_the_same_whatever_their_data() -> None:
 
 def test_every_insertion_has_a_size_of_its_own() -> None:
     joins = {1: ORIGINALS, 3: [f"early-{k}" for k in range(6)], 5: [f"late-{k}" for k in range(2)], 6: ["single-0"]}
-    play = Play(FedTs(3, newcomer_share=0.5), joins).rounds(8)
+    play = NewcomerPlay(FedTs(3, newcomer_share=0.5), joins).rounds(8)
     counts = [Counter(i.split("-")[0] for i in record.chosen) for record in play.records]
     assert counts[1] == {"original": 3}
     assert counts[3] == {"original": 3, "early": 3}
@@ -363,14 +280,14 @@ def test_drift_ucb_is_ucb1_by_hand() -> None:
 
 
 def test_chr_measures_the_cosine() -> None:
-    play = with_newcomers(Chr(2, newcomer_share=1.0)).rounds(3)
-
     def update(client_id: str, t: int) -> Vector:
         if client_id.startswith("original"):
             return np.ones(SIZE, np.float32)
         return np.float32({RELEVANT[0]: 7.0, POISONED[0]: -0.1}.get(client_id, 0.0)) * np.ones(SIZE, np.float32)
 
-    found = {o.client_id: o.statistics.get("cosine") for o in play.one_round(update).observations}
+    play = with_newcomers(Chr(2, newcomer_share=1.0)).rounds(3)
+    play.update = update
+    found = {o.client_id: o.statistics.get("cosine") for o in play.one_round().observations}
     assert found[RELEVANT[0]] == pytest.approx(1.0)
     assert found[POISONED[0]] == pytest.approx(-1.0)
     assert found[RELEVANT[1]] == 0.0

@@ -8,18 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl_client.link import Delays, hold_until, no_delays
-
-
-class Clock:
-    """Goes on by `step_s` every time somebody looks."""
-
-    def __init__(self, step_s: float) -> None:
-        self.now_s = 100.0
-        self.step_s = step_s
-
-    def __call__(self) -> float:
-        self.now_s += self.step_s
-        return self.now_s
+from rigs.clock import Clock
 
 
 def hold(due_s: float, clock: Clock) -> float:

@@ -22,6 +22,7 @@ from pausefl.cli import main
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl_client.metrics import HostMetrics
 from pausefl_process.http_server import WebServer
+from rigs.authority import Authority
 from rigs.waiting import wait_for
 
 KUBERNETES = Path(__file__).parent.parent / "deploy/kubernetes"
@@ -358,7 +359,7 @@ def command(part: str, changes: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.end_to_end
-def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Any) -> None:
+def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Authority) -> None:
     """A server and two pods of five clients, over TLS, as processes of this machine."""
     config = next(t["data"] for t in rendered("laptop") if "experiment.toml" in t.get("data", {}))
     (tmp_path / "experiment.toml").write_text(config["experiment.toml"], "utf-8")

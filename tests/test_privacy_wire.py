@@ -15,6 +15,7 @@ from pausefl_client.privacy import Mechanism
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
+from rigs.wiretap import Wiretap
 
 pytestmark = pytest.mark.end_to_end
 
@@ -55,7 +56,7 @@ ALLOWED = {
 }
 
 
-def play(tmp_path: Path, wiretap: Any, unit: str, more: str = "") -> Any:
+def play(tmp_path: Path, wiretap: Wiretap, unit: str, more: str = "") -> Any:
     """A run with the tap between its processes; returns the tap."""
     config = tmp_path / "wire.toml"
     text = EXPERIMENT.format(rounds=ROUNDS, clients=CLIENTS, unit=unit, model_bytes=4 * D, more=more)
@@ -79,7 +80,7 @@ def play(tmp_path: Path, wiretap: Any, unit: str, more: str = "") -> Any:
     return wiretap
 
 
-def updates(wiretap: Any) -> list[tuple[str, Any, Vector]]:
+def updates(wiretap: Wiretap) -> list[tuple[str, Any, Vector]]:
     left = [(c, r, np.frombuffer(data, "<f4")) for c, results in wiretap.updates().items() for r, data in results]
     assert len(left) == ROUNDS * CLIENTS
     return left
@@ -99,7 +100,7 @@ def fields(message: Any, prefix: str = "") -> set[str]:
 
 @pytest.mark.parametrize("unit", ["coordinate", "vector"])
 def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
-    tmp_path: Path, wiretap: Any, unit: Any
+    tmp_path: Path, wiretap: Wiretap, unit: Any
 ) -> None:
     mechanism = Mechanism(unit, 0.003)
     noise, raw = [], []
@@ -121,7 +122,7 @@ def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
     assert not any(update[i : i + 16] in sent for update in raw for i in range(0, len(update), 1600))
 
 
-def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Any) -> None:
+def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Wiretap) -> None:
     play(tmp_path, wiretap, "coordinate")
     sent = set().union(*(fields(message) for stream in wiretap.streams for message, _ in stream.up))
     assert sent <= ALLOWED
@@ -131,7 +132,7 @@ def test_nothing_but_what_is_listed_leaves_a_client(tmp_path: Path, wiretap: Any
     assert summary["private"] is True
 
 
-def test_a_reproducible_run_can_be_undone_and_says_so(tmp_path: Path, wiretap: Any) -> None:
+def test_a_reproducible_run_can_be_undone_and_says_so(tmp_path: Path, wiretap: Wiretap) -> None:
     """Whoever knows the seed subtracts the noise: that is why such a run is marked not private."""
     left = updates(play(tmp_path, wiretap, "coordinate", "reproducible_noise = true"))
     client_id, result, vector = left[0]

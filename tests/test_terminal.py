@@ -7,14 +7,7 @@ import pytest
 from rich.console import Console
 
 from pausefl.runtime.terminal import PlainView, Progress, TerminalView, fold, make_view
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from rigs.clock import Clock
 
 
 def round_event(number: int, **changes: Any) -> dict[str, Any]:
@@ -40,7 +33,7 @@ def test_plain_lines_say_where_the_run_is() -> None:
     view, out = plain(clock)
     with view:
         view.show({"kind": "waiting", "connected": 3, "minimum": 30})
-        clock.now_s += 1
+        clock.advance(1)
         view.show(evaluation(10, 0.5))
         view.show(round_event(12))
         view.show({"kind": "finished", "reason": "all rounds done"})
@@ -58,7 +51,7 @@ def test_plain_lines_come_at_most_twice_a_second_and_the_last_round_is_not_lost(
     with view:
         for number in range(1, 101):
             view.show(round_event(number))
-            clock.now_s += 0.01
+            clock.advance(0.01)
     lines = out.getvalue().splitlines()
     assert len(lines) == 4
     assert lines[-1].startswith("round 100/100")
@@ -71,7 +64,7 @@ def test_messages_held_back_are_counted() -> None:
         view.show(round_event(1))
         view.show({"kind": "event", "message": "client d left"})
         view.show({"kind": "event", "message": "client e left"})
-        clock.now_s += 1
+        clock.advance(1)
         view.show(round_event(2))
     assert out.getvalue().splitlines()[-1].endswith("(+2 messages, see server.log)")
 
@@ -96,7 +89,7 @@ def test_the_last_evaluation_is_printed_by_itself() -> None:
     view, out = plain(clock)
     with view:
         view.show(round_event(100))
-        clock.now_s += 1
+        clock.advance(1)
         view.show(evaluation(100, 0.75))
     assert out.getvalue().splitlines()[-1] == "test accuracy 75.0% after round 100"
 
@@ -128,8 +121,10 @@ def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
 
 
 def test_a_terminal_is_asked_for_before_anything_is_known() -> None:
-    with make_view(Console(file=io.StringIO(), force_terminal=True), "demo"):
+    out = io.StringIO()
+    with make_view(Console(file=out, force_terminal=True, color_system=None), "demo"):
         pass
+    assert "demo" in out.getvalue()
 
 
 def test_a_pipe_gets_plain_lines() -> None:

@@ -19,6 +19,7 @@ from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.messages import Register
 from pausefl_server.transport import FederationServer
+from rigs.authority import Authority
 
 PAUSEFL = [sys.executable, "-m", "pausefl"]
 HELLO = pb.ClientMessage(hello=pb.Hello(client_id="a")).SerializeToString()
@@ -54,14 +55,14 @@ async def greet(address: str, tls: Tls | None) -> str:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("mutual", [False, True])
-async def test_those_who_trust_each_other_talk(authority: Any, host: str, mutual: bool) -> None:
+async def test_those_who_trust_each_other_talk(authority: Authority, host: str, mutual: bool) -> None:
     mine = authority.certify("server")
     async with listening(mine if mutual else Tls(mine.certificate, mine.key)) as port:
         theirs = authority.certify("client", "DNS:somebody") if mutual else Tls(ca=authority.ca)
         assert await greet(f"{host}:{port}", theirs) == "welcome"
 
 
-async def test_a_client_leaves_a_server_it_does_not_trust(authority: Any, stranger: Any) -> None:
+async def test_a_client_leaves_a_server_it_does_not_trust(authority: Authority, stranger: Authority) -> None:
     async with listening(authority.certify("server")) as port:
         with pytest.raises(
             ConfigError, match=r'tls\.ca = ".*strange.*": does not vouch for .* 127\.0\.0\.1:\d+ \(.+\)'
@@ -69,21 +70,23 @@ async def test_a_client_leaves_a_server_it_does_not_trust(authority: Any, strang
             await greet(f"127.0.0.1:{port}", Tls(ca=stranger.ca))
 
 
-async def test_a_certificate_holds_for_its_hosts_alone(authority: Any) -> None:
+async def test_a_certificate_holds_for_its_hosts_alone(authority: Authority) -> None:
     async with listening(authority.certify("elsewhere", "DNS:elsewhere")) as port:
         with pytest.raises(ConfigError, match=r"tls\.certificate of 127\.0\.0\.1:\d+: does not name this host"):
             await greet(f"127.0.0.1:{port}", Tls(ca=authority.ca))
 
 
 @pytest.mark.parametrize("who", ["nobody", "a stranger"])
-async def test_a_server_that_demands_certificates_hears_nobody_without(authority: Any, stranger: Any, who: str) -> None:
+async def test_a_server_that_demands_certificates_hears_nobody_without(
+    authority: Authority, stranger: Authority, who: str
+) -> None:
     shown = stranger.certify("client") if who == "a stranger" else Tls()
     async with listening(authority.certify("server")) as port:
         with pytest.raises(OSError, match=r"hangs up at once, does it demand TLS with tls\.certificate\?"):
             await greet(f"127.0.0.1:{port}", Tls(shown.certificate, shown.key, authority.ca))
 
 
-async def test_one_side_alone_with_tls(authority: Any) -> None:
+async def test_one_side_alone_with_tls(authority: Authority) -> None:
     async with listening(authority.certify("server")) as port:
         with pytest.raises(OSError, match=r"hangs up at once, does it demand TLS with tls\.ca\?"):
             await greet(f"127.0.0.1:{port}", None)
@@ -92,7 +95,7 @@ async def test_one_side_alone_with_tls(authority: Any) -> None:
             await greet(f"127.0.0.1:{port}", Tls(ca=authority.ca))
 
 
-async def test_renewed_certificates_are_taken_up(authority: Any, stranger: Any, tmp_path: Path) -> None:
+async def test_renewed_certificates_are_taken_up(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
     """Files replaced one after the other: until they go together, those before hold."""
     mine = Tls(*(str(tmp_path / name) for name in ("tls.crt", "tls.key")))
     before, after = authority.certify("server"), stranger.certify("server")
@@ -109,7 +112,7 @@ async def test_renewed_certificates_are_taken_up(authority: Any, stranger: Any, 
             await greet(address, Tls(ca=authority.ca))
 
 
-async def test_wrong_files_are_named(authority: Any, tmp_path: Path) -> None:
+async def test_wrong_files_are_named(authority: Authority, tmp_path: Path) -> None:
     one, two = authority.certify("one"), authority.certify("two")
     torn = tmp_path / "torn.pem"
     torn.write_text("-----BEGIN CERTIFICATE-----\n")
@@ -155,14 +158,16 @@ def pausefl(command: str, folder: Path, tls: Tls, *arguments: object) -> "subpro
 
 
 @pytest.mark.end_to_end
-def test_a_whole_run_with_mutual_tls(authority: Any, tmp_path: Path) -> None:
+def test_a_whole_run_with_mutual_tls(authority: Authority, tmp_path: Path) -> None:
     done = pausefl("run", tmp_path, authority.certify("server"), "--run-dir", "run")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 2
 
 
 @pytest.mark.end_to_end
-async def test_a_client_says_in_one_line_whom_it_does_not_trust(authority: Any, stranger: Any, tmp_path: Path) -> None:
+async def test_a_client_says_in_one_line_whom_it_does_not_trust(
+    authority: Authority, stranger: Authority, tmp_path: Path
+) -> None:
     async with listening(authority.certify("server")) as port:
         arguments = ("client", tmp_path, Tls(ca=stranger.ca), f"--server=127.0.0.1:{port}", "--client-id=client-000")
         done = await asyncio.to_thread(pausefl, *arguments)
@@ -172,7 +177,7 @@ async def test_a_client_says_in_one_line_whom_it_does_not_trust(authority: Any, 
     assert "does not vouch for" in line
 
 
-def test_a_file_that_is_missing_is_bad_input(authority: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_missing_is_bad_input(authority: Authority, tmp_path: Path) -> None:
     done = pausefl("run", tmp_path, Tls("no.pem", "no.key", authority.ca), "--run-dir", "run")
     assert done.returncode == 2
     assert (

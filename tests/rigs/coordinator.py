@@ -48,7 +48,7 @@ def latency_of(client_id: str, round: int) -> float:
 class FakePeer(Actor[Any]):
     """A client and its actor in one: it answers jobs by itself unless `manual`, and keeps its own ledger."""
 
-    def __init__(self, rig: "Rig", client_id: str, *, manual: bool = False, released: int = 0) -> None:
+    def __init__(self, rig: "CoordinatorRig", client_id: str, *, manual: bool = False, released: int = 0) -> None:
         super().__init__(f"client {client_id}")
         self.client_id = client_id
         self.released = released
@@ -118,7 +118,7 @@ class FakePeer(Actor[Any]):
         return hello
 
 
-class Rig:
+class CoordinatorRig:
     """A coordinator with its real store and log, and nobody connected yet."""
 
     def __init__(self, folder: Path, policy: Policy | None = None, **changes: Any) -> None:
@@ -155,7 +155,7 @@ class Rig:
         self._news.set()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator["Rig"]:
+    async def running(self) -> AsyncIterator["CoordinatorRig"]:
         self.peers: list[FakePeer] = []  # the registered ones
         try:
             async with asyncio.TaskGroup() as group:
@@ -203,7 +203,7 @@ class Rig:
         peer.stop()
         await self.coordinator.tell(Lost(peer, reason))  # type: ignore[arg-type]
 
-    async def played(self) -> "Rig":
+    async def played(self) -> "CoordinatorRig":
         """Wait until the run is over, and for the goodbyes."""
         assert self._played is not None
         async with asyncio.timeout(30):
@@ -250,7 +250,7 @@ class Rig:
         return self.telemetry.now.rejected
 
 
-MakeRig = Callable[..., Rig]
+MakeRig = Callable[..., CoordinatorRig]
 
 
 def averaged(theta: Vector, round: int, clients: str) -> Vector:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Event, Observation, RoundRecord, Timing
-from pausefl_server.selection import Context, Oracle, Policy, policy_class
+from pausefl_server.selection import Context, Oracle, Policy, Selection, policy_class
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pause": ("pause", {}),
@@ -91,20 +91,27 @@ class Play:
         self.state = policy.start()
         self.records: list[RoundRecord] = []
 
-    def rounds(self, count: int) -> "Play":
+    def rounds(self, count: int) -> Self:
         for _ in range(count):
             self.one_round()
         return self
 
+    def select(self) -> Selection:
+        """The policy's choice of the next round."""
+        return self.policy.select(self.state, context_of(self.table, len(self.records) + 1, self.seed))
+
+    def answers(self, selection: Selection, t: int) -> tuple[Observation, ...]:
+        """What those chosen answer in round t, the silent left out."""
+        chosen = dict.fromkeys(self.table.ids[row] for row in selection.rows)
+        return tuple(self.observation(i, t) for i in chosen if i not in self.silent)
+
     def one_round(self) -> RoundRecord:
-        t = len(self.records) + 1
-        selection = self.policy.select(self.state, context_of(self.table, t, self.seed))
-        chosen = tuple(self.table.ids[row] for row in selection.rows)
-        answers = tuple(self.observation(i, t) for i in dict.fromkeys(chosen) if i not in self.silent)
+        t, selection = len(self.records) + 1, self.select()
+        answers = self.answers(selection, t)
         record = RoundRecord(
             round=t,
             attempt=0,
-            chosen=chosen,
+            chosen=tuple(self.table.ids[row] for row in selection.rows),
             weights=None if selection.weights is None else tuple(selection.weights.tolist()),
             observations=answers,
             events=self.events if t == 1 else (),

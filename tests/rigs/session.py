@@ -30,22 +30,11 @@ from pausefl_proto.wire import (
     pack_job,
     unpack,
 )
+from rigs.clock import Clock
+from rigs.stream import FakeStream
 
 SCHEDULE = "what both agreed to"
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
-
-
-class Clock:
-    """Stands still unless somebody advances it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def advance(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 class InlineExecutor(Executor):
@@ -89,31 +78,8 @@ class FakeTrainer:
         return TrainingOutcome(update, loss=0.25)
 
 
-class FakeStream:
-    """The server's end of one stream."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._to_client: asyncio.Queue[tuple[bytes | OSError | None, float]] = asyncio.Queue()
-        self._from_client: asyncio.Queue[bytes] = asyncio.Queue()
-        self.writes_until_break = 1_000_000
-
-    async def read(self) -> bytes | None:
-        data, after_s = await self._to_client.get()
-        self._clock.advance(after_s)
-        if isinstance(data, OSError):
-            raise data
-        return data
-
-    async def write(self, message: bytes) -> None:
-        if not self.writes_until_break:
-            raise OSError("the line is dead")
-        self.writes_until_break -= 1
-        self._from_client.put_nowait(message)
-
-    def give(self, data: bytes | OSError | None, after_s: float = 0.0) -> None:
-        """Let the client read this, `after_s` later than what came before."""
-        self._to_client.put_nowait((data, after_s))
+class ServerEnd(FakeStream):
+    """The server's end of a client's stream."""
 
     def say(self, **kind: Any) -> None:
         self.give(pb.ServerMessage(**kind).SerializeToString())
@@ -121,10 +87,6 @@ class FakeStream:
     def give_job(self, model: Vector, round: int = 1, schedule: str = "", gap_s: float = 0.0) -> None:
         for i, data in enumerate(pack_job(round, 1, model, digest(model), schedule)):
             self.give(data, gap_s if i else 0.0)
-
-    async def heard_bytes(self) -> bytes:
-        async with asyncio.timeout(20):
-            return await self._from_client.get()
 
     async def heard(self) -> pb.ClientMessage:
         """The client's next message, without its payload."""
@@ -142,25 +104,22 @@ class FakeStream:
             frames.add(pb.ClientMessage.FromString(header).frame.index, payload)
         return message.result, frames.finish(check_finite=True).tobytes()
 
-    def is_silent(self) -> bool:
-        return self._from_client.empty()
-
 
 class FakeServer:
     """Hands every connection of the client to the test."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
+        self._streams: asyncio.Queue[ServerEnd] = asyncio.Queue()
         self.opened = self.closed = 0
         self.unreachable = False
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[FakeStream]:
+    async def connect(self) -> AsyncIterator[ServerEnd]:
         if self.unreachable:
             self._clock.advance(1.0)
             raise OSError("nobody answers")
-        stream = FakeStream(self._clock)
+        stream = ServerEnd(self._clock)
         self._streams.put_nowait(stream)
         self.opened += 1
         try:
@@ -168,11 +127,11 @@ class FakeServer:
         finally:
             self.closed += 1
 
-    async def accept(self) -> FakeStream:
+    async def accept(self) -> ServerEnd:
         async with asyncio.timeout(20):
             return await self._streams.get()
 
-    async def welcome(self) -> FakeStream:
+    async def welcome(self) -> ServerEnd:
         """The next stream, hello taken and answered."""
         stream = await self.accept()
         assert (await stream.heard()).WhichOneof("kind") == "hello"
@@ -180,7 +139,7 @@ class FakeServer:
         return stream
 
 
-class Rig:
+class SessionRig:
     """A session with everything around it faked but the ledger."""
 
     def __init__(

@@ -15,9 +15,9 @@ def wait_for(
     *,
     running: "subprocess.Popen[Any] | None" = None,
 ) -> None:
-    """Until it holds; AssertionError after `timeout_s`, or when the process that is `running` has ended meanwhile."""
+    """Return when it holds; AssertionError after `timeout_s`, or once the process that is `running` has ended."""
     until = time.monotonic() + timeout_s
     while not condition():
-        assert running is None or running.poll() is None, f"{running.args} ended before {what}"
+        assert running is None or running.poll() is None, f"{running.args!r} ended before {what}"
         assert time.monotonic() < until, f"waited {timeout_s} s for {what}"
         time.sleep(_EVERY_S)

@@ -1,0 +1,90 @@
+"""One client's actor on the server, between a stream and a coordinator that are the test's."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from pausefl_proto.actor import Actor
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
+from pausefl_server.client_actor import ClientActor
+from pausefl_server.messages import Dispatch, Refusal, Update
+from rigs.clock import Clock
+from rigs.stream import FakeStream
+
+
+class FakeCoordinator(Actor[Any]):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("coordinator")
+        self.told: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def receive(self, message: Any) -> None:
+        self.told.put_nowait(message)
+
+
+class ClientActorRig:
+    """A client's actor between a stream and a coordinator that are the test's."""
+
+    def __init__(self, size: int = 5) -> None:
+        self.size = size
+        self.clock = Clock()
+        self.stream = FakeStream(self.clock)
+        self.coordinator = FakeCoordinator()
+        self.actor = ClientActor("client-1", self.stream, self.coordinator, size, self.clock)
+        self.reason: asyncio.Task[str] | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["ClientActorRig"]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.coordinator.run())
+            group.create_task(self.actor.run())
+            self.reason = group.create_task(self.actor.listen())
+            yield self
+            self.stream.give(None)
+            await self.reason
+            self.actor.stop()
+            self.coordinator.stop()
+
+    async def dispatch(self, round: int = 1, attempt: int = 1) -> None:
+        """Give it a job, and wait until all of it is written."""
+        model = np.zeros(self.size, np.float32)
+        await self.actor.ask(
+            Dispatch(round, attempt, pack_job(round, attempt, model, digest(model)), 0.0, self.clock())
+        )
+
+    async def told(self) -> Any:
+        """What the coordinator heard next."""
+        async with asyncio.timeout(20):
+            return await self.coordinator.told.get()
+
+    async def refused(self) -> Refusal:
+        message = await self.told()
+        assert isinstance(message, Refusal), message
+        return message
+
+    async def accepts_the_next_job(self) -> None:
+        """Whatever came before, the actor is alive and a sound answer is taken."""
+        await self.dispatch(round=77)
+        for data in upload(vector(self.size), round=77):
+            self.stream.give(data)
+        message = await self.told()
+        assert isinstance(message, Update), message
+        assert message.round == 77
+
+
+def vector(size: int) -> Vector:
+    return np.random.default_rng(size).standard_normal(size, np.float32)
+
+
+def upload(vector: Vector, /, round: int = 1, attempt: int = 1, **fields: Any) -> list[bytes]:
+    """A client's answer as the bytes of its messages."""
+    header, frames = cut(vector, digest(vector))
+    result = pb.Result(round=round, attempt=attempt, status=pb.STATUS_OK, **({"update": header} | fields))
+    messages = [pb.ClientMessage(result=result)]
+    messages += [pb.ClientMessage(frame=pb.Frame(index=i)) for i in range(1, len(frames))]
+    return [pack(message, frame) for message, frame in zip(messages, frames, strict=True)]
