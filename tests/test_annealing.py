@@ -70,10 +70,10 @@ def neighbours_by_definition(task: dict[str, Any], current: set[int], neighbourh
 @pytest.mark.parametrize("seed", range(3))
 def test_neighbours_are_drawn_uniformly_from_the_papers_definition(neighbourhood: str, seed: int) -> None:
     task = problem(seed)
-    chain = annealing._chain(task["ucb"], task["start"], axes_of(task, neighbourhood), seed)
+    chain = annealing.chain_of(task["ucb"], task["start"], axes_of(task, neighbourhood), seed)
     allowed = neighbours_by_definition(task, set(task["start"].tolist()), neighbourhood)
     draws = 400 * len(allowed)
-    seen = Counter(annealing._propose(chain, neighbourhood == "swap")[:2] for _ in range(draws))
+    seen = Counter(annealing.propose_swap(chain, neighbourhood == "swap")[:2] for _ in range(draws))
     assert set(seen) == allowed
     # Each count is binomial with mean 400; six standard deviations.
     assert all(abs(count - 400) < 6 * math.sqrt(400) for count in seen.values())
@@ -82,11 +82,11 @@ def test_neighbours_are_drawn_uniformly_from_the_papers_definition(neighbourhood
 @pytest.mark.parametrize("neighbourhood", ["v2", "v1", "swap"])
 def test_swaps_keep_the_chain_consistent(neighbourhood: str) -> None:
     task = problem(1)
-    chain = annealing._chain(task["ucb"], task["start"], axes_of(task, neighbourhood), 1)
+    chain = annealing.chain_of(task["ucb"], task["start"], axes_of(task, neighbourhood), 1)
     current = set(task["start"].tolist())
     for _ in range(500):
-        out, incoming, least = annealing._propose(chain, neighbourhood == "swap")
-        annealing._swap(chain, out, incoming)
+        out, incoming, least = annealing.propose_swap(chain, neighbourhood == "swap")
+        annealing.apply_swap(chain, out, incoming)
         current = (current - {out}) | {incoming}
         for x in range(len(chain.members)):
             assert (np.diff(chain.members[x]) > 0).all()

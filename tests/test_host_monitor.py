@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pausefl.config.experiment import parse_experiment
-from pausefl_process.host_monitor import HostMonitor, HostReport, _StealMeter
+from pausefl_process.host_monitor import HostMonitor, HostReport, StealMeter
 from pausefl_server.host_limits import ADVICE, Limits, advice
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -47,7 +47,7 @@ async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
         report = monitor.report(began_s, STALL_S / 2)
         assert STALL_S - TOLERANCE_S < report.loop_lag_s < STALL_S + TOLERANCE_S, "not answered yet"
         assert 0 < report.compute_share <= 0.5
-        await until(lambda: len(monitor._probes) > 0)
+        await until(lambda: len(monitor.probes) > 0)
         assert STALL_S - TOLERANCE_S < monitor.report(began_s, 0.0).loop_lag_s < STALL_S + TOLERANCE_S
         later_s = time.monotonic() + 1.0
         assert monitor.report(later_s, 0.0).loop_lag_s < TOLERANCE_S, "an older stall is not this window's"
@@ -57,8 +57,8 @@ async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
 async def test_a_free_event_loop_lags_little() -> None:
     with closing(HostMonitor()) as monitor, monitor.watching():
         began_s = time.monotonic()
-        await until(lambda: len(monitor._probes) >= 10)
-        reports = sorted(probe.loop_lag_s for probe in monitor._probes)
+        await until(lambda: len(monitor.probes) >= 10)
+        reports = sorted(probe.loop_lag_s for probe in monitor.probes)
         assert reports[5] < 0.02
         assert monitor.report(began_s, 0.0).timer_overshoot_s > 0
 
@@ -93,22 +93,22 @@ asyncio.run(main())
 async def test_nobody_is_probed_while_nobody_watches() -> None:
     with closing(HostMonitor()) as monitor:
         with monitor.watching():
-            await until(lambda: len(monitor._probes) > 0)
-        assert not monitor._wanted.is_set()
+            await until(lambda: len(monitor.probes) > 0)
+        await until(lambda: monitor.is_parked)
         assert monitor.report(time.monotonic() + 1.0, 0.0).loop_lag_s < TOLERANCE_S
 
 
 def test_steal_is_a_share_of_all_ticks_of_the_last_second(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu  100 0 50 800 0 0 0 50 7 0\ncpu0 ...\n")
-    meter = _StealMeter(stat)
+    meter = StealMeter(stat)
     assert meter.share(10.0) == 0.0
     stat.write_text("cpu  150 0 50 820 0 0 0 80 7 0\ncpu0 ...\n")
     assert meter.share(10.9) == 0.0, "not a second yet"
     assert meter.share(11.0) == 30 / 100
     stat.write_text("cpu  250 0 50 820 0 0 0 80 7 0\ncpu0 ...\n")
     assert meter.share(12.5) == 0.0
-    assert _StealMeter(tmp_path / "none").share(0.0) == 0.0
+    assert StealMeter(tmp_path / "none").share(0.0) == 0.0
 
 
 def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:

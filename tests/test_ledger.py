@@ -18,6 +18,7 @@ from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_s
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import BudgetError, LedgerError, WireError
 from pausefl_server.ledger import Release, check_ledger, check_release, rounds_left
+from rigs.connections import opened_connections
 
 BUDGET = Budget(10.0, 0.04)
 BYTES = memoryview(b"noised bytes")
@@ -77,10 +78,14 @@ def ledger(path: Path) -> Iterator[Ledger]:
     ledger.close()
 
 
-def test_the_disk_is_asked_to_keep_every_commit(ledger: Ledger) -> None:
-    pragmas = {name: ledger._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")}
+def test_the_disk_is_asked_to_keep_every_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = opened_connections(monkeypatch)
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    own = opened[-1]
+    pragmas = {name: own.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")}
     assert pragmas == {"synchronous": 2, "journal_mode": "wal"}  # 2 is FULL
-    assert ledger._db.execute("PRAGMA locking_mode").fetchone() == ("exclusive",)
+    assert own.execute("PRAGMA locking_mode").fetchone() == ("exclusive",)
+    ledger.close()
 
 
 def test_a_release_is_on_disk_when_record_returns(ledger: Ledger, path: Path, tmp_path: Path) -> None:
@@ -275,12 +280,16 @@ def test_whoever_looks_at_a_ledger_after_a_crash_does_no_harm(path: Path, tmp_pa
 
 
 @pytest.mark.parametrize("step", ["wal_checkpoint(PASSIVE)", "user_version = 0"])
-def test_a_crash_while_the_log_is_moved_loses_nothing(path: Path, tmp_path: Path, step: str) -> None:
+def test_a_crash_while_the_log_is_moved_loses_nothing(
+    path: Path, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = opened_connections(monkeypatch)
     ledger = Ledger(path, BUDGET, **HOLDER)
+    own = opened[-1]
     release(ledger, 1)
-    ledger._db.execute("PRAGMA user_version = 1")
+    own.execute("PRAGMA user_version = 1")
     if step == "user_version = 0":
-        ledger._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        own.execute("PRAGMA wal_checkpoint(PASSIVE)")
     crashed = copy(list(path.parent.iterdir()), tmp_path / "crashed")
     ledger.close()
     for _ in range(2):  # also when it was closed without another release

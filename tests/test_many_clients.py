@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.client_process import _trainer_pool
+from pausefl.runtime.client_process import trainer_pool
 
 CROWD = """
 [experiment]
@@ -98,6 +98,6 @@ def test_only_what_takes_no_time_is_done_on_the_event_loops_thread(
     experiment = parse_experiment(
         '[selection]\nm = 2\n[privacy]\nenabled = false\n[workload]\nmodel = "synthetic"\n', overrides
     )
-    with _trainer_pool(experiment) as pool:
+    with trainer_pool(experiment) as pool:
         here = threading.get_ident()
         assert (pool.submit(threading.get_ident).result() == here) is is_at_once

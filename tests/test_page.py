@@ -16,7 +16,7 @@ import pytest
 
 from pausefl.config.experiment import load_experiment
 from pausefl.runtime.fleet import Fleet
-from pausefl.runtime.server_process import _endpoints
+from pausefl.runtime.server_process import endpoints_of
 from pausefl_process.http_server import WebServer
 from pausefl_proto.budget import Budget
 from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, LivePage, frame
@@ -38,7 +38,13 @@ def record(t: int, names: list[str], **changes: Any) -> RoundRecord:
     """Everybody answers; number k takes k + 1 seconds, and who comes first in the alphabet has released most."""
     seen = tuple(
         Observation(
-            name, Timing(1.0 + k, train_s=0.5), 1.0 + k, 10, t, BUDGET.epsilon(t), BUDGET.spent(t + 1 - k / 1e3)
+            name,
+            Timing(1.0 + k, train_s=0.5),
+            1.0 + k,
+            10,
+            t,
+            BUDGET.epsilon(t),
+            BUDGET.spent(t) + (1 - k / 1e3) * BUDGET.epsilon(t + 1),
         )
         for k, name in enumerate(names)
     )
@@ -221,7 +227,7 @@ def test_readers_are_bounded_and_leave_their_seats(make_telemetry: MakeTelemetry
     ],
 )
 def test_the_page_is_there_by_itself_only_on_loopback(host: str, page: str, is_there: bool) -> None:
-    metrics = _endpoints(load_experiment("demo", [f"metrics.host={host}", f"metrics.page={page}"])).metrics
+    metrics = endpoints_of(load_experiment("demo", [f"metrics.host={host}", f"metrics.page={page}"])).metrics
     assert metrics is not None
     assert metrics.page is is_there
 

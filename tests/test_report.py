@@ -10,10 +10,11 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
-from pausefl.report.plots import draw_all
-from pausefl.report.reading import SCHEMA_VERSION, VIEWS, read_run
+from matplotlib.text import Text
 
 from pausefl.report import report_runs, write_report
+from pausefl.report.plots import draw_all
+from pausefl.report.reading import SCHEMA_VERSION, VIEWS, read_run
 from pausefl_proto.errors import ConfigError
 from pausefl_server import store
 from pausefl_server.host_limits import ADVICE, advice
@@ -163,7 +164,8 @@ def test_a_round_with_every_doubt_is_readable(reported: Path) -> None:
     figure.draw_without_rendering()
     axes = figure.axes[0]
     (warning,) = axes.texts
-    box, title = warning.get_window_extent(), axes._left_title.get_window_extent()
+    (heading,) = (text for text in axes.findobj(Text) if text.get_text() == axes.get_title(loc="left"))
+    box, title = warning.get_window_extent(), heading.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
     assert axes.get_window_extent().y1 <= box.y0 < box.y1 <= title.y0
     assert title.y1 <= figure.bbox.y1

@@ -22,6 +22,7 @@ from pausefl_proto.wire import Vector, digest
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
 from pausefl_server.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor
+from rigs.connections import opened_connections
 
 FINITE = st.floats(allow_nan=False)
 COUNTS = st.integers(0, 2**63 - 1)
@@ -104,7 +105,7 @@ def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 def observation(client_id: str, **changes: Any) -> Observation:
-    fields = {
+    fields: dict[str, Any] = {
         "timing": Timing(1.0),
         "latency_s": 1.0,
         "n_examples": 10,
@@ -218,11 +219,13 @@ def test_facts_about_a_run_are_kept() -> None:
         again.close()
 
 
-def test_what_is_committed_survives_a_crash_of_the_machine() -> None:
+def test_what_is_committed_survives_a_crash_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """WAL with synchronous = FULL (2): the log is synced at every commit. Only the store's own connection can tell."""
-    with fresh_store() as (store, path):
+    opened = opened_connections(monkeypatch)
+    with fresh_store() as (_, path):
+        own = opened[0]
         assert query(path, "PRAGMA journal_mode") == [("wal",)]
-        assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert own.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 @pytest.mark.parametrize("version", ["0", str(SCHEMA_VERSION + 1), "new", None])

@@ -56,12 +56,12 @@ class TorchTrainer:
         unflatten(self._model, theta)
         self._model.train()
         self._set_anchors()
-        losses = [self._step(batch) for batch in self._batches(rng)]
+        losses = [self._step(batch) for batch in self.batches(rng)]
         # Reading a value waits for a GPU.
         loss = float(torch.stack(losses).mean())
         return TrainingOutcome(flatten(self._model) - theta, loss)
 
-    def _batches(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+    def batches(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         """Row indices of each step: all examples in a new order every epoch, `max_steps` batches at most."""
         settings = self._settings
         per_epoch = -(-self.n_examples // settings.batch_size)

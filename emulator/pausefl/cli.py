@@ -21,7 +21,7 @@ _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exit status 0, 2 for bad input, 1 for a failed run, 130 when interrupted twice."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         options.command(options)
     except ConfigError as error:
@@ -40,12 +40,13 @@ def _fail(error: PauseflError, status: int) -> None:
     sys.exit(status)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of every subcommand; `command` in what it parses is the function that runs it."""
+    whole = argparse.ArgumentParser(
         "pausefl", description="Client selection in federated learning, on a real network."
     )
-    parser.add_argument("--version", action="version", version=f"pausefl {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--list", action="store_true", help="list the presets")
     _add_set(sub)
-    return parser
+    return whole
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:

@@ -37,7 +37,9 @@ class HostReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Probe:
+class HostProbe:
+    """What the monitor saw at one moment, `at_s` on its clock."""
+
     at_s: float
     loop_lag_s: float
     timer_overshoot_s: float
@@ -77,13 +79,15 @@ class HostMonitor:
         """Belongs to the running event loop."""
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._steal = _StealMeter(_PROC_STAT)
-        self._probes: deque[_Probe] = deque(maxlen=4096)
+        self._steal = StealMeter(_PROC_STAT)
+        self.probes: deque[HostProbe] = deque(maxlen=4096)
+        """The latest probes, the newest last."""
         self._due_s = _NEVER_S  # when the thread's sleep is to end
         self._woke_s = _NEVER_S  # since when the event loop has been due to answer
         self._watchers = 0
         self._unwatched_since_s = clock()
-        self._is_parked = False
+        self.is_parked = False
+        """Whether the thread sleeps until there is a watcher."""
         self._wanted = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="host-monitor", daemon=True)
@@ -93,7 +97,7 @@ class HostMonitor:
     def watching(self) -> Iterator[None]:
         """Probe at least until the end of the block."""
         self._watchers += 1
-        if self._is_parked:
+        if self.is_parked:
             self._wanted.set()
         try:
             yield
@@ -106,7 +110,7 @@ class HostMonitor:
         now_s = self._clock()
         # A stall just before the window has delayed what the window began with.
         from_s = since_s - _PROBE_EVERY_S
-        seen = [*takewhile(lambda probe: probe.at_s >= from_s, reversed(self._probes)), self._overdue(now_s)]
+        seen = [*takewhile(lambda probe: probe.at_s >= from_s, reversed(self.probes)), self._overdue(now_s)]
         return HostReport(
             loop_lag_s=max(probe.loop_lag_s for probe in seen),
             timer_overshoot_s=max(probe.timer_overshoot_s for probe in seen),
@@ -120,9 +124,9 @@ class HostMonitor:
         self._wanted.set()
         self._thread.join()
 
-    def _overdue(self, now_s: float) -> _Probe:
+    def _overdue(self, now_s: float) -> HostProbe:
         """What the probe under way tells already: a short exchange ends before it does."""
-        return _Probe(now_s, max(now_s - self._woke_s, 0.0), max(now_s - self._due_s, 0.0), 0.0)
+        return HostProbe(now_s, max(now_s - self._woke_s, 0.0), max(now_s - self._due_s, 0.0), 0.0)
 
     def _run(self) -> None:
         while not self._closed:
@@ -143,18 +147,18 @@ class HostMonitor:
 
     def _park(self) -> None:
         self._wanted.clear()
-        self._is_parked = True
+        self.is_parked = True
         # Whoever came since the last look saw no parked thread to wake.
         if not (self._watchers or self._closed):
             self._wanted.wait()
-        self._is_parked = False
+        self.is_parked = False
 
     def _note(self, woke_s: float, overshoot_s: float, steal_share: float) -> None:
         now_s, self._woke_s = self._clock(), _NEVER_S
-        self._probes.append(_Probe(now_s, now_s - woke_s, overshoot_s, steal_share))
+        self.probes.append(HostProbe(now_s, now_s - woke_s, overshoot_s, steal_share))
 
 
-class _StealMeter:
+class StealMeter:
     """The share of processor time stolen over about the last second, from /proc/stat (see proc(5))."""
 
     def __init__(self, stat: Path) -> None:

@@ -56,7 +56,7 @@ class Cooling:
         return lambda: clock() >= end_s
 
 
-class _Chain(NamedTuple):
+class Chain(NamedTuple):
     """The current set and what it takes to draw a neighbour. A axes, n free rows, m places for them."""
 
     rank: IntArray
@@ -93,7 +93,7 @@ def anneal_additive(
     """
     if len(start) == len(ucb):  # one set, no neighbours
         return np.sort(start), 0
-    chain = _chain(ucb, start, axes, seed)
+    chain = chain_of(ucb, start, axes, seed)
     counts = held + np.bincount(cluster[start], minlength=len(held))
     energy = np.full(2, ucb[start].min() + _additive_value(value, start, cluster, marginal, held))
     best = start.copy()
@@ -117,7 +117,7 @@ def anneal(
     """The same chain with any value of the set, in Python; the compiled one takes the same steps for the same seed."""
     if len(start) == len(ucb):
         return np.sort(start), 0
-    chain = _chain(ucb, start, axes, seed)
+    chain = chain_of(ucb, start, axes, seed)
     total = value.reset(start)
     energy = float(ucb[start].min()) + total
     best, best_energy = start.copy(), energy
@@ -125,11 +125,11 @@ def anneal(
     for j in range(1, cooling.steps + 1):
         if time_is_up():
             return np.sort(best), j - 1
-        out, incoming, least = _propose(chain, len(axes) == 0)
+        out, incoming, least = propose_swap(chain, len(axes) == 0)
         proposed = float(ucb[least]) + value.swapped(out, incoming)
         chance = _uniform(chain.random)
         if proposed >= energy or chance < math.exp((proposed - energy) * math.log1p(j) / cooling.scale):
-            _swap(chain, out, incoming)
+            apply_swap(chain, out, incoming)
             value.swap(out, incoming)
             energy = proposed
             if energy > best_energy:
@@ -137,7 +137,8 @@ def anneal(
     return np.sort(best), cooling.steps
 
 
-def _chain(ucb: FloatArray, start: IntArray, axes: tuple[FloatArray, ...], seed: int) -> _Chain:
+def chain_of(ucb: FloatArray, start: IntArray, axes: tuple[FloatArray, ...], seed: int) -> Chain:
+    """The chain at its start; ucb, start, axes and seed as in `anneal_additive`."""
     row_at = np.array([np.argsort(axis, kind="stable") for axis in axes or (ucb,)])
     rank = np.empty_like(row_at)
     np.put_along_axis(rank, row_at, np.arange(len(ucb))[None, :], axis=1)
@@ -146,7 +147,7 @@ def _chain(ucb: FloatArray, start: IntArray, axes: tuple[FloatArray, ...], seed:
     outside = np.flatnonzero(where == 0)
     where[outside] = np.arange(len(outside))
     members = np.sort(np.ascontiguousarray(rank[:, start]), axis=1)  # one memory layout, so that it compiles once
-    return _Chain(rank, row_at, members, outside, where, np.array([seed], np.uint64))
+    return Chain(rank, row_at, members, outside, where, np.array([seed], np.uint64))
 
 
 def warm_up() -> None:
@@ -184,7 +185,7 @@ def _below(random: npt.NDArray[np.uint64], n: int) -> int:
 
 
 @compiled
-def _propose(chain: _Chain, any_swap: bool) -> tuple[int, int, int]:
+def propose_swap(chain: Chain, any_swap: bool) -> tuple[int, int, int]:
     """A uniform neighbour of the current set, as (row out, row in, row of the least ucb afterwards)."""
     if any_swap:
         out = chain.row_at[0, chain.members[0, _below(chain.random, chain.members.shape[1])]]
@@ -201,7 +202,7 @@ def _propose(chain: _Chain, any_swap: bool) -> tuple[int, int, int]:
 
 
 @compiled
-def _tailored(chain: _Chain) -> tuple[int, int]:
+def _tailored(chain: Chain) -> tuple[int, int]:
     """A uniform draw from the union of the axes' active and passive neighbours.
 
     A swap that is a neighbour along several axes would be drawn that many times too often; it is kept with the inverse
@@ -231,7 +232,7 @@ def _tailored(chain: _Chain) -> tuple[int, int]:
 
 
 @compiled
-def _swap(chain: _Chain, out: int, incoming: int) -> None:
+def apply_swap(chain: Chain, out: int, incoming: int) -> None:
     """Make the neighbour the current set: O(m) moves along each axis."""
     n_axes, m = chain.members.shape
     for x in range(n_axes):
@@ -251,7 +252,7 @@ def _swap(chain: _Chain, out: int, incoming: int) -> None:
 
 @compiled
 def _anneal(
-    chain: _Chain,
+    chain: Chain,
     ucb: FloatArray,
     value: FloatArray,
     cluster: IntArray,
@@ -268,7 +269,7 @@ def _anneal(
     last = len(marginal) - 1
     total = energy[0] - ucb[chain.row_at[0, chain.members[0, 0]]]
     for j in range(done + 1, until + 1):
-        out, incoming, least = _propose(chain, any_swap)
+        out, incoming, least = propose_swap(chain, any_swap)
         left, joined = cluster[out], cluster[incoming]
         gain = value[incoming] - value[out]
         if left != joined:
@@ -276,7 +277,7 @@ def _anneal(
         proposed = ucb[least] + total + gain
         chance = _uniform(chain.random)
         if proposed >= energy[0] or chance < math.exp((proposed - energy[0]) * math.log1p(j) / scale):
-            _swap(chain, out, incoming)
+            apply_swap(chain, out, incoming)
             counts[left] -= 1
             counts[joined] += 1
             total += gain

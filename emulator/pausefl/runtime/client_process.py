@@ -101,7 +101,7 @@ async def take_part(
     trainers, sessions = make_trainers(experiment, client_ids), dict[str, ClientSession]()
     links = make_links(experiment.latency, experiment.links(), client_ids, experiment.experiment.seed)
     # Ledgers are closed last, when no trainer can write to them any more.
-    with ExitStack() as closing, _trainer_pool(experiment) as executor:
+    with ExitStack() as closing, trainer_pool(experiment) as executor:
         monitor = HostMonitor()
         closing.callback(monitor.close)
         size = trainers[client_ids[0]].manifest.size
@@ -286,7 +286,7 @@ class _AtOnce(Executor):
         return future
 
 
-def _trainer_pool(experiment: Experiment) -> Executor:
+def trainer_pool(experiment: Experiment) -> Executor:
     """Training, noise, the ledger and checking a great model have threads of their own, away from the event loop."""
     workload = experiment.workload
     is_idle = workload.model == "synthetic" and workload.train_s == 0 and not experiment.privacy.enabled

@@ -70,7 +70,7 @@ async def _serve(experiment: Experiment, run_dir: Path, progress: Progress) -> N
             policy,
             theta_0,
             evaluate,
-            _endpoints(experiment),
+            endpoints_of(experiment),
             run_dir,
             tell,
             oracle=_oracle(experiment, policy),
@@ -141,7 +141,7 @@ async def _evaluator(
         yield manifest, theta_0, evaluator.evaluate
 
 
-def _endpoints(experiment: Experiment) -> Endpoints:
+def endpoints_of(experiment: Experiment) -> Endpoints:
     server, m = experiment.server, experiment.metrics
     page = m.page == "on" or (m.page == "auto" and is_loopback(m.host))
     metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top, page, m.linger_s)
