@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-crash test-containers lint proto format clean up down logs images results wheelhouse
+.PHONY: demo test test-pythons test-crash test-containers lint proto format clean up down logs images results wheelhouse
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -12,6 +12,19 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/pytest -n 2 -m "not realtime"
 	$(BIN)/pytest -m realtime
+
+# The quick tests under every Python that is here, each in a virtual environment of its own (.venv-3.12, ...).
+PYTHONS ?= 3.11 3.12 3.13
+test-pythons:
+	@for version in $(PYTHONS); do \
+	  python=$$(for one in $$HOME/.pyenv/versions/$$version.*/bin/python3 python$$version; do \
+	    "$$one" -c 'import sqlite3' && echo "$$one"; done 2> /dev/null | tail -n 1); \
+	  if test -z "$$python"; then echo "Python $$version: skipped, not installed"; continue; fi; \
+	  echo "Python $$version: $$python"; \
+	  test -d .venv-$$version || "$$python" -m venv .venv-$$version || exit 1; \
+	  .venv-$$version/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]' || exit 1; \
+	  .venv-$$version/bin/pytest -q -n 2 -m "not realtime and not end_to_end" || exit 1; \
+	done
 
 # kill -9 of server and clients at 300 random instants; `make test` does twenty of them.
 test-crash: $(READY)
@@ -50,7 +63,7 @@ wheelhouse:
 	  $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
