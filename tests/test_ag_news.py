@@ -3,6 +3,7 @@
 import csv
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_models_for_numbers_and_texts_are_told_apart(dataset: str, model: str, t
 
 
 def test_what_is_no_word_does_not_matter() -> None:
-    model = build_model("fedts_agnews", (6,), 4, seed=1, has_tokens=True).eval()
+    model: Any = build_model("fedts_agnews", (6,), 4, seed=1, has_tokens=True).eval()
     tokens = torch.tensor([[5, 6, 7, 0, 0, 0], [9, 0, 0, 0, 0, 0]])
     with torch.no_grad():
         before = model(tokens)
@@ -126,7 +127,7 @@ def test_what_is_no_word_does_not_matter() -> None:
 
 def test_words_attend_to_each_other() -> None:
     """A model that only averaged its words would not see their order."""
-    model = build_model("fedts_agnews", (3,), 4, seed=1, has_tokens=True).eval()
+    model: Any = build_model("fedts_agnews", (3,), 4, seed=1, has_tokens=True).eval()
     with torch.no_grad():
         model.place.zero_()
         there, back = model(torch.tensor([[5, 6, 7]])), model(torch.tensor([[7, 6, 5]]))

@@ -1,5 +1,6 @@
 """Several policies side by side: what is computed from their runs, and what is written."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,10 +77,10 @@ def write_grouped_run(path: Path, policy: str, seed: int) -> Path:
     (path / "run.db").unlink()
     log = Store(path / "run.db")
     for number in range(1, 5):
-        joins = {1: ("original",), 2: ("relevant", "poisoned")}.get(number, ())
+        joins = {1: ["original"], 2: ["relevant", "poisoned"]}.get(number, [])
         events = tuple(Event("joined", client_id) for group in joins for client_id in GROUPS[group])
         log.save_evaluations(number, [Evaluation("test", True, 100, ACCURACIES[policy][number - 1], 1.0)])
-        chosen = ("original-000",) if number == 1 else ("relevant-000",)
+        chosen: tuple[str, ...] = ("original-000",) if number == 1 else ("relevant-000",)
         if number == 4 or (policy == "random" and number > 1):
             chosen = ("relevant-000", "poisoned-000")
         log.commit_round(RoundRecord(number, 1, chosen, None, (), events, 1.0, number, 1e-4, "digest"))
@@ -132,7 +133,10 @@ def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
     path = runs["pause"][0] / "summary.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "suspect_rounds": 3}))
     comparison = compare(runs)
-    assert comparison.rows[0].suspect_rounds == Spread(1.0, pytest.approx(3**0.5), 0, 3, 3)
+    spread = comparison.rows[0].suspect_rounds
+    assert spread is not None
+    assert spread.sd == pytest.approx(3**0.5)
+    assert dataclasses.replace(spread, sd=None) == Spread(1.0, None, 0, 3, 3)
     assert "3 of 24 rounds are suspect" in str(as_table(comparison).caption)
     assert "3 of 24 rounds are suspect" in write_comparison(comparison, tmp_path / "spoilt").read_text()
 

@@ -237,7 +237,7 @@ def test_certificates_about_to_end_are_said(compose_py: ModuleType, tmp_path: Pa
     folder = tmp_path / "certs"
     compose_py.make_certificates(folder)
     compose_py.check_certificates(folder)
-    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    key, certificate = str(folder / f"{name}.key"), str(folder / f"{name}.pem")
     sign = ["openssl", "req", "-x509", "-new", "-subj", "/CN=x", "-days", "1", "-key", key, "-out", certificate]
     subprocess.run(sign, check=True)
     soon = ["openssl", "x509", "-checkend", "86400", "-noout", "-in", certificate]
@@ -266,4 +266,4 @@ def shake_hands(folder: Path, server: str, client: str, name: str) -> str:
         except ssl.SSLWantReadError:
             continue
     certificate: Any = calls.getpeercert()
-    return next(value for part in certificate["subject"] for key, value in part if key == "commonName")
+    return next(str(value) for part in certificate["subject"] for key, value in part if key == "commonName")

@@ -176,7 +176,7 @@ def test_slow_rounds_leave_no_gaps(expr: str, period_s: int, always: bool, tmp_p
     if shutil.which("promtool") is None:
         pytest.skip("promtool (part of Prometheus) is not installed")
     least = 120 if always else 1
-    checks = [
+    checks: list[dict[str, Any]] = [
         {
             "expr": f"min(count_over_time(({expr})[2m:1s])) >= bool {least}",
             "exp_samples": [{"labels": "{}", "value": 1}],
@@ -247,7 +247,7 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     if shutil.which("prometheus") is None:
         pytest.skip("Prometheus is not installed")
     (tmp_path / "tiny.toml").write_text(EXPERIMENT, "utf-8")
-    run = [sys.executable, "-m", "pausefl", "run", tmp_path / "tiny.toml", "--run-dir", tmp_path / "run"]
+    run = [sys.executable, "-m", "pausefl", "run", str(tmp_path / "tiny.toml"), "--run-dir", str(tmp_path / "run")]
     with (
         (tmp_path / "run.log").open("wb") as log,
         subprocess.Popen(run, stdout=log, stderr=subprocess.STDOUT) as running,

@@ -11,6 +11,7 @@ from scipy import integrate, stats
 from pausefl.delays import Delay, FlooredNormal, NoDelay, known_means, published_halves
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
+from pausefl_server.clients import FloatArray
 
 LAWS = [
     FlooredNormal(0.9, 0.05, 0.05),
@@ -21,7 +22,7 @@ LAWS = [
 ]
 
 
-def draws(law: Delay, n: int = 200_000) -> np.ndarray:  # type: ignore[type-arg]
+def draws(law: Delay, n: int = 200_000) -> FloatArray:
     return law.sample(generator(1, "test"), n)
 
 

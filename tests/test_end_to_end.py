@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -48,7 +49,7 @@ def synthetic(folder: Path, rounds: int = 10, clients: int = 4, m: int = 2, trai
     return path
 
 
-def query(run_dir: Path, sql: str) -> list[tuple[object, ...]]:
+def query(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
     db = sqlite3.connect(f"file:{run_dir / 'run.db'}?mode=ro", uri=True)
     try:
         return db.execute(sql).fetchall()
@@ -105,9 +106,9 @@ def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
     )
     assert len(rows) == 36
     for round_trip_s, device_s, communication_s, drawn_s, propagation_s in rows:
-        assert 0 < device_s < round_trip_s  # type: ignore[operator]
-        assert communication_s >= drawn_s  # type: ignore[operator]
-        assert propagation_s > -0.001  # type: ignore[operator]
+        assert 0 < device_s < round_trip_s
+        assert communication_s >= drawn_s
+        assert propagation_s > -0.001
     assert {c for (c,) in query(tmp_path / "run", "SELECT DISTINCT client_id FROM selections")} == {
         f"client-{k:03}" for k in range(6)
     }
@@ -120,7 +121,7 @@ def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
 def test_both_ledgers_tell_the_same(tmp_path: Path) -> None:
     done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    mirrored = dict(query(tmp_path / "run", "SELECT client_id, max(epsilon_spent) FROM leakage GROUP BY 1"))  # type: ignore[arg-type]
+    mirrored = dict(query(tmp_path / "run", "SELECT client_id, max(epsilon_spent) FROM leakage GROUP BY 1"))
     assert len(mirrored) == 4
     for client_id, spent in mirrored.items():
         db = sqlite3.connect(tmp_path / f"run/ledgers/{client_id}.db")
@@ -234,9 +235,9 @@ def test_an_interrupted_run_is_resumed_to_the_same_selections(
     chosen = "SELECT round, chosen FROM rounds ORDER BY round"
     assert query(tmp_path / "run", chosen) == query(tmp_path / "whole", chosen)
     spent = "SELECT client_id, max(participation) FROM leakage GROUP BY 1"
-    ours, theirs = dict(query(tmp_path / "run", spent)), dict(query(tmp_path / "whole", spent))  # type: ignore[arg-type]
+    ours, theirs = dict(query(tmp_path / "run", spent)), dict(query(tmp_path / "whole", spent))
     # A release that was under way when everything died is charged, and never handed back.
-    assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)  # type: ignore[operator]
+    assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)
 
 
 def test_the_server_optimizer_goes_on_where_it_was(
@@ -244,8 +245,10 @@ def test_the_server_optimizer_goes_on_where_it_was(
 ) -> None:
     """Killed and resumed, the model is bit-equal to that of a run left alone: momentum and rule included."""
     config = synthetic(tmp_path, rounds=200)
-    arguments = ("--set", "selection.policy=random", "--set", "privacy.enabled=false", "--set", "selection.m=3")
-    arguments += ("--set", "aggregation.rule=median", "--set", "aggregation.optimizer.kind=fedyogi")
+    arguments = [
+        *("--set", "selection.policy=random", "--set", "privacy.enabled=false", "--set", "selection.m=3"),
+        *("--set", "aggregation.rule=median", "--set", "aggregation.optimizer.kind=fedyogi"),
+    ]
     process = background("run", config, *arguments, "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 20, "twenty rounds")
     os.killpg(process.pid, signal.SIGKILL)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from pausefl.evaluator.model import Evaluation, Evaluator, Split
+from pausefl.evaluator.model import Evaluator, Split
 from pausefl_client.datasets import load_dataset
 from pausefl_client.models import build_model, flatten
+from pausefl_server.records import Evaluation
 
 DIGITS = load_dataset("digits", seed=1)
 

@@ -143,8 +143,9 @@ async def test_both_sides_must_mean_the_same_workload() -> None:
 async def test_what_is_no_model_is_refused_and_the_next_is_judged(part: bytes) -> None:
     async with serving() as address, asking(address) as remote:
         async with grpc.aio.insecure_channel(address) as channel:
+            judge: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/pausefl.v1.Evaluator/Judge")
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await channel.stream_unary("/pausefl.v1.Evaluator/Judge")(iter([part]))
+                await judge(iter([part]))
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         with pytest.raises(EvaluatorLost, match="announces 8 bytes, the model has 12"):
             await remote.evaluate(np.zeros(2, np.float32), subset=True, patient=False)

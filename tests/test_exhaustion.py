@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pausefl.report.reading import CLIENTS
 
 from pausefl.config.experiment import parse_experiment
+from pausefl.report.reading import CLIENTS
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.runtime.run import made_run_dir
 from pausefl_client.ledger import Ledger, ReleaseKey

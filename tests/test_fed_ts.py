@@ -33,10 +33,10 @@ def vectors(n: int, seed: int) -> list[Vector]:
 def test_the_drift_is_equation_8_taken_literally(n: int, others: int, weight: float | None, seed: int) -> None:
     originals, newcomers = vectors(n, seed), vectors(others, seed + 1)
     epsilon = n if weight is None else weight
-    w_o = np.mean(np.float64(originals), axis=0)
+    w_o = np.mean(np.array(originals, np.float64), axis=0)
     expected = []
     for newcomer in newcomers:
-        w_oi = (np.sum(np.float64(originals), axis=0) + epsilon * np.float64(newcomer)) / (n + epsilon)
+        w_oi = (np.sum(np.array(originals, np.float64), axis=0) + epsilon * np.float64(newcomer)) / (n + epsilon)
         expected.append(float(((w_oi - w_o) ** 2).sum()))
     assert path_drifts(originals, newcomers, weight) == pytest.approx(expected, rel=1e-5)
 

@@ -332,7 +332,7 @@ def metrics() -> Iterator[int]:
 
 
 def is_alive(port: int, pod: dict[str, str]) -> bool:
-    probe = ["bash", KUBERNETES / "base/alive.sh", str(port)]
+    probe = ["bash", str(KUBERNETES / "base/alive.sh"), str(port)]
     return subprocess.run(probe, env=pod, capture_output=True, check=False).returncode == 0
 
 

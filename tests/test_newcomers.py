@@ -158,10 +158,15 @@ def test_draws_are_the_same_for_every_policy_and_length() -> None:
 
 def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
     """Two-means judges by who else was chosen, which no fixed chance of success shows; the guard asks the originals."""
-    laws = {"original": LogNormal(1.0, 0.1), "relevant": LogNormal(5.0, 0.5), "harmful": LogNormal(5.0, 0.5)}
+    laws: dict[str, DriftLaw] = {
+        "original": LogNormal(1.0, 0.1),
+        "relevant": LogNormal(5.0, 0.5),
+        "harmful": LogNormal(5.0, 0.5),
+    }
     newcomers = slice(6, 12)
-    for guard, least, most in (("none", 0.35, 0.65), ("leave-one-out", 0.0, 0.0)):
-        result = play(FedTs(3, newcomer_share=1.0, guard=guard), 200, **laws)
+    for guarded, least, most in ((False, 0.35, 0.65), (True, 0.0, 0.0)):
+        policy = FedTs(3, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
+        result = play(policy, 200, seed=1, **laws)
         successes = result.state.successes[newcomers].sum() / (6 * 196)
         assert least <= successes <= most
         assert (result.regret == 0).all()
@@ -174,8 +179,9 @@ def test_an_original_that_is_alone_lets_nobody_be_judged() -> None:
     there[: JOIN - 1, 6:] = False
     there[JOIN - 1 :, 1:6] = False
     setting = DriftSetting({i: laws[i.split("-")[0]] for i in IDS}, Presence(IDS, there), 1)
-    for guard, judged in (("none", 6 * 46), ("leave-one-out", 0)):
-        state = simulate_newcomers(FedTs(2, newcomer_share=1.0, guard=guard), setting, 50).state
+    for guarded, judged in ((False, 6 * 46), (True, 0)):
+        policy = FedTs(2, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
+        state = simulate_newcomers(policy, setting, 50).state
         assert state.successes.sum() + state.failures.sum() == judged
 
 
@@ -328,8 +334,8 @@ def test_pause_is_simulated_with_those_who_are_there() -> None:
     experiment = parse_experiment(CONFIG.replace('"fed-ts"', '"pause"') + delay)
     setting = setting_of(experiment, 60)
     assert not is_compiled(Pause(3), setting)
-    seen: list[set[str]] = []
-    result = simulate(Pause(3), setting, 60, watch=lambda selection: seen.append(set(selection.rows.tolist())))
+    seen: list[set[int]] = []
+    result = simulate(Pause(3), setting, 60, watch=lambda selection: seen.append(set(map(int, selection.rows))))
     assert result.client_ids == tuple(sorted(experiment.client_ids))
     assert all(row < 6 for rows in seen[:3] for row in rows)
     assert any(row >= 6 for rows in seen[3:5] for row in rows)

@@ -124,8 +124,10 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
 
 @pytest.mark.end_to_end
 def test_clients_that_were_not_chosen_have_a_baseline(tmp_path: Path) -> None:
-    overrides = ("clients.count=4", "selection.m=1", "experiment.rounds=12", "workload.model=synthetic")
-    overrides += ("latency.time_scale=0.2", "server.pings_per_s=50.0")
+    overrides = [
+        *("clients.count=4", "selection.m=1", "experiment.rounds=12", "workload.model=synthetic"),
+        *("latency.time_scale=0.2", "server.pings_per_s=50.0"),
+    ]
     sets = [word for override in overrides for word in ("--set", override)]
     command = (sys.executable, "-m", "pausefl", "run", "demo", "--run-dir", str(tmp_path / "run"), *sets)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

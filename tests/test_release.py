@@ -169,8 +169,8 @@ def test_a_ledger_that_outlives_a_run_goes_on_counting(tmp_path: Path) -> None:
 
 
 def test_reproducible_noise_repeats_and_is_another_schedule() -> None:
-    updates = [MECHANISM.privatise(THETA, 1.0, generator(1, "noise", "a", 1, 1)) for _ in range(2)]
-    assert np.array_equal(*updates)
+    first, again = (MECHANISM.privatise(THETA, 1.0, generator(1, "noise", "a", 1, 1)) for _ in range(2))
+    assert np.array_equal(first, again)
     assert schedule_key(BUDGET, MECHANISM, "reproducible") != SCHEDULE
 
 

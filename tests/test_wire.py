@@ -109,7 +109,7 @@ def test_one_flipped_bit_is_found(data: st.DataObject) -> None:
     bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
     damaged[bit // 8] ^= 1 << bit % 8
     with pytest.raises(WireError, match="checksum"):
-        assemble(header, [damaged], vector.size)
+        assemble(header, [bytes(damaged)], vector.size)
 
 
 def test_a_wrong_checksum_is_refused() -> None:

@@ -92,7 +92,8 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
             keep=keep,
         )
     )
-    await asyncio.wait([run.task, run.port], return_when=asyncio.FIRST_COMPLETED)
+    started: list[asyncio.Future[Any]] = [run.task, run.port]
+    await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
     if not run.port.done():
         await run.task  # which says why it does not listen
     try:
@@ -181,7 +182,10 @@ def hello(client_id: str = "raw", size: int = SIZE) -> bytes:
 
 
 async def answer_of(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> pb.ServerMessage:
-    return pb.ServerMessage.FromString(unpack(await asyncio.wait_for(call.read(), 20))[0])
+    async with asyncio.timeout(20):
+        data = await call.read()
+    assert isinstance(data, bytes)
+    return pb.ServerMessage.FromString(unpack(data)[0])
 
 
 def errors_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

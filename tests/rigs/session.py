@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -58,6 +58,7 @@ class FakeTrainer:
     """Answers with a vector nobody could guess; training takes `train_s` on the clock and waits for `gate`."""
 
     n_examples = 42
+    label_counts: ClassVar[dict[str, float]] = {}
 
     def __init__(self, clock: Clock, size: int = 6, train_s: float = 0.0) -> None:
         self.manifest = Manifest((Tensor("w", (size,)),))

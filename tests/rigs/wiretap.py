@@ -50,7 +50,7 @@ class Wiretap:
         self.upstream = ""
         self._passed = threading.Condition()
         self._count = 0
-        join = grpc.stream_stream_rpc_method_handler(self._join)
+        join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
         self._threads = ThreadPoolExecutor(32)
         self._server = grpc.server(self._threads, options=_OPTIONS)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Join": join}),))
@@ -89,7 +89,8 @@ class Wiretap:
                     yield data
 
         with grpc.insecure_channel(self.upstream, options=_OPTIONS) as channel:
-            call = channel.stream_stream(f"/{SERVICE}/Join")(up())
+            relay: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")
+            call = relay(up())
             context.add_callback(call.cancel)
             try:
                 for data in call:
