@@ -110,3 +110,59 @@ async def test_tellers_waiting_for_room_are_freed_when_the_actor_is_cancelled() 
     results = await asyncio.gather(*tellers, return_exceptions=True)
     assert all(isinstance(r, ActorStopped) for r in results)
     assert actor.events == ["start", "stop"]
+
+
+class Planner(Recorder):
+    """An actor with a plan of its own: it handles messages when the plan says so."""
+
+    async def work(self) -> None:
+        self.events.append(f"first {await self.pump(20)}, seen {self.seen}")
+        await self.drain()
+        self.events.append(f"drained, seen {self.seen}")
+        self.events.append(f"late {await self.pump(0.01)}")
+        self.stop()
+        self.events.append(f"stopped {await self.pump()}")
+
+
+async def test_an_actor_pumps_one_message_drains_the_rest_and_waits_no_longer_than_its_timeout() -> None:
+    actor = Planner()
+    for i in range(3):
+        actor.offer(i)
+    await asyncio.wait_for(actor.run(), 20)
+    assert actor.events == [
+        "start",
+        "first True, seen [0]",
+        "drained, seen [0, 1, 2]",
+        "late False",
+        "stopped False",
+        "stop",
+    ]
+
+
+async def test_a_drain_handles_nothing_more_once_the_actor_is_stopped() -> None:
+    class Quitter(Recorder):
+        async def work(self) -> None:
+            await self.drain()
+
+        async def receive(self, message: Any) -> Any:
+            await super().receive(message)
+            self.stop()
+
+    actor = Quitter()
+    for i in range(3):
+        actor.offer(i)
+    await asyncio.wait_for(actor.run(), 20)
+    assert actor.seen == [0]
+
+
+async def test_an_ask_that_is_left_when_the_work_is_done_is_refused() -> None:
+    class Idler(Recorder):
+        async def work(self) -> None:
+            await asyncio.sleep(0)
+
+    actor = Idler()
+    asked = asyncio.ensure_future(actor.ask("too late"))
+    await asyncio.sleep(0)
+    await actor.run()
+    with pytest.raises(ActorStopped):
+        await asked

@@ -16,7 +16,7 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import digest, pack_job
 from pausefl_server.client_actor import ClientActor
-from pausefl_server.messages import Dispatch, Pinged, Probe
+from pausefl_server.messages import Dispatch, Pinged, SendPing
 from pausefl_server.pings import PingRota
 from pausefl_server.records import Observation, RoundRecord
 
@@ -102,18 +102,18 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
         group.create_task(listener.run())
         group.create_task(actor.run())
         listening = group.create_task(actor.listen())
-        await actor.tell(Probe())
+        await actor.tell(SendPing())
         nonce = (await stream.heard()).ping.nonce
         now_s = 0.25
         stream.answer(nonce + 1)  # an answer to nothing that was asked
         stream.answer(nonce)
-        await actor.tell(Probe())
+        await actor.tell(SendPing())
         nonce = (await stream.heard()).ping.nonce
         theta = np.zeros(1, np.float32)
         await actor.tell(Dispatch(1, 1, pack_job(1, 1, theta, digest(theta)), 0.0, now_s))
         assert (await stream.heard()).WhichOneof("kind") == "job"
         stream.answer(nonce)
-        await actor.tell(Probe())  # at work: not sent
+        await actor.tell(SendPing())  # at work: not sent
         stream.from_client.put_nowait(None)
         await listening
         assert stream.to_client.empty()

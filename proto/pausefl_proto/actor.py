@@ -1,7 +1,11 @@
-"""Actors on asyncio: private state, a bounded mailbox, `tell` and `ask`, and nobody left waiting for a dead one.
+"""Actors on asyncio: private state, a bounded mailbox, `tell` and `ask`; no caller waits for an actor that has ended.
 
 An actor is run by a supervisor, an `asyncio.TaskGroup`: `group.create_task(actor.run())`. A failing actor takes its
 group down; callers blocked in `tell` or `ask` get `ActorStopped` whichever way the actor ends.
+
+The mailbox is a deque and two kinds of futures, not an `asyncio.Queue`: `stop` has to wake both the waiting actor and
+every waiting sender (`Queue.shutdown` needs Python 3.13), and `pump` waits with a timeout on the one future it made,
+where `asyncio.wait_for(queue.get())` would start a timeout context for each message of a round.
 """
 
 import asyncio
@@ -27,7 +31,7 @@ class Actor(ABC, Generic[Message]):
         self._capacity = capacity
         self._mailbox: deque[tuple[Message, asyncio.Future[Any] | None]] = deque()
         self._idle: asyncio.Future[None] | None = None  # the actor's own wait for a message
-        self._crowd: deque[asyncio.Future[None]] = deque()  # tellers waiting for room
+        self._waiting_senders: deque[asyncio.Future[None]] = deque()  # until the mailbox has room
 
     async def tell(self, message: Message) -> None:
         """Hand over a message; waits while the mailbox is full, raises ActorStopped if the actor has ended."""
@@ -48,22 +52,38 @@ class Actor(ABC, Generic[Message]):
         return await reply
 
     def stop(self) -> None:
-        """End the actor after the message at hand; whoever still waits gets ActorStopped."""
+        """End the actor after the message at hand; callers that still wait get ActorStopped."""
         self.stopped = True
         _wake(self._idle)
-        for teller in self._crowd:
-            _wake(teller)
+        for sender in self._waiting_senders:
+            _wake(sender)
 
     async def run(self) -> None:
-        """Take messages until stopped."""
+        """Start, work until the work is done or the actor is stopped, and refuse the messages that are left."""
         try:
             await self.on_start()
-            while await self._wait_for_message():
-                await self._handle(*self._take())
+            await self.work()
         finally:
             self.stop()
             self._refuse_the_rest()
             await self.on_stop()
+
+    async def work(self) -> None:
+        """Handle messages until stopped. An actor with a plan of its own overrides this and calls `pump` in between."""
+        while await self.pump():
+            pass
+
+    async def pump(self, timeout_s: float | None = None) -> bool:
+        """Wait for a message and handle it; False when none came within `timeout_s` or the actor was stopped."""
+        if not await self._wait_for_message(timeout_s):
+            return False
+        await self._handle(*self._take())
+        return True
+
+    async def drain(self) -> None:
+        """Handle the messages that are in the mailbox, without waiting for more."""
+        while self._mailbox and not self.stopped:
+            await self._handle(*self._take())
 
     async def on_start(self) -> None:
         """Called once before the first message."""
@@ -107,15 +127,15 @@ class Actor(ABC, Generic[Message]):
 
     def _take(self) -> tuple[Message, asyncio.Future[Any] | None]:
         envelope = self._mailbox.popleft()
-        while self._crowd and len(self._mailbox) < self._capacity:
-            if _wake(self._crowd.popleft()):
+        while self._waiting_senders and len(self._mailbox) < self._capacity:
+            if _wake(self._waiting_senders.popleft()):
                 break
         return envelope
 
     async def _put(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
         while len(self._mailbox) >= self._capacity and not self.stopped:
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._crowd.append(room)
+            self._waiting_senders.append(room)
             await room
         if self.stopped:
             raise ActorStopped(f"{self.name} has stopped")

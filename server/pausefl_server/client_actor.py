@@ -14,7 +14,7 @@ from pausefl_proto.errors import WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, unpack
 from pausefl_server.ledger import Release
-from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Pinged, Probe, Refusal, Update
+from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Pinged, Refusal, SendPing, Update
 from pausefl_server.records import Timing
 
 # Checking one frame's worth takes some 30 µs, handing it to a thread and back 100 µs.
@@ -46,7 +46,7 @@ class _Exchange:
     frames: Assembler | None = None
 
 
-class ClientActor(Actor[Dispatch | Acknowledge | Probe | Dismiss]):
+class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss]):
     """Writes what the coordinator tells it (`run`) and reads what the client answers (`listen`)."""
 
     def __init__(
@@ -66,7 +66,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | Probe | Dismiss]):
         self._exchange: _Exchange | None = None
         self._ping = 0, 0.0  # the last one's nonce, and when it was sent
 
-    async def receive(self, message: Dispatch | Acknowledge | Probe | Dismiss) -> None:
+    async def receive(self, message: Dispatch | Acknowledge | SendPing | Dismiss) -> None:
         """Write what the coordinator wants said."""
         match message:
             case Dispatch():
@@ -76,7 +76,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | Probe | Dismiss]):
             case Acknowledge(round_, attempt):
                 ack = pb.Ack(round=round_, attempt=attempt)
                 await self._stream.write(pb.ServerMessage(ack=ack).SerializeToString())
-            case Probe() if self._exchange is None:
+            case SendPing() if self._exchange is None:
                 nonce = self._ping[0] + 1
                 self._ping = nonce, self._clock()
                 await self._stream.write(pb.ServerMessage(ping=pb.Ping(nonce=nonce)).SerializeToString())

@@ -18,7 +18,6 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector, digest, pack_job
 from pausefl_server.admission import check_hello, joined
 from pausefl_server.budget_exhaustion import budgets_end, too_few_left, used_up
-from pausefl_server.client_actor import ClientActor
 from pausefl_server.clients import FloatArray
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.ledger import check_release, is_plausible
@@ -27,10 +26,11 @@ from pausefl_server.messages import (
     Dismiss,
     Dispatch,
     Lost,
+    Peer,
     Pinged,
-    Probe,
     Refusal,
     Register,
+    SendPing,
     Shutdown,
     Update,
 )
@@ -86,7 +86,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._oracle = oracle
         self._monitor = monitor
         self._clock = clock
-        self._peers: dict[str, ClientActor] = {}
+        self._peers: dict[str, Peer] = {}
         self._events = late_events
         self._digest = digest(theta)
         self._flight: Flight | None = None  # the round that is under way
@@ -100,17 +100,13 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._selection_s = float("inf")  # how long the last selection took
         self._minimum = settings.minimum_clients  # how many the first round waits for
 
-    async def run(self) -> None:
-        """Play the rounds that are left, then dismiss everybody. PauseflError when no round could begin."""
-        try:
-            # Compiling takes seconds the first time on a machine; nobody waits for it in a round.
-            await asyncio.gather(self._gather_clients(), asyncio.to_thread(self.state.policy.warm_up))
-            with self._monitor.watching():
-                await self._play_all()
-            await self._finish()
-        finally:
-            self.stop()
-            self._refuse_the_rest()
+    async def work(self) -> None:
+        """Play the rounds that are left, then dismiss all clients. PauseflError when no round could begin."""
+        # Compiling takes seconds the first time on a machine; no round waits for it.
+        await asyncio.gather(self._gather_clients(), asyncio.to_thread(self.state.policy.warm_up))
+        with self._monitor.watching():
+            await self._play_all()
+        await self._finish()
 
     async def receive(self, message: Register | Lost | Update | Pinged | Refusal | Shutdown) -> pb.Welcome | None:
         """Take in what actors say while a round is under way."""
@@ -236,7 +232,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             self._offer(client_id, job)
         return flight
 
-    def _offer(self, client_id: str, message: Dispatch | Acknowledge | Probe | Dismiss) -> None:
+    def _offer(self, client_id: str, message: Dispatch | Acknowledge | SendPing | Dismiss) -> None:
         """Say it to a client that is there; one whose stream takes nothing any more must hold nobody up."""
         if (peer := self._peers.get(client_id)) is not None:
             peer.offer(message)
@@ -255,15 +251,14 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._report(record)
         await self._evaluate(record.round)
         for client_id in self._rota.due(self._clock(), busy):
-            self._offer(client_id, Probe())
+            self._offer(client_id, SendPing())
 
     async def _collect(self, flight: Flight) -> None:
         """Take messages until everybody due has answered, is overdue, or the run is to end."""
         while flight.due and not self.stopped_because:
             patience_s = min(flight.due.values()) - self._clock()
-            if patience_s > 0 and await self._wait_for_message(patience_s):
-                while self._mailbox:
-                    await self._handle(*self._take())
+            if patience_s > 0 and await self.pump(patience_s):
+                await self.drain()
             else:
                 late = flight.give_up(self._clock())
                 self._events += [Event("missed", client_id, "gave no answer in time") for client_id in late]
@@ -354,8 +349,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             left_s = until_s - self._clock()
             if left_s <= 0:
                 return False
-            if await self._wait_for_message(left_s):
-                await self._handle(*self._take())
+            await self.pump(left_s)
         return True
 
     async def _register(self, message: Register) -> pb.Welcome:
@@ -365,7 +359,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         except WireError as error:
             self._count_rejected(f"client {client_id!r} was refused: {error}")
             raise
-        self._peers[client_id] = message.actor
+        self._peers[client_id] = message.peer
         self._rota.join(client_id)
         self._events.append(joined(hello))
         self._telemetry.arrived(len(self._peers))
@@ -380,8 +374,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:
-        client_id = message.actor.client_id
-        if self._peers.get(client_id) is not message.actor:
+        client_id = message.peer.client_id
+        if self._peers.get(client_id) is not message.peer:
             return
         del self._peers[client_id]
         self._rota.leave(client_id)

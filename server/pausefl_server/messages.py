@@ -1,17 +1,14 @@
-"""What the server's actors say to each other."""
+"""The messages that the server's actors send each other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector
 from pausefl_server.ledger import Release
 from pausefl_server.records import Timing
-
-if TYPE_CHECKING:
-    from pausefl_server.client_actor import ClientActor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +33,8 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """To a client actor: ping it, if it is idle."""
+class SendPing:
+    """To a client actor: ping the client, if it is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +45,30 @@ class Dismiss:
     final: bool = True
 
 
+class Peer(Protocol):
+    """A connected client as the coordinator sees it: its id, and a mailbox that never blocks."""
+
+    @property
+    def client_id(self) -> str:
+        """The id the client said hello with."""
+
+    def offer(self, message: Dispatch | Acknowledge | SendPing | Dismiss, /) -> bool:
+        """Hand over a message; False when the actor has stopped or its mailbox is full."""
+
+
 @dataclass(frozen=True, slots=True)
 class Register:
     """To the coordinator (ask): a client said hello. Answered with a Welcome, or WireError says why not."""
 
     hello: pb.Hello
-    actor: "ClientActor"
+    peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
     """To the coordinator: this client's stream has ended."""
 
-    actor: "ClientActor"
+    peer: Peer
     reason: str
 
 

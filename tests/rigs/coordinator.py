@@ -195,13 +195,13 @@ class CoordinatorRig:
                 getattr(hello, name).CopyFrom(value)
             else:
                 setattr(hello, name, value)
-        welcome: pb.Welcome = await self.coordinator.ask(Register(hello, peer))  # type: ignore[arg-type]
+        welcome: pb.Welcome = await self.coordinator.ask(Register(hello, peer))
         self.peers.append(peer)
         return welcome
 
     async def lose(self, peer: FakePeer, reason: str = "its connection broke") -> None:
         peer.stop()
-        await self.coordinator.tell(Lost(peer, reason))  # type: ignore[arg-type]
+        await self.coordinator.tell(Lost(peer, reason))
 
     async def played(self) -> "CoordinatorRig":
         """Wait until the run is over, and for the goodbyes."""
