@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pausefl_process.events import RoundCommitted, WaitingForClients
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.aggregation import Aggregation
@@ -263,8 +264,8 @@ async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
         for c in "ab":
             await r.join(c)
         await r.played()
-    waiting = [e["connected"] for e in r.shown if e["kind"] == "waiting"]
+    waiting = [e.connected for e in r.shown_of(WaitingForClients)]
     assert waiting == [0, 1, 2]
-    (shown,) = [e for e in r.shown if e["kind"] == "round"]
-    assert (shown["round"], shown["rounds"], shown["chosen"], shown["connected"]) == (1, 1, ["a", "b"], 2)
-    assert shown["max_epsilon_spent"] == BUDGET.spent(1)
+    (shown,) = r.shown_of(RoundCommitted)
+    assert (shown.round, shown.rounds, shown.chosen, shown.connected) == (1, 1, ("a", "b"), 2)
+    assert shown.max_epsilon_spent == BUDGET.spent(1)

@@ -30,7 +30,7 @@ from pausefl_proto.v1 import evaluation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Tensor, Vector
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
-from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
 from pausefl_server.store import Store, StoreActor
 from rigs.authority import Authority
@@ -198,9 +198,7 @@ async def test_only_the_patient_wait_for_an_evaluator_that_is_lost() -> None:
             assert len(await remote.evaluate(theta, subset=True, patient=False)) == 2
 
 
-async def test_a_round_without_its_judgement_is_said_once(
-    tmp_path: Path, make_telemetry: Callable[..., Telemetry]
-) -> None:
+async def test_a_round_without_its_evaluation_is_reported_once(tmp_path: Path) -> None:
     is_there, told = True, list[str]()
 
     async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
@@ -208,13 +206,13 @@ async def test_a_round_without_its_judgement_is_said_once(
             raise EvaluatorLost("nobody answers")
         return (Evaluation("validation", subset, 1, float(theta[0]), 0.0),)
 
-    def progress(event: Any) -> None:
-        if event["kind"] == "event":
-            told.append(event["message"])
+    class Listener(RunObserver):
+        def noticed(self, message: str) -> None:
+            told.append(message)
 
     store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
     keeper = StoreActor(store, checkpoint)
-    evaluator = EvaluatorActor(evaluate, keeper, make_telemetry(None), progress)
+    evaluator = EvaluatorActor(evaluate, keeper, Listener())
     async with asyncio.TaskGroup() as group:
         for actor in (keeper, evaluator):
             group.create_task(actor.run())
@@ -350,21 +348,21 @@ def test_a_run_outlives_its_evaluator(start: Callable[..., Process], tmp_path: P
     """The server is there first; the evaluator comes, is killed by kill -9, and comes again. All with mutual TLS."""
     port = free_port()
     server = start("server", "--run-dir", "run", "--set", f"evaluation.address=localhost:{port}")
-    server.event("event", f"waiting up to 60 s for the evaluator at localhost:{port}")
+    server.event("notice", f"waiting up to 60 s for the evaluator at localhost:{port}")
     evaluator = start("evaluator", "--set", f"evaluation.port={port}")
     address = f"127.0.0.1:{server.event('ready')['port']}"
     client = start("client", "--server", address, "--client-id", "client-000")
     assert server.event("evaluation")["accuracy"] >= 0
     os.kill(evaluator.process.pid, signal.SIGKILL)
-    server.event("event", "accuracy is missing until the evaluator is back")
+    server.event("notice", "accuracy is missing until the evaluator is back")
     lost_after = server.event("round")["round"]
     while server.event("round")["round"] < lost_after + 50:
         pass
     again = start("evaluator", "--set", f"evaluation.port={port}")
-    server.event("event", "the evaluator is back")
+    server.event("notice", "the evaluator is back")
     os.kill(server.process.pid, signal.SIGTERM)
     *last, ended = server.left()
-    assert not [event for event in last if event["kind"] == "event"]
+    assert not [event for event in last if event["kind"] == "notice"]
     assert ended == {"kind": "ended", "torch": False}
     assert server.process.wait(60) == 0
     assert client.process.wait(60) == 0

@@ -96,9 +96,9 @@ def play(telemetry: Telemetry, *, private: bool = True) -> None:
     tell = telemetry.round_committed
     replay(All(2), 1, records(private=private), lambda record, state: tell(record, state, budgets_end=40))
     for connected in (1, 2, 3):
-        telemetry.arrived(connected)
-    telemetry.departed(2)
-    telemetry.rejected()
+        telemetry.arrived("a", connected, 0)
+    telemetry.departed("a", "closed its stream", 2, 0)
+    telemetry.rejected("client a was refused")
     telemetry.pinged(1, 0.002)
     telemetry.evaluated(2, Evaluation("test", subset=False, n_examples=100, accuracy=0.75, loss=1.0))
 
@@ -312,7 +312,7 @@ def test_when_a_run_is_over_nobody_is_expected_any_more(make_telemetry: MakeTele
 
 def test_two_servers_in_one_process_do_not_share_their_metrics(make_telemetry: MakeTelemetry) -> None:
     one, other = make_telemetry(private()), make_telemetry(private())
-    one.rejected()
+    one.rejected("client a was refused")
     assert registry_of(other).get_sample_value("pausefl_rejected_updates_total") == 0
 
 

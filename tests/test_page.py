@@ -17,6 +17,7 @@ import pytest
 from pausefl.config.experiment import load_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl.runtime.server_process import endpoints_of
+from pausefl_process.events import MetricsServed, ProgressEvent
 from pausefl_process.http_server import WebServer
 from pausefl_proto.budget import Budget
 from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, LivePage, frame
@@ -85,7 +86,7 @@ def next_frame(stream: http.client.HTTPResponse) -> dict[str, Any] | None:
 def test_a_frame_before_round_1_says_who_is_awaited(make_telemetry: MakeTelemetry) -> None:
     telemetry = make_telemetry(PRIVATE, info=INFO, minimum_clients=30)
     for connected in (1, 2, 3):
-        telemetry.arrived(connected)
+        telemetry.arrived("a", connected, 0)
     shown = frame(telemetry.now, telemetry.settings)
     assert (shown["status"], shown["connected"], shown["minimum"]) == ("waiting for clients", 3, 30)
     assert (shown["round"], shown["rounds"], shown["last"]) == (0, 10, None)
@@ -360,9 +361,10 @@ class Visitor:
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
 
-    def show(self, event: Mapping[str, Any]) -> None:
-        if event["kind"] == "metrics":
-            self._browser.open(event["page"])
+    def show(self, event: ProgressEvent) -> None:
+        if isinstance(event, MetricsServed):
+            assert event.page is not None
+            self._browser.open(event.page)
             self._browser.wait_for("document.querySelector('#state').textContent === 'waiting for clients: 0 of 4'")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
+from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_proto.errors import ConfigError
 
 CONFIG = """
@@ -38,8 +38,8 @@ class Scraper:
         self.groups: dict[str, Any] = {}
         self.pages: dict[str, list[str]] = {}
 
-    def show(self, event: Mapping[str, Any]) -> None:
-        if event["kind"] != "round" or self.pages:
+    def show(self, event: ProgressEvent) -> None:
+        if not isinstance(event, RoundCommitted) or self.pages:
             return
         groups = {group["labels"]["job"]: group for group in json.loads(self._file.read_text())}
         if sum(len(group["targets"]) for group in groups.values()) == 3:

@@ -6,21 +6,32 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pausefl.runtime.terminal import PlainView, Progress, TerminalView, fold, make_view
+from pausefl.runtime.terminal import PlainView, RunProgress, TerminalView, fold, make_view
+from pausefl_process.events import (
+    Done,
+    Finished,
+    Interrupted,
+    MetricsServed,
+    ModelEvaluated,
+    Notice,
+    RoundCommitted,
+    WaitingForClients,
+)
 from rigs.clock import Clock
 
 
-def round_event(number: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "kind": "round", "round": number, "rounds": 100, "chosen": ["[red]c", "d"], "round_latency_s": 0.25,
+def round_event(number: int, **changes: Any) -> RoundCommitted:
+    fields: dict[str, Any] = {
+        "round": number, "rounds": 100, "chosen": ("[red]c", "d"), "round_latency_s": 0.25,
         "total_latency_s": 0.25 * number, "max_epsilon_spent": 1.5, "epsilon_budget": 40.0,
         "privacy_unit": "coordinate", "connected": 30, "rejected": 2, "wall_clock_s": 2.0 * number,
-        "selection_s": 0.0004, "suspect_rounds": 0,
-    } | changes  # fmt: skip
+        "selection_s": 0.0004, "suspect": (), "suspect_rounds": 0, "budgets_end_after_round": None,
+    }  # fmt: skip
+    return RoundCommitted(**(fields | changes))
 
 
-def evaluation(number: int, accuracy: float) -> dict[str, Any]:
-    return {"kind": "evaluation", "round": number, "split": "test", "accuracy": accuracy, "loss": 1.0}
+def evaluation(number: int, accuracy: float) -> ModelEvaluated:
+    return ModelEvaluated(number, "test", accuracy, loss=1.0)
 
 
 def plain(clock: Clock) -> tuple[PlainView, io.StringIO]:
@@ -32,11 +43,11 @@ def test_plain_lines_say_where_the_run_is() -> None:
     clock = Clock()
     view, out = plain(clock)
     with view:
-        view.show({"kind": "waiting", "connected": 3, "minimum": 30})
+        view.show(WaitingForClients(3, 30))
         clock.advance(1)
         view.show(evaluation(10, 0.5))
         view.show(round_event(12))
-        view.show({"kind": "finished", "reason": "all rounds done"})
+        view.show(Finished("all rounds done"))
     first, waiting, running, last = out.getvalue().splitlines()
     assert (first, waiting, last) == ("demo", "waiting for clients: 3 of 30", "finished: all rounds done")
     assert running == (
@@ -62,8 +73,8 @@ def test_messages_held_back_are_counted() -> None:
     view, out = plain(clock)
     with view:
         view.show(round_event(1))
-        view.show({"kind": "event", "message": "client d left"})
-        view.show({"kind": "event", "message": "client e left"})
+        view.show(Notice("client d left"))
+        view.show(Notice("client e left"))
         clock.advance(1)
         view.show(round_event(2))
     assert out.getvalue().splitlines()[-1].endswith("(+2 messages, see server.log)")
@@ -73,7 +84,7 @@ def test_an_interrupt_is_answered_at_once() -> None:
     view, out = plain(Clock())
     with view:
         view.show(round_event(1))
-        view.show({"kind": "interrupted", "message": "finishing"})
+        view.show(Interrupted("finishing"))
         assert out.getvalue().splitlines()[-1] == "finishing"
 
 
@@ -95,12 +106,12 @@ def test_the_last_evaluation_is_printed_by_itself() -> None:
 
 
 def test_progress_is_a_fold_and_keeps_the_last_rounds_only() -> None:
-    progress = Progress()
+    progress = RunProgress()
     for number in range(1, 21):
         progress = fold(progress, round_event(number))
-    assert [event["round"] for event in progress.rounds] == list(range(13, 21))
+    assert [event.round for event in progress.rounds] == list(range(13, 21))
     assert progress.time_left_s == pytest.approx(160.0)
-    assert fold(progress, {"kind": "something new"}) == progress
+    assert fold(progress, Done()) == progress
 
 
 def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
@@ -108,10 +119,10 @@ def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
     view = make_view(Console(file=out, force_terminal=True, width=100, color_system=None), "demo")
     assert isinstance(view, TerminalView)
     with view:
-        view.show({"kind": "metrics", "url": "http://127.0.0.1:9000/metrics"})
+        view.show(MetricsServed("http://127.0.0.1:9000/metrics"))
         view.show(evaluation(10, 0.5))
         view.show(round_event(12))
-        view.show({"kind": "event", "message": "client [b]d left"})
+        view.show(Notice("client [b]d left"))
     shown = out.getvalue()
     for text in (
         *("round 12/100", "2:56 left", "50.0%", "3.0 s", "greatest ε (coordinate)", "1.5 of 40"),

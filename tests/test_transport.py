@@ -81,7 +81,7 @@ async def test_a_client_with_another_model_is_refused_with_the_reason(tmp_path: 
         (error,) = caught.value.exceptions
         assert isinstance(error, PauseflError)
         assert str(error).startswith("the server refuses client odd: the client's model is not this run's")
-        await run.event("event", "refused")
+        await run.event("notice", "refused")
 
 
 async def test_a_second_client_of_the_same_name_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ async def test_garbage_after_the_hello_is_counted_and_the_run_goes_on(tmp_path: 
             await take_a_job(call)
             for garbage in (b"\xff\xff", b"\x7a\xff\xff\xff\xff\x0f", b"", hello()):
                 await call.write(garbage)
-                await run.event("event", "rejected")
+                await run.event("notice", "rejected")
         result = await run.finished()
     assert result.rejected_updates == 4
     assert result.state.round == 3

@@ -13,7 +13,7 @@ from pausefl_client.ledger import ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.release import Released, Releaser
 from pausefl_client.trainer import Trainer
-from pausefl_process.host_monitor import UNWATCHED, HostReport, Watch
+from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
 from pausefl_proto.errors import BudgetError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, pack, unpack
@@ -111,7 +111,7 @@ class ClientSession:
         connect: Connect,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
-        monitor: Watch = UNWATCHED,
+        monitor: HostWatch = UNWATCHED,
         observe: Observe = lambda _: None,
     ) -> None:
         self._settings = settings

@@ -14,6 +14,7 @@ from rich.console import Console
 from pausefl import __version__
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import preset_names
+from pausefl_process.events import MetricsServed, print_event
 from pausefl_proto.errors import ConfigError, PauseflError
 
 _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
@@ -184,8 +185,6 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _server(options: argparse.Namespace) -> None:
-    import json
-
     from pausefl.runtime.run import made_run_dir, new_run_dir, resumed_run_dir
     from pausefl.runtime.server_process import serve_experiment
 
@@ -196,21 +195,18 @@ def _server(options: argparse.Namespace) -> None:
     else:
         run_dir = new_run_dir(_name(options), options.run_dir)
     with made_run_dir(experiment, run_dir):
-        serve_experiment(experiment, run_dir, lambda event: print(json.dumps(event), flush=True))
+        serve_experiment(experiment, run_dir, print_event)
 
 
 def _evaluator(options: argparse.Namespace) -> None:
-    import json
-
     from pausefl.evaluator.process import serve_evaluator
 
     experiment = load_experiment(options.config, options.overrides)
-    serve_evaluator(experiment, lambda event: print(json.dumps(event), flush=True))
+    serve_evaluator(experiment, print_event)
 
 
 def _client(options: argparse.Namespace) -> None:
     import asyncio
-    import json
     import logging
 
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
@@ -225,7 +221,7 @@ def _client(options: argparse.Namespace) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
 
     def tell(address: str) -> None:
-        print(json.dumps({"kind": "metrics", "url": f"http://{address}/metrics"}), flush=True)
+        print_event(MetricsServed(f"http://{address}/metrics"))
 
     with _clients_to_be(experiment, options) as client_ids, first_error():
         asyncio.run(take_part(experiment, client_ids, options.server, ledgers, on_metrics=tell))

@@ -46,7 +46,7 @@ class HostProbe:
     steal_share: float
 
 
-class Watch(Protocol):
+class HostWatch(Protocol):
     """Who looks at this host while something is measured on it."""
 
     def watching(self) -> AbstractContextManager[None]:

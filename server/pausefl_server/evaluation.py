@@ -1,31 +1,30 @@
-"""The evaluator as an actor: it judges models off the critical path and remembers the best."""
+"""The evaluator as an actor: it has models evaluated off the critical path and remembers the best."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.wire import Vector
-from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
 from pausefl_server.store import SaveEvaluations, StoreActor
 
 
 class EvaluateModel(Protocol):
-    """Whoever judges models, wherever that is."""
+    """Evaluates a model, in this process or in another."""
 
     async def __call__(self, theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
-        """θ's evaluations on held-out training data and on the test set, on a fixed subset where that is enough.
+        """θ's evaluations on held-out training data and on the test set; with `subset`, on a fixed part of each.
 
-        EvaluatorLost where nobody is there to judge it; `patient`: even after a wait.
+        EvaluatorLost when the evaluator cannot be reached; with `patient`, only after a wait for it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Judge θ_t: on the fixed subsets while the run goes on, on everything at its end."""
+    """Evaluate θ_t: on the fixed subsets while the run goes on, on everything at its end."""
 
     round: int
     theta: Vector
@@ -50,16 +49,14 @@ class EvaluatorActor(Actor[Evaluate]):
         self,
         evaluate: EvaluateModel | None,
         store: StoreActor,
-        telemetry: Telemetry,
-        progress: Callable[[Mapping[str, Any]], None],
+        observer: RunObserver,
     ) -> None:
         # A slow evaluator keeps at most this many models in memory, then rounds' evaluations wait their turn.
         super().__init__("evaluator", capacity=256)
         self.best: Best | None = None
         self._evaluate = evaluate
         self._store = store
-        self._telemetry = telemetry
-        self._progress = progress
+        self._observer = observer
         self._is_lost = False
 
     async def receive(self, message: Evaluate) -> Sequence[Evaluation]:
@@ -74,34 +71,22 @@ class EvaluatorActor(Actor[Evaluate]):
         self._find(message.round)
         await self._store.ask(SaveEvaluations(message.round, evaluations))
         for e in evaluations:
-            self._telemetry.evaluated(message.round, e)
+            self._observer.evaluated(message.round, e)
             if (
                 e.split == "validation"
                 and e.subset
                 and (self.best is None or e.accuracy > self.best.validation_accuracy)
             ):
                 self.best = Best(message.round, message.theta, e.accuracy)
-            self._progress(
-                {
-                    "kind": "evaluation",
-                    "round": message.round,
-                    "split": e.split,
-                    "accuracy": e.accuracy,
-                    "loss": e.loss if math.isfinite(e.loss) else None,  # JSON has no infinity
-                }
-            )
         return evaluations
 
     def _lose(self, error: EvaluatorLost) -> None:
-        """Say so, once."""
+        """Report the loss once."""
         if not self._is_lost:
-            self._say(f"accuracy is missing until the evaluator is back: {error}")
+            self._observer.noticed(f"accuracy is missing until the evaluator is back: {error}")
         self._is_lost = True
 
     def _find(self, round: int) -> None:
         if self._is_lost:
-            self._say(f"the evaluator is back: accuracy goes on with round {round}")
+            self._observer.noticed(f"the evaluator is back: accuracy goes on with round {round}")
         self._is_lost = False
-
-    def _say(self, message: str) -> None:
-        self._progress({"kind": "event", "message": message})

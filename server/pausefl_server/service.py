@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pausefl_process.events import Finished, MetricsServed, Report
 from pausefl_process.host_monitor import HostMonitor
 from pausefl_process.http_server import WebServer
 from pausefl_proto.actor import ActorStopped
@@ -18,16 +19,18 @@ from pausefl_server.budget_exhaustion import budgets_end
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.coordinator import Coordinator
 from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
+from pausefl_server.global_model import GlobalModel
 from pausefl_server.leak_check import count_held, left_over
 from pausefl_server.messages import Shutdown
 from pausefl_server.monitoring.metrics import exposition, make_registry
+from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.page import LivePage
-from pausefl_server.monitoring.progress import Progress
+from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, Event
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
-from pausefl_server.state import RunState, replay
+from pausefl_server.state import RunState, StartingPoint, replay
 from pausefl_server.store import Store, StoreActor
 from pausefl_server.transport import FederationServer
 
@@ -82,7 +85,7 @@ async def serve(
     evaluate: EvaluateModel | None,
     endpoints: Endpoints,
     folder: Path,
-    progress: Progress,
+    report: Report,
     *,
     oracle: Oracle | None = None,
     on_ready: Callable[[int], None],
@@ -90,8 +93,8 @@ async def serve(
 ) -> RunResult:
     """Run one federation to its end; `folder` holds run.db and the checkpoint, and is resumed where it has rounds.
 
-    `keep` writes its results down, in a thread, before whoever watches the run is sent away. SIGINT and SIGTERM end the
-    run after the round in flight is given up, with everything saved.
+    `report` gets the progress events. `keep` writes the results down, in a thread, before metrics and page are closed.
+    SIGINT and SIGTERM end the run: the open round is given up, and everything is saved.
     """
     with ExitStack() as closing:
         interruption = closing.enter_context(_interruptible())
@@ -100,42 +103,30 @@ async def serve(
         closing.callback(checkpoint.close)
         settings = replace(settings, run_id=_run_id(store, settings.run_id))
         telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
-        state, theta, late_events = _restore(settings, policy, theta_0, store, checkpoint, telemetry)
+        start = _restore(settings, policy, theta_0, store, checkpoint, telemetry)
         if endpoints.metrics is not None:
-            closing.enter_context(_shown(telemetry, endpoints.metrics, progress))
+            closing.enter_context(_shown(telemetry, endpoints.metrics, report))
         store_actor = StoreActor(store, checkpoint)
-        evaluator = EvaluatorActor(evaluate, store_actor, telemetry, progress)
+        observer = Observers(telemetry, ProgressReporter(settings, report))
+        evaluator = EvaluatorActor(evaluate, store_actor, observer)
         monitor = HostMonitor()
         closing.callback(monitor.close)
-        coordinator = Coordinator(
-            settings,
-            state,
-            theta,
-            store_actor,
-            evaluator,
-            telemetry,
-            progress,
-            late_events=late_events,
-            first_attempt=store.attempt(state.round + 1),
-            optimizer_state=store.optimizer_state(state.round),
-            oracle=oracle,
-            monitor=monitor,
-        )
-        federation = FederationServer(coordinator, theta.size, endpoints.tls)
+        coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, monitor=monitor)
+        federation = FederationServer(coordinator, theta_0.size, endpoints.tls)
         before = count_held()
         final, best = await _run_actors(
             coordinator, store_actor, evaluator, federation, endpoints, on_ready, interruption
         )
         left = await left_over(before)
-        progress({"kind": "finished", "reason": coordinator.stopped_because, "left": left})
+        report(Finished(coordinator.stopped_because, left))
         result = RunResult(
-            state=state,
+            state=coordinator.state,
             theta=coordinator.theta,
             best=evaluator.best,
             final_evaluations=final,
             best_evaluations=best,
             stopped_because=coordinator.stopped_because,
-            rejected_updates=coordinator.rejected_updates,
+            rejected_updates=telemetry.now.rejected,
         )
         await asyncio.to_thread(keep, result)
         telemetry.kept()
@@ -144,13 +135,13 @@ async def serve(
 
 
 @contextmanager
-def _shown(telemetry: Telemetry, settings: MetricsSettings, progress: Progress) -> Iterator[None]:
+def _shown(telemetry: Telemetry, settings: MetricsSettings, report: Report) -> Iterator[None]:
     """Serve metrics, and the live page if it is wanted."""
     page = LivePage(telemetry)
     routes = {"/metrics": exposition(make_registry(telemetry, settings)), **(page.routes if settings.page else {})}
     web = WebServer(settings.host, settings.port, routes, key="metrics.port")
     url = f"http://{web.address}"
-    progress({"kind": "metrics", "url": f"{url}/metrics", "page": f"{url}/" if settings.page else None})
+    report(MetricsServed(f"{url}/metrics", f"{url}/" if settings.page else None))
     try:
         yield
     finally:
@@ -232,8 +223,8 @@ def _restore(
     store: Store,
     checkpoint: Checkpoint,
     telemetry: Telemetry,
-) -> tuple[RunState, Vector, list[Event]]:
-    """The state, the model and the pending events to go on with: those of a fresh run, or of an interrupted one."""
+) -> StartingPoint:
+    """Where to begin: at round 1, or after the last round of an interrupted run."""
     records = store.rounds()
     theta = None
     while records and (theta := checkpoint.load(records[-1].round, records[-1].model_digest)) is None:
@@ -243,11 +234,11 @@ def _restore(
         theta = theta_0
         _agree_on(store, "initial_digest", digest(theta_0))
     state = replay(policy, settings.seed, records, telemetry.replayed)
-    budget = settings.privacy.budget if settings.privacy else None
-    ends = budgets_end(state.table, budget, state.round, policy.m) if records else None
+    ends = budgets_end(state.table, settings.budget, state.round, policy.m) if records else None
     telemetry.resumed(store.evaluations(), ends)
     late = store.late_events()
-    return state, theta, [*late, *_departures(state, late)]
+    model = GlobalModel.start(theta, settings.optimizer, store.optimizer_state(state.round))
+    return StartingPoint(state, model, (*late, *_departures(state, late)), store.attempt(state.round + 1))
 
 
 def _run_id(store: Store, name: str) -> str:

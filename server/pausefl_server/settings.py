@@ -90,3 +90,8 @@ class ServerSettings:
     total_delays: bool = False
     """Drawn delays are of whole exchanges, transfer and work included, not what comes on top of these."""
     info: RunInfo = field(default_factory=RunInfo)
+
+    @property
+    def budget(self) -> Budget | None:
+        """Each client's privacy budget; None in a run without privacy."""
+        return self.privacy.budget if self.privacy else None

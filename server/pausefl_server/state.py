@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pausefl_server.clients import ClientTable
+from pausefl_server.global_model import GlobalModel
 from pausefl_server.records import Event, RoundRecord
 from pausefl_server.selection.base import Policy
 
@@ -25,7 +26,7 @@ class RunState:
 
     @staticmethod
     def start(policy: Policy, seed: int) -> "RunState":
-        """Before round 1, with nobody known."""
+        """Before round 1, when no client is known."""
         return RunState(policy, ClientTable(seed=seed), policy.start())
 
     def before_round(self, round: int, events: Iterable[Event]) -> None:
@@ -40,6 +41,18 @@ class RunState:
         self.total_latency_s += record.round_latency_s
         self.wall_clock_s = record.wall_clock_s
         self.suspect_rounds += bool(record.suspect)
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Where a run begins, or goes on after an interruption."""
+
+    state: RunState
+    model: GlobalModel
+    late_events: tuple[Event, ...] = ()
+    """Events since the last committed round."""
+    attempt: int = 1
+    """At the next round; above 1 where that round was taken back."""
 
 
 def replay(

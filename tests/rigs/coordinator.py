@@ -3,13 +3,14 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from pausefl_process.events import ProgressEvent, RollCall
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.actor import Actor
 from pausefl_proto.budget import Budget
@@ -18,16 +19,21 @@ from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, Tensor, Vector
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.coordinator import Coordinator
 from pausefl_server.evaluation import EvaluatorActor
+from pausefl_server.global_model import GlobalModel
 from pausefl_server.ledger import Release
 from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update
+from pausefl_server.monitoring.observer import Observers
+from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord, Timing
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All
 from pausefl_server.settings import Privacy
-from pausefl_server.state import RunState, replay
+from pausefl_server.state import RunState, StartingPoint, replay
 from pausefl_server.store import Store, StoreActor
 from rigs.settings import server_settings
+
+Shown = TypeVar("Shown")
 
 SIZE = 8
 MANIFEST = Manifest((Tensor("w", (SIZE,)),))
@@ -127,31 +133,23 @@ class CoordinatorRig:
         self.store = Store(folder / "run.db")
         self.checkpoint = Checkpoint(folder / "checkpoints")
         self.telemetry = Telemetry(self.settings)
-        self.shown: list[dict[str, Any]] = []
+        self.shown: list[ProgressEvent] = []
         self._news = asyncio.Event()
         self.asked: asyncio.Queue[FakePeer] = asyncio.Queue()
         self.theta_0 = np.linspace(-1, 1, SIZE, dtype=np.float32)
         store_actor = StoreActor(self.store, self.checkpoint)
-        self._actors: list[Actor[Any]] = [
-            store_actor,
-            EvaluatorActor(None, store_actor, self.telemetry, self._show),
-        ]
-        self.coordinator = Coordinator(
-            self.settings,
-            RunState.start(self.policy, self.settings.seed),
-            self.theta_0,
-            store_actor,
-            self._actors[1],  # type: ignore[arg-type]
-            self.telemetry,
-            self._show,
-            late_events=[],
-        )
+        observer = Observers(self.telemetry, ProgressReporter(self.settings, self._show))
+        evaluator = EvaluatorActor(None, store_actor, observer)
+        self._actors: list[Actor[Any]] = [store_actor, evaluator]
+        state = RunState.start(self.policy, self.settings.seed)
+        start = StartingPoint(state, GlobalModel.start(self.theta_0, self.settings.optimizer))
+        self.coordinator = Coordinator(self.settings, start, store_actor, evaluator, observer)
         self._group: asyncio.TaskGroup | None = None
         self._started: list[FakePeer] = []
         self._played: asyncio.Task[None] | None = None
 
-    def _show(self, event: Mapping[str, Any]) -> None:
-        self.shown.append(dict(event))
+    def _show(self, event: ProgressEvent) -> None:
+        self.shown.append(event)
         self._news.set()
 
     @asynccontextmanager
@@ -227,13 +225,17 @@ class CoordinatorRig:
         for name in ("round", "total_latency_s", "wall_clock_s", "policy_state"):
             assert getattr(live, name) == getattr(replayed, name), name
 
-    async def until_shown(self, kind: str, round: int) -> list[dict[str, Any]]:
-        """All events of this kind, once there is one of this round."""
+    def shown_of(self, kind: type[Shown]) -> list[Shown]:
+        """The events of this type."""
+        return [event for event in self.shown if isinstance(event, kind)]
+
+    async def until_called(self, round: int) -> list[int]:
+        """The rounds of all roll calls, once there is one of this round."""
         async with asyncio.timeout(20):
-            while not any(e["kind"] == kind and e["round"] == round for e in self.shown):
+            while round not in (calls := [event.round for event in self.shown_of(RollCall)]):
                 self._news.clear()
                 await self._news.wait()
-        return [e for e in self.shown if e["kind"] == kind]
+        return calls
 
     def spent(self, client_id: str) -> tuple[int, float]:
         """Releases and ε of a client in the server's mirror."""

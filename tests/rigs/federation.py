@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -21,6 +21,7 @@ from pausefl_client.release import Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Stream
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
+from pausefl_process.events import ProgressEvent, to_json
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, Tensor, unpack
@@ -51,8 +52,8 @@ class Federation:
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.task: asyncio.Task[RunResult]
 
-    def tell(self, event: Mapping[str, Any]) -> None:
-        self.events.put_nowait(dict(event))
+    def tell(self, event: ProgressEvent) -> None:
+        self.events.put_nowait(to_json(event))
 
     async def event(self, kind: str, containing: str = "") -> dict[str, Any]:
         """The next event of this kind whose message contains the text."""

@@ -9,6 +9,7 @@ from typing import Any
 from pausefl.config.experiment import Experiment
 from pausefl.runtime.client_process import run_host
 from pausefl.runtime.server_process import run_server_process
+from pausefl_process.events import Ready
 from rigs.wiretap import Wiretap
 
 PATIENCE_S = 60.0
@@ -69,8 +70,8 @@ class ProcessFederation:
         try:
             while True:
                 event = events.recv()
-                if event["kind"] == "ready":
-                    self._wiretap.upstream = f"127.0.0.1:{event['port']}"
+                if isinstance(event, Ready):
+                    self._wiretap.upstream = f"127.0.0.1:{event.port}"
                     self._listening.set()
         except (EOFError, OSError):
             events.close()

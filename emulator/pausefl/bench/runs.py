@@ -1,12 +1,12 @@
 """Runs of the real thing for benchmarks: the whole product with a synthetic model, in a folder that is thrown away."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
+from pausefl_process.events import ProgressEvent
 from pausefl_server.records import RoundRecord
 from pausefl_server.store import Store
 
@@ -22,16 +22,16 @@ enabled = false
 """
 
 
-class _Nobody:
-    def show(self, event: Mapping[str, Any]) -> None:
-        """Look away."""
+class _SilentView:
+    def show(self, event: ProgressEvent) -> None:
+        """Ignore the event."""
 
 
 def play(overrides: Sequence[str]) -> list[RoundRecord]:
     """The log of a run without privacy, delays or training, but for what `overrides` (key=value) changes."""
     experiment = parse_experiment(BARE, overrides)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
-        Fleet(experiment, Path(folder)).run(_Nobody())
+        Fleet(experiment, Path(folder)).run(_SilentView())
         store = Store(Path(folder) / "run.db")
         records = store.rounds()
         store.close()

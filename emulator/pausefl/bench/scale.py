@@ -13,6 +13,7 @@ import psutil
 from pausefl.bench.runs import BARE
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
+from pausefl_process.events import Finished, ProgressEvent, RoundCommitted, WaitingForClients
 from pausefl_server.store import Store
 
 _M = 50
@@ -20,7 +21,7 @@ _ROUNDS = 100
 _MODEL_BYTES = 4_000
 
 
-class _Watch:
+class _ScaleView:
     """Notes when everybody was connected, what the server weighs at its last round, and what is left of it all."""
 
     def __init__(self, clients: int) -> None:
@@ -30,13 +31,13 @@ class _Watch:
         self._clients = clients
         self._started_s = time.monotonic()
 
-    def show(self, event: Mapping[str, Any]) -> None:
-        if event["kind"] == "waiting" and event["connected"] == self._clients:
+    def show(self, event: ProgressEvent) -> None:
+        if isinstance(event, WaitingForClients) and event.connected == self._clients:
             self.connect_s = time.monotonic() - self._started_s
-        if event["kind"] == "round":
+        if isinstance(event, RoundCommitted):
             self.server_rss_bytes = _server().memory_info().rss
-        if event["kind"] == "finished":
-            self.left = event["left"]
+        if isinstance(event, Finished):
+            self.left = event.left
 
 
 def _server() -> psutil.Process:
@@ -55,7 +56,7 @@ def cases(clients: int = 1000) -> Iterator[dict[str, Any]]:
         f"workload.model_bytes={_MODEL_BYTES}",
     ]
     experiment = parse_experiment(BARE, overrides)
-    watch = _Watch(clients)
+    watch = _ScaleView(clients)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         Fleet(experiment, Path(folder)).run(watch)
         store = Store(Path(folder) / "run.db")

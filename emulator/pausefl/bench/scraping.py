@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ import numpy as np
 from pausefl.bench.runs import BARE, play
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
+from pausefl_process.events import MetricsServed, ProgressEvent, RoundCommitted
 from pausefl_server.records import RoundRecord
 from pausefl_server.store import Store
 
@@ -114,13 +115,13 @@ class _Audience:
         self._thread: threading.Thread | None = None
         self._is_over = False
 
-    def show(self, event: Mapping[str, Any]) -> None:
+    def show(self, event: ProgressEvent) -> None:
         """Begin with the first round; the fleet takes an interrupt as the wish to finish."""
-        if event["kind"] == "metrics":
-            self._netloc = urlsplit(event["url"]).netloc
-        if event["kind"] != "round":
+        if isinstance(event, MetricsServed):
+            self._netloc = urlsplit(event.url).netloc
+        if not isinstance(event, RoundCommitted):
             return
-        self.origin_s = min(self.origin_s, time.monotonic() - event["wall_clock_s"])
+        self.origin_s = min(self.origin_s, time.monotonic() - event.wall_clock_s)
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch)
             self._thread.start()

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import psutil
 
 from pausefl.config.experiment import load_experiment
 from pausefl.runtime.fleet import Fleet
+from pausefl_process.events import ProgressEvent, RoundCommitted, WaitingForClients
 
 _ROUNDS = 4
 
@@ -23,10 +24,10 @@ class _Stopwatch:
         self._started_s = time.monotonic()
         self._clients = clients
 
-    def show(self, event: Mapping[str, Any]) -> None:
-        if event["kind"] == "waiting" and event["connected"] == self._clients:
+    def show(self, event: ProgressEvent) -> None:
+        if isinstance(event, WaitingForClients) and event.connected == self._clients:
             self.connect_s = time.monotonic() - self._started_s
-        if event["kind"] == "round" and event["round"] == _ROUNDS - 1:
+        if isinstance(event, RoundCommitted) and event.round == _ROUNDS - 1:
             family = psutil.Process().children(recursive=True)
             # Forked clients share the fork server's command line; only the fork server has children.
             forked = [p for p in family if "forkserver" in " ".join(p.cmdline()) and not p.children()]

@@ -5,7 +5,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from pausefl.config.experiment import Experiment
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl.runtime.processes import die_with_parent, ignore_interrupts
+from pausefl_process.events import Failed, ProgressEvent, Ready, Report
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Manifest, Vector
@@ -21,7 +22,6 @@ from pausefl_server.records import Evaluation
 
 _NICENESS = 15
 
-Progress = Callable[[Mapping[str, Any]], None]
 Say = Callable[[str], None]
 
 
@@ -38,14 +38,14 @@ class ModelJudge(Protocol):
         """Hang up."""
 
 
-def serve_evaluator(experiment: Experiment, progress: Progress) -> None:
-    """Be the evaluator until SIGTERM or SIGINT. `progress` hears of {"kind": "ready", "port"}.
+def serve_evaluator(experiment: Experiment, report: Report) -> None:
+    """Be the evaluator until SIGTERM or SIGINT. `report` gets one event, `Ready`.
 
     ConfigError when its data or model cannot be had, or it cannot listen.
     """
     where = experiment.evaluation
     ended_by = (signal.SIGINT, signal.SIGTERM)
-    asyncio.run(_serve(experiment, where.host, where.port, experiment.tls_files(), progress, ended_by))
+    asyncio.run(_serve(experiment, where.host, where.port, experiment.tls_files(), report, ended_by))
 
 
 @asynccontextmanager
@@ -109,12 +109,15 @@ class _OwnEvaluator:
                 self._process = context.Process(target=_run_own, args=arguments, name="pausefl-evaluator")
                 self._process.start()
             try:
-                event = await asyncio.to_thread(ours.recv)
+                event: ProgressEvent = await asyncio.to_thread(ours.recv)
             except EOFError:
                 raise PauseflError("the evaluator's process ended unexpectedly, see server.log") from None
-        if event["kind"] == "error":
-            raise (ConfigError if event["bad_input"] else PauseflError)(event["message"])
-        return int(event["port"])
+        match event:
+            case Ready(port):
+                return port
+            case Failed(message, bad_input):
+                raise (ConfigError if bad_input else PauseflError)(message)
+        raise PauseflError(f"the evaluator's process reported {event.kind} instead of its port")
 
 
 def _line_to(address: str, experiment: Experiment, tls: Tls | None, say: Say) -> RemoteEvaluator:
@@ -129,7 +132,7 @@ def _run_own(experiment: Experiment, events: "Connection[Any, Any]") -> None:
     try:
         asyncio.run(_serve(experiment, "127.0.0.1", 0, None, events.send))
     except PauseflError as error:
-        events.send({"kind": "error", "bad_input": isinstance(error, ConfigError), "message": str(error)})
+        events.send(Failed(str(error), isinstance(error, ConfigError)))
 
 
 async def _serve(
@@ -137,7 +140,7 @@ async def _serve(
     host: str,
     port: int,
     tls: Tls | None,
-    progress: Progress,
+    report: Report,
     ended_by: Sequence[signal.Signals] = (),
 ) -> None:
     """Make the evaluator, listen, and serve until one of the signals comes."""
@@ -164,6 +167,6 @@ async def _serve(
     server, ended = EvaluatorServer(evaluator, experiment.judged_workload, tls), asyncio.Event()
     for number in ended_by:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    progress({"kind": "ready", "port": await server.start(host, port)})
+    report(Ready(await server.start(host, port)))
     await ended.wait()
     await server.stop()

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -19,16 +19,27 @@ from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.processes import BAD_INPUT
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server_process import run_server_process
+from pausefl_process.events import (
+    Done,
+    Failed,
+    Interrupted,
+    MetricsServed,
+    Notice,
+    ProgressEvent,
+    Ready,
+    RollCall,
+    RoundCommitted,
+)
 from pausefl_proto.errors import ConfigError, PauseflError
 
 _END_WITHIN_S = 10.0
 
 
 class View(Protocol):
-    """Whoever watches a run."""
+    """Shows a run's events."""
 
-    def show(self, event: Mapping[str, Any]) -> None:
-        """Something happened."""
+    def show(self, event: ProgressEvent) -> None:
+        """Take one event."""
 
 
 @dataclass
@@ -90,27 +101,27 @@ class Fleet:
                     self._targets.hear(ready)
                     continue
                 if ready is not events:
-                    self._bury(self._clients.pop(ready), view, playing)  # type: ignore[arg-type]  # a sentinel
+                    self._on_exit(self._clients.pop(ready), view, playing)  # type: ignore[arg-type]  # a sentinel
                     continue
                 try:
-                    event = events.recv()
+                    event: ProgressEvent = events.recv()
                 except EOFError:
                     raise PauseflError(f"the server ended unexpectedly, see {self._run_dir / 'server.log'}") from None
-                match event["kind"]:
-                    case "ready":
-                        self._address = f"{self._experiment.server.host}:{event['port']}"
+                match event:
+                    case Ready(port):
+                        self._address = f"{self._experiment.server.host}:{port}"
                         if self._presence is None:
                             self._start_hosts(self._hosts)
-                    case "roll-call":
-                        self._call_the_roll(event["round"])
-                    case "error":
-                        raise (ConfigError if event["bad_input"] else PauseflError)(event["message"])
-                    case "done":
+                    case RollCall(round):
+                        self._sync_clients(round)
+                    case Failed(message, bad_input):
+                        raise (ConfigError if bad_input else PauseflError)(message)
+                    case Done():
                         return
                     case _:
-                        if event["kind"] == "metrics" and self._targets is not None:
-                            self._targets.add("pausefl-server", urlsplit(event["url"]).netloc)
-                        playing = playing or event["kind"] == "round"
+                        if isinstance(event, MetricsServed) and self._targets is not None:
+                            self._targets.add("pausefl-server", urlsplit(event.url).netloc)
+                        playing = playing or isinstance(event, RoundCommitted)
                         view.show(event)
 
     def _start_hosts(self, hosts: Iterable[_Host]) -> None:
@@ -129,8 +140,8 @@ class Fleet:
                 if end is not None:
                     end.close()
 
-    def _call_the_roll(self, round: int) -> None:
-        """Start, tell and end processes, so that in this round those are there who should be."""
+    def _sync_clients(self, round: int) -> None:
+        """Start, notify and end processes, so that the clients of this round are there."""
         assert self._presence is not None
         present = self._presence.at(round)
         self._start_hosts(h for h in self._hosts if h.process is None and not present.isdisjoint(h.client_ids))
@@ -138,7 +149,7 @@ class Fleet:
             if host.process is None or host.roll_calls is None:
                 continue
             if host.group.leave_round is None or round < host.group.leave_round:
-                with suppress(OSError):  # it has died, which `_bury` tells of
+                with suppress(OSError):  # it has died, which `_on_exit` reports
                     host.roll_calls.send(round)
                 continue
             if host.group.leave == "kill":
@@ -146,7 +157,7 @@ class Fleet:
             host.roll_calls.close()
             host.roll_calls = None
 
-    def _bury(self, process: ForkServerProcess, view: View, playing: bool) -> None:
+    def _on_exit(self, process: ForkServerProcess, view: View, playing: bool) -> None:
         """A client process has ended: expected at the end of a run, fatal before its first round."""
         process.join()
         if process.exitcode == 0:
@@ -156,7 +167,7 @@ class Fleet:
             raise ConfigError(f"{process.name}: {last_line(self._run_dir / 'clients.log')}")
         if not playing:
             raise PauseflError(f"{message}: {last_line(self._run_dir / 'clients.log')}")
-        view.show({"kind": "event", "message": message})
+        view.show(Notice(message))
 
     def _end_all(self) -> None:
         """Give everybody time to leave by themselves, then make them."""
@@ -185,7 +196,7 @@ class Fleet:
                     if process is not None:
                         process.kill()
                 raise KeyboardInterrupt
-            view.show({"kind": "interrupted", "message": "finishing; once more ends it at once"})
+            view.show(Interrupted("finishing; once more ends it at once"))
             self._server.terminate()
 
         before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,6 +23,7 @@ from pausefl.runtime.processes import (
     keep_freed_memory,
     write_output_to,
 )
+from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
 from pausefl_process.http_server import is_loopback
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Tensor, Vector
@@ -31,8 +32,6 @@ from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.service import Endpoints, RunResult, serve
 from pausefl_server.settings import MetricsSettings, Privacy, RunInfo, ServerSettings
 from pausefl_server.store import Store
-
-Progress = Callable[[Mapping[str, Any]], None]
 
 log = logging.getLogger("pausefl.server")
 
@@ -48,23 +47,23 @@ def run_server_process(experiment: Experiment, run_dir: Path, events: "Connectio
         serve_experiment(experiment, run_dir, events.send)
     except PauseflError as error:
         log.error("%s", error)
-        events.send({"kind": "error", "bad_input": isinstance(error, ConfigError), "message": str(error)})
+        events.send(Failed(str(error), isinstance(error, ConfigError)))
     else:
-        events.send({"kind": "done"})
+        events.send(Done())
 
 
-def serve_experiment(experiment: Experiment, run_dir: Path, progress: Progress) -> None:
-    """Serve one run to its end and write summary.json and the models. `progress` hears of {"kind": "ready", "port"}.
+def serve_experiment(experiment: Experiment, run_dir: Path, report: Report) -> None:
+    """Serve one run to its end and write summary.json and the models. `report` gets the run's progress events.
 
     ConfigError for bad input, PauseflError for a run that failed.
     """
     with first_error():
-        asyncio.run(_serve(experiment, run_dir, progress))
+        asyncio.run(_serve(experiment, run_dir, report))
 
 
-async def _serve(experiment: Experiment, run_dir: Path, progress: Progress) -> None:
-    policy, tell = experiment.policy(), _logged(progress)
-    async with _evaluator(experiment, tell) as (manifest, theta_0, evaluate):
+async def _serve(experiment: Experiment, run_dir: Path, report: Report) -> None:
+    policy, log_and_report = experiment.policy(), _logged(report)
+    async with _evaluator(experiment, log_and_report) as (manifest, theta_0, evaluate):
         await serve(
             server_settings(experiment, manifest, run_dir.name),
             policy,
@@ -72,9 +71,9 @@ async def _serve(experiment: Experiment, run_dir: Path, progress: Progress) -> N
             evaluate,
             endpoints_of(experiment),
             run_dir,
-            tell,
+            log_and_report,
             oracle=_oracle(experiment, policy),
-            on_ready=lambda port: progress({"kind": "ready", "port": port}),
+            on_ready=lambda port: report(Ready(port)),
             keep=partial(_keep, experiment, policy, manifest, run_dir),
         )
 
@@ -127,7 +126,7 @@ def _info(experiment: Experiment, run_id: str) -> RunInfo:
 
 @asynccontextmanager
 async def _evaluator(
-    experiment: Experiment, progress: Progress
+    experiment: Experiment, report: Report
 ) -> AsyncIterator[tuple[Manifest, Vector, EvaluateModel | None]]:
     """The model's manifest, θ_0 and whoever judges models: nobody for the synthetic one."""
     if experiment.workload.model == "synthetic":
@@ -136,7 +135,7 @@ async def _evaluator(
         return
     from pausefl.evaluator.process import find_evaluator
 
-    async with find_evaluator(experiment, lambda text: progress({"kind": "event", "message": text})) as evaluator:
+    async with find_evaluator(experiment, lambda text: report(Notice(text))) as evaluator:
         manifest, theta_0 = await evaluator.initial()
         yield manifest, theta_0, evaluator.evaluate
 
@@ -153,12 +152,12 @@ def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:
     return Oracle(*known_means(experiment.delays())) if policy.needs_oracle else None
 
 
-def _logged(progress: Progress) -> Progress:
-    def log_and_tell(event: Mapping[str, Any]) -> None:
-        log.info("%s", json.dumps(event))
-        progress(event)
+def _logged(report: Report) -> Report:
+    def log_and_report(event: ProgressEvent) -> None:
+        log.info("%s", to_line(event))
+        report(event)
 
-    return log_and_tell
+    return log_and_report
 
 
 def _save_models(run_dir: Path, manifest: Manifest, result: RunResult) -> None:

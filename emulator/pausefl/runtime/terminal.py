@@ -1,4 +1,4 @@
-"""A run in progress: a fold over the events the server prints, shown on a terminal or as plain lines."""
+"""The live view of a run: a fold over its progress events, shown on a terminal or as plain lines."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +12,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-Event = Mapping[str, Any]
-"""One JSON line of the server: "kind" and what belongs to it."""
+from pausefl_process.events import (
+    Finished,
+    Interrupted,
+    MetricsServed,
+    ModelEvaluated,
+    Notice,
+    ProgressEvent,
+    RoundCommitted,
+    WaitingForClients,
+)
 
 LAST_ROUNDS = 8
 LAST_MESSAGES = 3
@@ -23,8 +31,8 @@ PLAIN_INTERVAL_S = 0.5
 class LiveView(Protocol):
     """Shows events as they come; a context manager that leaves the terminal as it found it."""
 
-    def show(self, event: Event) -> None:
-        """Take one event; a kind that is not known changes nothing."""
+    def show(self, event: ProgressEvent) -> None:
+        """Take one event; kinds that concern no person change nothing."""
 
     def __enter__(self) -> Self: ...
 
@@ -39,12 +47,12 @@ def make_view(console: Console, title: str) -> LiveView:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """What is known of the run so far. Immutable: the display's thread reads it while events come in."""
 
     status: str = "starting"
     connected: int = 0
-    rounds: tuple[Event, ...] = ()
+    rounds: tuple[RoundCommitted, ...] = ()
     """The last "round" events, oldest first."""
     accuracies: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """By split: the last accuracy and its round."""
@@ -53,7 +61,7 @@ class Progress:
     page_url: str | None = None
 
     @property
-    def last(self) -> Event | None:
+    def last(self) -> RoundCommitted | None:
         """The last round's event."""
         return self.rounds[-1] if self.rounds else None
 
@@ -62,29 +70,26 @@ class Progress:
         """At the mean pace so far; None before the first round."""
         if self.last is None:
             return None
-        done: int = self.last["round"]
-        return float(self.last["wall_clock_s"] / done * (self.last["rounds"] - done))
+        return self.last.wall_clock_s / self.last.round * (self.last.rounds - self.last.round)
 
 
-def fold(progress: Progress, event: Event) -> Progress:
+def fold(progress: RunProgress, event: ProgressEvent) -> RunProgress:
     """The progress after `event`."""
     changes: dict[str, Any] = {}
-    match event["kind"]:
-        case "waiting":
-            status = f"waiting for clients: {event['connected']} of {event['minimum']}"
-            changes = {"status": status, "connected": event["connected"]}
-        case "round":
+    match event:
+        case WaitingForClients(connected, minimum):
+            changes = {"status": f"waiting for clients: {connected} of {minimum}", "connected": connected}
+        case RoundCommitted():
             rounds = (*progress.rounds, event)[-LAST_ROUNDS:]
-            changes = {"status": "running", "connected": event["connected"], "rounds": rounds}
-        case "evaluation":
-            newest = {event["split"]: (event["accuracy"], event["round"])}
-            changes = {"accuracies": {**progress.accuracies, **newest}}
-        case "event" | "interrupted":
-            changes = {"messages": (*progress.messages, event["message"])[-LAST_MESSAGES:]}
-        case "metrics":
-            changes = {"metrics_url": event["url"], "page_url": event.get("page")}
-        case "finished":
-            changes = {"status": f"finished: {event['reason']}"}
+            changes = {"status": "running", "connected": event.connected, "rounds": rounds}
+        case ModelEvaluated(round, split, accuracy):
+            changes = {"accuracies": {**progress.accuracies, split: (accuracy, round)}}
+        case Notice(message) | Interrupted(message):
+            changes = {"messages": (*progress.messages, message)[-LAST_MESSAGES:]}
+        case MetricsServed(url, page):
+            changes = {"metrics_url": url, "page_url": page}
+        case Finished(reason):
+            changes = {"status": f"finished: {reason}"}
     return replace(progress, **changes)
 
 
@@ -93,10 +98,10 @@ class TerminalView:
 
     def __init__(self, console: Console, title: str) -> None:
         self._title = title
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
 
-    def show(self, event: Event) -> None:
+    def show(self, event: ProgressEvent) -> None:
         """Take one event."""
         self._progress = fold(self._progress, event)
 
@@ -126,24 +131,24 @@ class PlainView:
         self._console = console
         self._title = title
         self._clock = clock
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._next_s = 0.0
         self._held: str | None = None
         self._unread = 0
 
-    def show(self, event: Event) -> None:
+    def show(self, event: ProgressEvent) -> None:
         """Take one event; print it now, or hold it back until half a second has passed since the last line."""
         self._progress = fold(self._progress, event)
         line = _line(self._progress, event)
         if line is None:
             return
-        if event["kind"] in {"metrics", "interrupted", "finished"}:
+        if isinstance(event, MetricsServed | Interrupted | Finished):
             self._flush()
             self._print(line)
         elif self._clock() >= self._next_s:
             self._print(line)
         else:
-            self._unread += event["kind"] == "event"
+            self._unread += isinstance(event, Notice)
             self._held = line
 
     def __enter__(self) -> Self:
@@ -167,34 +172,34 @@ class PlainView:
         self._next_s = self._clock() + PLAIN_INTERVAL_S
 
 
-def _line(progress: Progress, event: Event) -> str | None:
+def _line(progress: RunProgress, event: ProgressEvent) -> str | None:
     """An event in one line; None for what the next round's line will say."""
-    match event["kind"]:
-        case "waiting" | "finished":
+    match event:
+        case WaitingForClients() | Finished():
             return progress.status
-        case "metrics":
+        case MetricsServed():
             return _where_to_look(progress)
-        case "event" | "interrupted":
-            return str(event["message"])
-        case "round":
-            return "  ".join([f"round {event['round']}/{event['rounds']}", *_facts(progress, event)])
-        case "evaluation" if progress.last and event["round"] >= progress.last["rounds"]:
-            return f"{event['split']} accuracy {event['accuracy']:.1%} after round {event['round']}"
+        case Notice(message) | Interrupted(message):
+            return message
+        case RoundCommitted():
+            return "  ".join([f"round {event.round}/{event.rounds}", *_facts(progress, event)])
+        case ModelEvaluated(round, split, accuracy) if progress.last and round >= progress.last.rounds:
+            return f"{split} accuracy {accuracy:.1%} after round {round}"
     return None
 
 
-def _facts(progress: Progress, last: Event) -> Iterator[str]:
+def _facts(progress: RunProgress, last: RoundCommitted) -> Iterator[str]:
     """What there is to know after the last round."""
     for split, (accuracy, number) in progress.accuracies.items():
         yield f"{split} accuracy {accuracy:.1%} (round {number})"
-    yield f"latency {last['total_latency_s']:,.2f} s"
-    if last["privacy_unit"] is not None:
-        yield f"ε {last['max_epsilon_spent']:.3g} of {last['epsilon_budget']:g} ({last['privacy_unit']})"
-    yield f"{last['connected']} clients"
-    if last["rejected"]:
-        yield f"{last['rejected']} rejected"
-    if last["suspect_rounds"]:
-        yield f"{last['suspect_rounds']} rounds suspect"
+    yield f"latency {last.total_latency_s:,.2f} s"
+    if last.privacy_unit is not None:
+        yield f"ε {last.max_epsilon_spent:.3g} of {last.epsilon_budget:g} ({last.privacy_unit})"
+    yield f"{last.connected} clients"
+    if last.rejected:
+        yield f"{last.rejected} rejected"
+    if last.suspect_rounds:
+        yield f"{last.suspect_rounds} rounds suspect"
     if progress.time_left_s:
         yield f"{_duration(progress.time_left_s)} left"
 
@@ -205,19 +210,19 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{s:02}" if hours else f"{minutes}:{s:02}"
 
 
-def _headline(title: str, progress: Progress) -> Text:
+def _headline(title: str, progress: RunProgress) -> Text:
     clients = f"{progress.connected} clients connected"
     where = [_where_to_look(progress)] if progress.metrics_url else []
     return Text.assemble((title, "bold"), "  ", ("  ".join([progress.status, clients, *where]), "dim"))
 
 
-def _where_to_look(progress: Progress) -> str:
+def _where_to_look(progress: RunProgress) -> str:
     page = [f"live page at {progress.page_url}"] if progress.page_url else []
     return "  ".join([*page, f"metrics at {progress.metrics_url}"])
 
 
-def _bar(progress: Progress, last: Event) -> Table:
-    done, total = last["round"], last["rounds"]
+def _bar(progress: RunProgress, last: RoundCommitted) -> Table:
+    done, total = last.round, last.rounds
     left = progress.time_left_s
     bar = Table.grid(padding=(0, 2), expand=True)
     bar.add_column(ratio=1)
@@ -227,15 +232,15 @@ def _bar(progress: Progress, last: Event) -> Table:
     return bar
 
 
-def _numbers(progress: Progress, last: Event) -> Table:
+def _numbers(progress: RunProgress, last: RoundCommitted) -> Table:
     """The numbers that matter, side by side under their names."""
     cells = {f"{split} accuracy": f"{a:.1%}" for split, (a, _) in sorted(progress.accuracies.items())}
-    cells["total latency"] = f"{last['total_latency_s']:,.1f} s"
-    if last["privacy_unit"] is not None:
-        cells[f"greatest ε ({last['privacy_unit']})"] = f"{last['max_epsilon_spent']:.3g} of {last['epsilon_budget']:g}"
-    cells["selection"] = f"{1e3 * last['selection_s']:.2f} ms"
-    cells["rejected"] = str(last["rejected"])
-    cells["suspect rounds"] = str(last["suspect_rounds"])
+    cells["total latency"] = f"{last.total_latency_s:,.1f} s"
+    if last.privacy_unit is not None:
+        cells[f"greatest ε ({last.privacy_unit})"] = f"{last.max_epsilon_spent:.3g} of {last.epsilon_budget:g}"
+    cells["selection"] = f"{1e3 * last.selection_s:.2f} ms"
+    cells["rejected"] = str(last.rejected)
+    cells["suspect rounds"] = str(last.suspect_rounds)
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in cells:
         table.add_column(name)
@@ -243,13 +248,13 @@ def _numbers(progress: Progress, last: Event) -> Table:
     return table
 
 
-def _rounds(progress: Progress) -> Table:
+def _rounds(progress: RunProgress) -> Table:
     """The last rounds, newest on top."""
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     table.add_column("round", justify="right")
     table.add_column("latency", justify="right")
     table.add_column("chosen", no_wrap=True, overflow="ellipsis")
     for event in reversed(progress.rounds):
-        chosen = Text(", ".join(event["chosen"]))
-        table.add_row(str(event["round"]), f"{event['round_latency_s']:.3f} s", chosen)
+        chosen = Text(", ".join(event.chosen))
+        table.add_row(str(event.round), f"{event.round_latency_s:.3f} s", chosen)
     return table

@@ -1,81 +1,120 @@
-"""What whoever watches a run is told: its rounds, when budgets will end, and which measurements are in doubt."""
+"""Progress events of the server: its rounds, when budgets will end, and which measurements are in doubt."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+import time
+from collections.abc import Callable
 
+from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, RoundCommitted, WaitingForClients
 from pausefl_server.host_limits import advice
-from pausefl_server.records import RoundRecord
+from pausefl_server.monitoring.observer import RunObserver
+from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
-Progress = Callable[[Mapping[str, Any]], None]
-
 # How long before the budgets end it is said again.
 _NOTICE_ROUNDS = 10
-# Nobody follows more rounds than this, and every one shown takes time from the next.
-_SHOW_EVERY_S = 0.05
+# No reader follows more rounds than this, and each one reported takes time from the next.
+_REPORT_EVERY_S = 0.05
 
 
-class Announcer:
-    """Turns committed rounds into progress events."""
+class ProgressReporter(RunObserver):
+    """Turns changes of a run's state into progress events, at most one round every 0.05 s."""
 
-    def __init__(self, settings: ServerSettings, progress: Progress) -> None:
+    def __init__(
+        self, settings: ServerSettings, report: Report, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._settings = settings
-        self._progress = progress
+        self._report = report
+        self._clock = clock
+        self._minimum = 0  # clients that the first round waits for
+        self._connected = 0
+        self._rejected = 0
         self._notices = 0  # how often it was said when the budgets will end
         self._doubts: set[str] = set()  # said once each
-        self._shown_s = float("-inf")  # when a round was last shown
+        self._reported_s = float("-inf")  # when a round was last reported
 
-    def say(self, message: str) -> None:
-        """Something that a person should read."""
-        self._progress({"kind": "event", "message": message})
+    def waiting(self, minimum: int) -> None:
+        """Report how many clients are missing; later arrivals are counted against `minimum`."""
+        self._minimum = minimum
+        self._report(WaitingForClients(self._connected, minimum))
 
-    def round_committed(
-        self, record: RoundRecord, state: RunState, now_s: float, *, ends: int | None, connected: int, rejected: int
-    ) -> None:
-        """A round is on disk; `ends` is the round after which fewer than m clients have budget left."""
-        self._announce_end(ends, record.round, state.policy.m)
+    def roll_call(self, round: int) -> None:
+        """Report it: the fleet starts and ends clients on it."""
+        self._report(RollCall(round))
+
+    def arrived(self, client_id: str, connected: int, round: int) -> None:
+        """Report who came; before the end of round 1, only how many are there."""
+        self._connected = connected
+        if round:
+            self.noticed(f"client {client_id} joined")
+        else:
+            self._report(WaitingForClients(connected, self._minimum))
+
+    def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
+        """Report who left and why, after round 1."""
+        self._connected = connected
+        if round:
+            self.noticed(f"client {client_id} left: {reason}")
+
+    def rejected(self, reason: str) -> None:
+        """Count it, and report why."""
+        self._rejected += 1
+        self.noticed(reason)
+
+    def noticed(self, message: str) -> None:
+        """Report it."""
+        self._report(Notice(message))
+
+    def evaluated(self, round: int, evaluation: Evaluation) -> None:
+        """Report accuracy and loss."""
+        loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # JSON has no infinity
+        self._report(ModelEvaluated(round, evaluation.split, evaluation.accuracy, loss))
+
+    def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
+        """Report the round unless another was reported just now; the last one always."""
+        self._announce_end(budgets_end, record.round, state.policy.m)
         self._announce_doubts(record)
-        if now_s - self._shown_s < _SHOW_EVERY_S and record.round < self._settings.rounds:
+        now_s = self._clock()
+        if now_s - self._reported_s < _REPORT_EVERY_S and record.round < self._settings.rounds:
             return
-        self._shown_s = now_s
+        self._reported_s = now_s
         privacy = self._settings.privacy
-        self._progress(
-            {
-                "kind": "round",
-                "round": record.round,
-                "rounds": self._settings.rounds,
-                "chosen": list(record.chosen),
-                "round_latency_s": record.round_latency_s,
-                "total_latency_s": state.total_latency_s,
-                "max_epsilon_spent": float(state.table.epsilon_spent.max(initial=0.0)),
-                "epsilon_budget": privacy.budget.epsilon_budget if privacy else None,
-                "privacy_unit": privacy.unit if privacy else None,
-                "budgets_end_after_round": ends,
-                "connected": connected,
-                "rejected": rejected,
-                "wall_clock_s": record.wall_clock_s,
-                "selection_s": record.selection_s,
-                "suspect": list(record.suspect),
-                "suspect_rounds": state.suspect_rounds,
-            }
+        self._report(
+            RoundCommitted(
+                round=record.round,
+                rounds=self._settings.rounds,
+                chosen=record.chosen,
+                round_latency_s=record.round_latency_s,
+                total_latency_s=state.total_latency_s,
+                max_epsilon_spent=float(state.table.epsilon_spent.max(initial=0.0)),
+                epsilon_budget=privacy.budget.epsilon_budget if privacy else None,
+                privacy_unit=privacy.unit if privacy else None,
+                budgets_end_after_round=budgets_end,
+                connected=self._connected,
+                rejected=self._rejected,
+                wall_clock_s=record.wall_clock_s,
+                selection_s=record.selection_s,
+                suspect=record.suspect,
+                suspect_rounds=state.suspect_rounds,
+            )
         )
 
-    def _announce_end(self, ends: int | None, round: int, m: int) -> None:
-        """Say when the budgets will end the run: once as soon as it is known, and once more shortly before."""
+    def _announce_end(self, budgets_end: int | None, round: int, m: int) -> None:
+        """Report when the budgets will end the run: once as soon as it is known, and once more shortly before."""
         rounds = self._settings.rounds
-        if ends is None or ends >= rounds:
+        if budgets_end is None or budgets_end >= rounds:
             return
-        due = 1 if ends - round > _NOTICE_ROUNDS else 2
+        due = 1 if budgets_end - round > _NOTICE_ROUNDS else 2
         if self._notices < due:
             self._notices = due
-            self.say(
-                f"privacy budgets will be used up: after round {ends} of {rounds}, fewer than m = {m} clients left"
+            self.noticed(
+                f"privacy budgets will be used up: after round {budgets_end} of {rounds},"
+                f" fewer than m = {m} clients left"
             )
 
     def _announce_doubts(self, record: RoundRecord) -> None:
-        """Say why measurements are suspect and what to do: once for each reason."""
+        """Report why measurements are suspect and what to do: once for each reason."""
         for doubt in record.suspect:
             if doubt not in self._doubts:
                 self._doubts.add(doubt)
-                self.say(f"round {record.round} is suspect: {advice(doubt)}")
+                self.noticed(f"round {record.round} is suspect: {advice(doubt)}")

@@ -1,0 +1,206 @@
+"""Progress events: what the processes of a run report about it, as records and as one JSON object a line.
+
+`pausefl server`, `pausefl client` and `pausefl evaluator` print this JSON to stdout; docs/events.md describes it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A server or an evaluator listens."""
+
+    kind: ClassVar[str] = "ready"
+    port: int
+    """The TCP port."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsServed:
+    """A server or a client process serves its metrics."""
+
+    kind: ClassVar[str] = "metrics"
+    url: str
+    """The address of `/metrics`."""
+    page: str | None = None
+    """The address of the live page; null where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingForClients:
+    """The server waits for clients before round 1."""
+
+    kind: ClassVar[str] = "waiting"
+    connected: int
+    """Clients that are connected now."""
+    minimum: int
+    """Clients that round 1 waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollCall:
+    """The server waits for the clients that join or leave with a round."""
+
+    kind: ClassVar[str] = "roll-call"
+    round: int
+    """The round that will begin next."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCommitted:
+    """A round is on disk. Short rounds are thinned out; the last round is always reported."""
+
+    kind: ClassVar[str] = "round"
+    round: int
+    """The round's number, from 1."""
+    rounds: int
+    """Rounds of the whole run."""
+    chosen: tuple[str, ...]
+    """Ids of the chosen clients, in selection order."""
+    round_latency_s: float
+    """The round's latency in seconds, eq. (3)."""
+    total_latency_s: float
+    """The sum of all rounds' latencies so far, in seconds."""
+    max_epsilon_spent: float
+    """The greatest ε that a client has spent."""
+    epsilon_budget: float | None
+    """The privacy budget of each client; null in a run without privacy."""
+    privacy_unit: Literal["coordinate", "vector"] | None
+    """What ε protects; null in a run without privacy."""
+    budgets_end_after_round: int | None
+    """The round after which fewer than m clients are expected to have budget left; null where no floor ends budgets."""
+    connected: int
+    """Clients that are connected now."""
+    rejected: int
+    """Hellos and updates that were not accepted since the server started."""
+    wall_clock_s: float
+    """Seconds since the run began, without the time it was interrupted."""
+    selection_s: float
+    """Seconds that this round's selection took."""
+    suspect: tuple[str, ...]
+    """Why the round's measurements are in doubt, as in "server loop_lag_s"; empty: they are not."""
+    suspect_rounds: int
+    """Rounds so far whose measurements are in doubt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEvaluated:
+    """A model was evaluated on one split of the public data."""
+
+    kind: ClassVar[str] = "evaluation"
+    round: int
+    """The round that the model came from."""
+    split: Literal["validation", "test"]
+    """The part of the data."""
+    accuracy: float
+    """Share of right answers, in [0, 1]."""
+    loss: float | None
+    """Mean cross-entropy; null where the model has diverged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that a person should read."""
+
+    kind: ClassVar[str] = "notice"
+    message: str
+    """One sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Ctrl-C was pressed once: the run finishes."""
+
+    kind: ClassVar[str] = "interrupted"
+    message: str
+    """What a second Ctrl-C would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last round was played; results are written next."""
+
+    kind: ClassVar[str] = "finished"
+    reason: str
+    """Why no further round is played."""
+    left: Mapping[str, int] = field(default_factory=dict)
+    """Tasks and open descriptors that the server did not give back; all 0 in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The process ends with an error."""
+
+    kind: ClassVar[str] = "error"
+    message: str
+    """What is wrong, and what to change."""
+    bad_input: bool
+    """Whether the configuration is at fault, rather than the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The run's results are written; the process ends."""
+
+    kind: ClassVar[str] = "done"
+
+
+ProgressEvent = (
+    Ready
+    | MetricsServed
+    | WaitingForClients
+    | RollCall
+    | RoundCommitted
+    | ModelEvaluated
+    | Notice
+    | Interrupted
+    | Finished
+    | Failed
+    | Done
+)
+"""Any event; `kind` tells them apart."""
+
+Report = Callable[[ProgressEvent], None]
+"""Takes one event. Called on the event loop: it must not wait."""
+
+EVENT_TYPES: Mapping[str, type[ProgressEvent]] = {record.kind: record for record in get_args(ProgressEvent)}
+"""Kind -> record."""
+
+
+def to_json(event: ProgressEvent) -> dict[str, Any]:
+    """The event as a JSON object: "kind" and its fields."""
+    return {"kind": event.kind} | {f.name: getattr(event, f.name) for f in fields(event)}
+
+
+def from_json(value: Mapping[str, Any]) -> ProgressEvent:
+    """The event of a JSON object; ValueError when its kind is unknown or its fields are not this kind's."""
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in value.items()}
+    kind = given.pop("kind", None)
+    record: Callable[..., ProgressEvent] | None = EVENT_TYPES.get(str(kind))
+    if record is None:
+        raise ValueError(f"kind = {kind!r}: must be one of {', '.join(EVENT_TYPES)}")
+    try:
+        return record(**given)
+    except TypeError as error:
+        raise ValueError(f"{kind}: {error}") from error
+
+
+def to_line(event: ProgressEvent) -> str:
+    """The event as a line of stdout, without the line feed."""
+    return json.dumps(to_json(event))
+
+
+def from_line(line: str) -> ProgressEvent:
+    """The event of a line of stdout; ValueError when the line is not one."""
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object: {line!r}")
+    return from_json(value)
+
+
+def print_event(event: ProgressEvent) -> None:
+    """Print the event to stdout as one line, at once."""
+    print(to_line(event), flush=True)
