@@ -174,7 +174,7 @@ async def test_a_client_that_vanishes_between_hello_and_welcome_is_lost_like_any
             await asyncio.wait_for(coordinator.registered.wait(), 20)
         coordinator.may_answer.set()
         lost = await asyncio.wait_for(coordinator.lost.get(), 20)
-        assert lost.actor.client_id == "shy"
+        assert lost.peer.client_id == "shy"
         await server.stop(0)
         coordinator.stop()
 
