@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.settings import Privacy
+from pausefl_server.settings import PrivacySettings
 from rigs.authority import Authority
 from rigs.coordinator import CoordinatorRig, MakeRig
 from rigs.settings import server_settings
@@ -45,7 +45,7 @@ def _authority(tmp_path_factory: pytest.TempPathFactory, name: str) -> Authority
 def make_telemetry() -> Callable[..., Telemetry]:
     """(privacy, model_size, other settings...) -> telemetry as a server has it before round 1."""
 
-    def make(privacy: Privacy | None, model_size: int = 1, **changes: Any) -> Telemetry:
+    def make(privacy: PrivacySettings | None, model_size: int = 1, **changes: Any) -> Telemetry:
         settings = server_settings(model_size, **{"privacy": privacy, "rounds": 10, "tau_min_s": None, **changes})
         return Telemetry(settings, clock=lambda: 1000.0)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import Event
+from pausefl_server.records import LogEvent
 from pausefl_server.selection.clustered import Clustered
 from pausefl_server.selection.fastest import Fastest
 from pausefl_server.selection.oort import Oort
@@ -24,7 +24,7 @@ def test_clustered_sampling_is_unbiased_by_data_size() -> None:
     """Each client is drawn m|D_k|/|D| times on average; one with more than |D|/m in some round twice."""
     table = ClientTable(seed=1)
     sizes = np.array([500, 300, 100, 50, 30, 20])
-    table.apply_events([Event("joined", i, n_examples=int(n)) for i, n in zip(IDS, sizes, strict=False)], round=1)
+    table.apply_events([LogEvent("joined", i, n_examples=int(n)) for i, n in zip(IDS, sizes, strict=False)], round=1)
     drawn = np.zeros(6)
     rounds = 4000
     for t in range(1, rounds + 1):

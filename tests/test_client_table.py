@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 
 
 def observation(client_id: str, latency_s: float = 0.5, **changes: object) -> Observation:
@@ -23,14 +23,14 @@ def record(round: int, chosen: tuple[str, ...], *observations: Observation) -> R
 
 def table_of(*ids: str, seed: int = 1) -> ClientTable:
     table = ClientTable(seed=seed)
-    table.apply_events([Event("joined", i, n_examples=10) for i in ids], round=1)
+    table.apply_events([LogEvent("joined", i, n_examples=10) for i in ids], round=1)
     return table
 
 
 def test_a_table_made_of_some_columns_has_the_others_at_their_defaults() -> None:
     built = ClientTable(ids=["a", "b"], row_of={"a": 0, "b": 1}, n_examples=np.array([3, 4]))
     joined = ClientTable()
-    joined.apply_events([Event("joined", "a", n_examples=3), Event("joined", "b", n_examples=4)], round=1)
+    joined.apply_events([LogEvent("joined", "a", n_examples=3), LogEvent("joined", "b", n_examples=4)], round=1)
     for field in dataclasses.fields(ClientTable):
         if field.name not in {"connected", "tie_key"}:
             np.testing.assert_array_equal(getattr(built, field.name), getattr(joined, field.name))
@@ -40,7 +40,7 @@ def test_a_table_made_of_some_columns_has_the_others_at_their_defaults() -> None
 
 def test_rows_are_sorted_by_id_and_newcomers_appended() -> None:
     table = table_of("c", "a", "b")
-    table.apply_events([Event("joined", "z"), Event("joined", "0")], round=7)
+    table.apply_events([LogEvent("joined", "z"), LogEvent("joined", "0")], round=7)
     assert table.ids == ["a", "b", "c", "0", "z"]
     assert table.joined_round.tolist() == [1, 1, 1, 7, 7]
     assert [table.row_of[i] for i in table.ids] == [0, 1, 2, 3, 4]
@@ -79,8 +79,8 @@ def test_latencies_are_kept_as_inverses_so_that_tau_min_may_fall() -> None:
 
 def test_a_ledger_is_only_ever_corrected_upwards() -> None:
     table = table_of("a")
-    table.apply_events([Event("reconciled", "a", epsilon_spent=20.0, released=4)], round=2)
-    table.apply_events([Event("reconciled", "a", epsilon_spent=10.0, released=2)], round=3)
+    table.apply_events([LogEvent("reconciled", "a", epsilon_spent=20.0, released=4)], round=2)
+    table.apply_events([LogEvent("reconciled", "a", epsilon_spent=10.0, released=2)], round=3)
     table.apply_round(record(3, ("a",), observation("a", participation=3, epsilon_spent=15.0)))
     assert (table.epsilon_spent[0], table.released[0]) == (20.0, 4)
 
@@ -88,10 +88,10 @@ def test_a_ledger_is_only_ever_corrected_upwards() -> None:
 def test_who_may_be_chosen() -> None:
     table = table_of("a", "b", "c", "d")
     table.apply_events(
-        [Event("left", "b"), Event("retired", "c"), Event("missed", "d"), Event("rejected", "d")], round=2
+        [LogEvent("left", "b"), LogEvent("retired", "c"), LogEvent("missed", "d"), LogEvent("rejected", "d")], round=2
     )
     assert table.eligible().tolist() == [0, 3]
-    table.apply_events([Event("joined", "b", n_examples=99), Event("joined", "c", n_examples=10)], round=3)
+    table.apply_events([LogEvent("joined", "b", n_examples=99), LogEvent("joined", "c", n_examples=10)], round=3)
     assert table.eligible().tolist() == [0, 1, 3]  # back again; but retired is for good
     assert table.n_examples[1] == 99
 
@@ -99,13 +99,13 @@ def test_who_may_be_chosen() -> None:
 def test_coming_back_keeps_the_row_and_its_history() -> None:
     table = table_of("a", "b")
     table.apply_round(record(1, ("a",), observation("a")))
-    table.apply_events([Event("left", "a"), Event("joined", "a", n_examples=10)], round=5)
+    table.apply_events([LogEvent("left", "a"), LogEvent("joined", "a", n_examples=10)], round=5)
     assert (len(table), table.joined_round[0], table.chosen[0]) == (2, 1, 1)
 
 
 def test_events_about_strangers_are_ignored() -> None:
     table = table_of("a")
-    table.apply_events([Event("left", "stranger"), Event("retired", "stranger")], round=2)
+    table.apply_events([LogEvent("left", "stranger"), LogEvent("retired", "stranger")], round=2)
     assert table.ids == ["a"]
 
 
@@ -121,13 +121,13 @@ def test_disclosed_losses_and_labels() -> None:
 
 def test_ties_are_broken_by_seed_and_id_alone() -> None:
     one, other = table_of("a", "b", "c"), table_of("b")
-    other.apply_events([Event("joined", "a")], round=9)
+    other.apply_events([LogEvent("joined", "a")], round=9)
     assert dict(zip(one.ids, one.tie_key, strict=True))["a"] == dict(zip(other.ids, other.tie_key, strict=True))["a"]
     assert (one.tie_key != table_of("a", "b", "c", seed=2).tie_key).all()
 
 
 EVENTS = st.builds(
-    Event,
+    LogEvent,
     st.sampled_from(["joined", "left", "reconciled", "retired", "missed"]),
     st.sampled_from("abcdef"),
     n_examples=st.integers(0, 50),
@@ -140,7 +140,7 @@ EVENTS = st.builds(
     st.lists(st.tuples(st.lists(EVENTS, max_size=6), st.integers(0, 5)), min_size=1, max_size=12), st.integers(0, 12)
 )
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_folding_a_log_in_two_parts_equals_folding_it_at_once(log: list[tuple[list[Event], int]], cut: int) -> None:
+def test_folding_a_log_in_two_parts_equals_folding_it_at_once(log: list[tuple[list[LogEvent], int]], cut: int) -> None:
     def fold(table: ClientTable, start: int, stop: int) -> ClientTable:
         for t, (events, chosen) in enumerate(log[start:stop], start=start + 1):
             table.apply_events(events, round=t)

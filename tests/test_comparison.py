@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pausefl.report.comparison import Spread, as_group_table, as_json, as_table, compare, write_comparison
 from pausefl_proto.errors import ConfigError
-from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.store import Store
 
 ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
@@ -24,7 +24,7 @@ def write_run(path: Path, policy: str, seed: int, unit: str | None = "coordinate
     log, latency_s = Store(path / "run.db"), ROUND_S[policy] * seed
     for number, accuracy in enumerate(ACCURACIES[policy], start=1):
         seen = Observation("<a>", Timing(latency_s), latency_s, 10, number, 0.5, 0.5 * number)
-        events = (Event("joined", "<a>"),) if number == 1 else ()
+        events = (LogEvent("joined", "<a>"),) if number == 1 else ()
         log.commit_round(RoundRecord(number, 1, ("<a>",), None, (seen,), events, latency_s, number, 1e-4, "digest"))
         if tested:
             log.save_evaluations(number, [Evaluation("test", True, 100, accuracy, 1.0)])
@@ -78,7 +78,7 @@ def write_grouped_run(path: Path, policy: str, seed: int) -> Path:
     log = Store(path / "run.db")
     for number in range(1, 5):
         joins = {1: ["original"], 2: ["relevant", "poisoned"]}.get(number, [])
-        events = tuple(Event("joined", client_id) for group in joins for client_id in GROUPS[group])
+        events = tuple(LogEvent("joined", client_id) for group in joins for client_id in GROUPS[group])
         log.save_evaluations(number, [Evaluation("test", True, 100, ACCURACIES[policy][number - 1], 1.0)])
         chosen: tuple[str, ...] = ("original-000",) if number == 1 else ("relevant-000",)
         if number == 4 or (policy == "random" and number > 1):

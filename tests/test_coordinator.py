@@ -15,7 +15,7 @@ from pausefl_server.aggregation import Aggregation
 from pausefl_server.clients import ClientTable, IntArray
 from pausefl_server.messages import Dismiss, Refusal, Shutdown
 from pausefl_server.optimizers import ServerOptimizer
-from pausefl_server.records import Event, Timing
+from pausefl_server.records import LogEvent, Timing
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.pause import Pause
@@ -256,7 +256,7 @@ async def test_after_the_end_nobody_is_left_waiting(rig: MakeRig) -> None:
         await r.played()
         with pytest.raises(PauseflError):
             await r.join("c")
-        assert all(isinstance(e, Event) for e in r.store.late_events())
+        assert all(isinstance(e, LogEvent) for e in r.store.late_events())
 
 
 async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:

@@ -22,9 +22,9 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection.uniform import Random
-from pausefl_server.settings import MetricsSettings, Privacy
+from pausefl_server.settings import MetricsSettings, PrivacySettings
 from pausefl_server.state import replay
 from pausefl_server.store import Store
 
@@ -223,18 +223,18 @@ def observation(client_id: str, i: int) -> Observation:
     return Observation(client_id, Timing(0.1), 0.1, 40, i, BUDGET.epsilon(i), BUDGET.spent(i))
 
 
-def record(number: int, observations: tuple[Observation, ...], events: tuple[Event, ...] = ()) -> RoundRecord:
+def record(number: int, observations: tuple[Observation, ...], events: tuple[LogEvent, ...] = ()) -> RoundRecord:
     ids = tuple(o.client_id for o in observations)
     return RoundRecord(number, 1, ids, None, observations, events, 0.1, 1.0, 1e-4, "")
 
 
-def reconciled(client_id: str, i: int) -> Event:
-    return Event("reconciled", client_id, "", epsilon_spent=BUDGET.spent(i), released=i)
+def reconciled(client_id: str, i: int) -> LogEvent:
+    return LogEvent("reconciled", client_id, "", epsilon_spent=BUDGET.spent(i), released=i)
 
 
 def records() -> list[RoundRecord]:
     """a is used twice; b's second release was rejected before round 2."""
-    joined = tuple(Event("joined", c, n_examples=40) for c in "abc")
+    joined = tuple(LogEvent("joined", c, n_examples=40) for c in "abc")
     return [
         record(1, (observation("a", 1), observation("b", 1)), joined),
         record(2, (observation("a", 2),), (reconciled("b", 5),)),
@@ -261,9 +261,9 @@ def test_the_greatest_leakage_counts_what_was_spent_on_unused_updates(tmp_path: 
 def test_metrics_tell_every_clients_ledger_in_both_units(
     unit: Any, factors: dict[str, int], make_telemetry: Callable[..., Telemetry]
 ) -> None:
-    telemetry = make_telemetry(Privacy(Budget(10.0, 0.04, BUDGET.epsilon(5)), unit, ""), model_size=50)
+    telemetry = make_telemetry(PrivacySettings(Budget(10.0, 0.04, BUDGET.epsilon(5)), unit, ""), model_size=50)
     registry = make_registry(telemetry, MetricsSettings())
-    played = [*records(), record(3, (observation("a", 3),), (Event("retired", "b"),))]
+    played = [*records(), record(3, (observation("a", 3),), (LogEvent("retired", "b"),))]
     for i, r in enumerate(played):
         telemetry.round_committed(r, replay(Random(1), 1, played[: i + 1]), budgets_end=9)
 
@@ -286,7 +286,7 @@ def test_metrics_tell_every_clients_ledger_in_both_units(
 
 
 def test_a_run_whose_noise_can_be_drawn_again_is_not_private(make_telemetry: Callable[..., Telemetry]) -> None:
-    for privacy in (Privacy(BUDGET, "vector", "", reproducible_noise=True), None):
+    for privacy in (PrivacySettings(BUDGET, "vector", "", reproducible_noise=True), None):
         registry = make_registry(make_telemetry(privacy), MetricsSettings())
         assert registry.get_sample_value("pausefl_private") == 0
 

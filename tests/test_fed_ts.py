@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl_proto.wire import Vector
-from pausefl_server.records import Event
+from pausefl_server.records import LogEvent
 from pausefl_server.selection import Policy
 from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
@@ -106,9 +106,9 @@ def test_every_insertion_has_a_size_of_its_own() -> None:
 
 def test_a_newcomer_that_comes_back_is_still_of_its_insertion() -> None:
     play = with_newcomers(FedTs(2, newcomer_share=1.0)).rounds(5)
-    play.table.apply_events([Event("left", RELEVANT[0])], 6)
+    play.table.apply_events([LogEvent("left", RELEVANT[0])], 6)
     assert RELEVANT[0] not in play.one_round().chosen
-    play.table.apply_events([Event("joined", RELEVANT[0], n_examples=5)], 7)
+    play.table.apply_events([LogEvent("joined", RELEVANT[0], n_examples=5)], 7)
     assert RELEVANT[0] in play.one_round().chosen
     assert set(play.table.joined_round.tolist()) == {1, 4}
 

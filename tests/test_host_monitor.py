@@ -17,10 +17,10 @@ import pytest
 
 from pausefl.config.experiment import parse_experiment
 from pausefl_process.host_monitor import HostMonitor, HostReport, StealMeter
-from pausefl_server.host_limits import ADVICE, Limits, advice
+from pausefl_server.host_limits import ADVICE, HostLimits, advice
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection.uniform import Random
 from pausefl_server.settings import MetricsSettings
 from pausefl_server.state import replay
@@ -112,7 +112,7 @@ def test_steal_is_a_share_of_all_ticks_of_the_last_second(tmp_path: Path) -> Non
 
 
 def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
-    limits = Limits()
+    limits = HostLimits()
     assert limits.doubts(FINE, [FINE], "round_trip") == ()
     for name in ADVICE:
         bad = HostReport(**{name: 0.9})
@@ -123,15 +123,15 @@ def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
 
 def test_what_clients_compute_spoils_no_communication_time() -> None:
     busy = HostReport(compute_share=0.9)
-    assert Limits().doubts(FINE, [busy], "communication") == ()
-    assert Limits().doubts(busy, [FINE], "communication") == ("server compute_share",)
+    assert HostLimits().doubts(FINE, [busy], "communication") == ()
+    assert HostLimits().doubts(busy, [FINE], "communication") == ("server compute_share",)
 
 
 def test_work_within_a_drawn_total_is_no_doubt_and_advice_fits_its_host() -> None:
     """Total mode takes neither another signal nor a time scale: to say so would help nobody."""
     busy = HostReport(compute_share=0.9)
-    assert Limits().doubts(FINE, [busy], "round_trip", total_delays=True) == ()
-    assert Limits().doubts(busy, [busy], "round_trip", total_delays=True) == ("server compute_share",)
+    assert HostLimits().doubts(FINE, [busy], "round_trip", total_delays=True) == ()
+    assert HostLimits().doubts(busy, [busy], "round_trip", total_delays=True) == ("server compute_share",)
     assert "choose fewer clients" in advice("server compute_share")
     assert "time_scale" not in advice("server compute_share")
     assert 'latency.signal = "communication"' in advice("clients compute_share")
@@ -139,12 +139,12 @@ def test_work_within_a_drawn_total_is_no_doubt_and_advice_fits_its_host() -> Non
 
 def test_limits_are_keys_of_the_experiment() -> None:
     limits = parse_experiment("", ["host.loop_lag_s=0.2", "host.compute_share=1.0"]).limits()
-    assert limits == Limits(loop_lag_s=0.2, compute_share=1.0)
+    assert limits == HostLimits(loop_lag_s=0.2, compute_share=1.0)
 
 
 def record() -> RoundRecord:
     seen = Observation("c", TIMING, 0.5, 1, 0, 0.0, 0.0, 4000, 4100, host=HostReport(0.1, 0.2, 0.3, 0.4))
-    joined = (Event("joined", "c", n_examples=1),)
+    joined = (LogEvent("joined", "c", n_examples=1),)
     return RoundRecord(
         *(1, 1, ("c",), None, (seen,), joined, 0.5, 1.0, 1e-4, "digest"),
         host=HostReport(0.01, 0.02, 0.03, 0.04),

@@ -22,9 +22,9 @@ from pausefl_proto.budget import Budget
 from pausefl_server.monitoring.metrics import exposition, make_registry
 from pausefl_server.monitoring.snapshot import Curve
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection.everyone import All
-from pausefl_server.settings import MetricsSettings, Privacy, RunInfo
+from pausefl_server.settings import MetricsSettings, PrivacySettings, RunInfo
 from pausefl_server.state import RunState, replay
 
 DOCUMENT = Path(__file__).parent.parent / "deploy/METRICS.md"
@@ -76,10 +76,10 @@ MakeTelemetry = Callable[..., Telemetry]
 
 def records(*, private: bool = True) -> list[RoundRecord]:
     """Two rounds: "a" answers twice, "b" once and then retires."""
-    joins = (Event("joined", "a", n_examples=10), Event("joined", "b", n_examples=10))
+    joins = (LogEvent("joined", "a", n_examples=10), LogEvent("joined", "b", n_examples=10))
     rounds = [
         ((observation("a", int(private), 0.5), observation("b", int(private), 0.25)), joins),
-        ((observation("a", 2 * private, 0.125),), (Event("retired", "b"),)),
+        ((observation("a", 2 * private, 0.125),), (LogEvent("retired", "b"),)),
     ]
     return [
         RoundRecord(
@@ -103,8 +103,8 @@ def play(telemetry: Telemetry, *, private: bool = True) -> None:
     telemetry.evaluated(2, Evaluation("test", subset=False, n_examples=100, accuracy=0.75, loss=1.0))
 
 
-def private(unit: str = "coordinate") -> Privacy:
-    return Privacy(BUDGET, unit, "agreed")  # type: ignore[arg-type]
+def private(unit: str = "coordinate") -> PrivacySettings:
+    return PrivacySettings(BUDGET, unit, "agreed")  # type: ignore[arg-type]
 
 
 def registry_of(telemetry: Telemetry, **limits: int) -> CollectorRegistry:
@@ -299,7 +299,7 @@ def test_without_privacy_no_epsilon_is_shown(make_telemetry: MakeTelemetry) -> N
 
 
 def test_noise_that_can_be_drawn_again_is_not_called_private(make_telemetry: MakeTelemetry) -> None:
-    telemetry = make_telemetry(Privacy(BUDGET, "coordinate", "agreed", reproducible_noise=True), SIZE)
+    telemetry = make_telemetry(PrivacySettings(BUDGET, "coordinate", "agreed", reproducible_noise=True), SIZE)
     assert registry_of(telemetry).get_sample_value("pausefl_private") == 0
 
 
@@ -336,7 +336,7 @@ def samples_of(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[s
 def test_with_many_clients_only_those_that_matter_most_have_series(make_telemetry: MakeTelemetry) -> None:
     """Ten clients, number k with latency k and, in the other order, ε: the two slowest and the two that leaked most."""
     telemetry, names = make_telemetry(private()), [f"c{k}" for k in range(10)]
-    joins = tuple(Event("joined", name, n_examples=1) for name in names)
+    joins = tuple(LogEvent("joined", name, n_examples=1) for name in names)
     seen = tuple(observation(name, 10 - k, 1.0 + k) for k, name in enumerate(names))
     record = RoundRecord(1, 1, tuple(names), None, seen, joins, 1.0, 1.0, 0.003, "")
     replay(All(10), 1, [record], telemetry.round_committed)
@@ -431,7 +431,7 @@ def test_promtool_finds_nothing_to_complain_about(side: str, request: pytest.Fix
 def test_a_client_of_any_name_can_be_scraped(make_telemetry: MakeTelemetry) -> None:
     """Ids come from clients: quotes, newlines and backslashes must not break the exposition."""
     telemetry, name = make_telemetry(private()), 'a"b\\c\nd{e="f"} 1'
-    joined = (Event("joined", name, n_examples=10),)
+    joined = (LogEvent("joined", name, n_examples=10),)
     record = RoundRecord(1, 1, (name,), None, (observation(name, 1, 0.5),), joined, 1.0, 1.0, 0.003, "")
     replay(All(2), 1, [record], telemetry.round_committed)
     server = serving(registry_of(telemetry))

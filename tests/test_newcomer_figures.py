@@ -20,7 +20,7 @@ from pausefl.report.plots import draw_all
 from pausefl.report.reading import RunData, read_run
 from pausefl.report.style import to_svg
 from pausefl.results.selections import choices_by_group
-from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 
 EXPERIMENT = """
 [experiment]
@@ -69,7 +69,7 @@ def judged(t: int, joined: Sequence[str] = (), **drifts: float) -> RoundRecord:
         Observation(i, Timing(1.0), 1.0, 10, 0, 0.0, 0.0, statistics={"drift": d})
         for i, d in zip(ids, drifts.values(), strict=True)
     )
-    events = tuple(Event("joined", client_id) for client_id in joined)
+    events = tuple(LogEvent("joined", client_id) for client_id in joined)
     return RoundRecord(t, 1, tuple(ids), None, observations, events, 1.0, float(t), 1e-4, "")
 
 

@@ -23,14 +23,14 @@ from pausefl_proto.budget import Budget
 from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, LivePage, frame
 from pausefl_server.monitoring.snapshot import PARTS
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection.everyone import All
-from pausefl_server.settings import Privacy, RunInfo
+from pausefl_server.settings import PrivacySettings, RunInfo
 from pausefl_server.state import replay
 
 MakeTelemetry = Callable[..., Telemetry]
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
-PRIVATE = Privacy(BUDGET, "coordinate", "agreed")
+PRIVATE = PrivacySettings(BUDGET, "coordinate", "agreed")
 INFO = RunInfo("run-1", "pause", "digits", "mlp")
 NASTY = "<img src=x onerror=alert(1)>"
 
@@ -49,7 +49,7 @@ def record(t: int, names: list[str], **changes: Any) -> RoundRecord:
         )
         for k, name in enumerate(names)
     )
-    joined = tuple(Event("joined", name, n_examples=10) for name in names) if t == 1 else ()
+    joined = tuple(LogEvent("joined", name, n_examples=10) for name in names) if t == 1 else ()
     plain = RoundRecord(t, 1, tuple(names), None, seen, joined, float(len(names)), float(t), 0.003, "")
     return replace(plain, **changes)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import Event
+from pausefl_server.records import LogEvent
 from pausefl_server.selection import POLICIES, Oracle, Policy
 from pausefl_server.selection.brute import PauseBrute
 from pausefl_server.selection.oort import Oort
@@ -155,7 +155,7 @@ def test_no_client_is_favoured_among_equals(case: str) -> None:
     equal = Oracle(dict.fromkeys(IDS, 1.0), dict.fromkeys(IDS, 1.0))
     for seed in range(100):
         table = ClientTable(seed=seed)
-        table.apply_events([Event("joined", i, n_examples=100) for i in IDS], round=1)
+        table.apply_events([LogEvent("joined", i, n_examples=100) for i in IDS], round=1)
         selection = policy_of(case).select(None, context_of(table, 1, seed, oracle=equal))
         firsts.update(table.ids[row] for row in selection.rows)
     # Binomial with mean 31 and standard deviation under 5.

@@ -17,7 +17,7 @@ import pytest
 from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.privacy import ExactLaplace, Mechanism, entropy_rng
-from pausefl_client.release import Privacy, Released, Releaser, schedule_key
+from pausefl_client.release import Released, ReleasePrivacy, Releaser, schedule_key
 from pausefl_client.session import ClientSession, ClientSettings
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_proto.budget import Budget
@@ -41,7 +41,7 @@ def open_ledger(folder: Path, budget: Budget = BUDGET) -> Ledger:
 @contextmanager
 def releasing(folder: Path, budget: Budget = BUDGET) -> Iterator[Releaser]:
     ledger = open_ledger(folder, budget)
-    yield Releaser(Privacy(MECHANISM, ledger, lambda _: entropy_rng()))
+    yield Releaser(ReleasePrivacy(MECHANISM, ledger, lambda _: entropy_rng()))
     ledger.close()
 
 

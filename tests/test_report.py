@@ -19,7 +19,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server import store
 from pausefl_server.host_limits import ADVICE, advice
 from pausefl_server.pings import Ping
-from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 
 CLIENTS = ("<script>", "$x$", "c")
 """Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
@@ -36,7 +36,7 @@ def observation(client_id: str, i: int, injected_s: float) -> Observation:
 def records() -> list[RoundRecord]:
     """Three rounds: both clients, then the first, then the second, which had released once unseen before."""
     both, first, second = [("<script>", 1, 0.1), ("$x$", 2, 0.2)], [("<script>", 2, 0.1)], [("$x$", 3, 0.3)]
-    joined = tuple(Event("joined", client_id, "", 40) for client_id in CLIENTS)
+    joined = tuple(LogEvent("joined", client_id, "", 40) for client_id in CLIENTS)
     rows = []
     for number, of_round in enumerate((both, first, second), start=1):
         seen = tuple(observation(*row) for row in of_round)

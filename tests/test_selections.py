@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
-from pausefl_server.records import Event, RoundRecord
+from pausefl_server.records import LogEvent, RoundRecord
 
 GROUPS = ("original", "relevant", "poisoned")
 
 
-def log(*rounds: tuple[Sequence[Event], Sequence[str]]) -> list[RoundRecord]:
+def log(*rounds: tuple[Sequence[LogEvent], Sequence[str]]) -> list[RoundRecord]:
     """Rounds as (what happened before, who was chosen)."""
     return [
         RoundRecord(t, 1, tuple(chosen), None, (), tuple(events), 1.0, 0.0, 0.0, "")
@@ -18,8 +18,8 @@ def log(*rounds: tuple[Sequence[Event], Sequence[str]]) -> list[RoundRecord]:
     ]
 
 
-def joined(*ids: str) -> list[Event]:
-    return [Event("joined", client_id) for client_id in ids]
+def joined(*ids: str) -> list[LogEvent]:
+    return [LogEvent("joined", client_id) for client_id in ids]
 
 
 def counts(choices: Mapping[str, GroupChoices], group: str) -> tuple[list[int], list[int]]:
@@ -31,8 +31,8 @@ def test_a_client_can_be_chosen_while_it_is_connected_and_not_retired() -> None:
         log(
             (joined("original-000", "original-001"), ("original-000",)),
             (joined("relevant-000"), ("original-001", "relevant-000")),
-            ([Event("left", "original-000")], ("original-001", "relevant-000")),
-            ([*joined("original-000"), Event("retired", "original-001")], ("original-000", "original-000")),
+            ([LogEvent("left", "original-000")], ("original-001", "relevant-000")),
+            ([*joined("original-000"), LogEvent("retired", "original-001")], ("original-000", "original-000")),
         ),
         GROUPS,
     )

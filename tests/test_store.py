@@ -20,7 +20,7 @@ from pausefl_proto.actor import ActorStopped
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.checkpoint import Checkpoint
-from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor
 from rigs.connections import opened_connections
 
@@ -56,7 +56,7 @@ OBSERVATIONS = records_of(
     statistics=NUMBERS,
 )
 EVENTS = records_of(
-    Event,
+    LogEvent,
     kind=st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired"]),
     client_id=NAMES,
     detail=st.text(max_size=40),
@@ -160,13 +160,13 @@ def test_a_commit_is_whole_or_not_at_all() -> None:
     with fresh_store() as (store, _):
         store.commit_round(record(1, observation("a")))
         with pytest.raises(sqlite3.IntegrityError):
-            store.commit_round(record(2, observation("a"), observation("a"), events=(Event("joined", "a"),)))
+            store.commit_round(record(2, observation("a"), observation("a"), events=(LogEvent("joined", "a"),)))
         assert [r.round for r in store.rounds()] == [1]
         assert store.late_events() == []
 
 
 def test_events_after_the_last_round_wait_for_the_next_one() -> None:
-    before, late, more = Event("joined", "a"), Event("left", "a", "gone"), Event("joined", "b")
+    before, late, more = LogEvent("joined", "a"), LogEvent("left", "a", "gone"), LogEvent("joined", "b")
     with fresh_store() as (store, _):
         store.commit_round(record(1, events=(before,)))
         store.save_late_events(2, [late])
@@ -186,7 +186,7 @@ def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
                 2,
                 observation("a", participation=2, epsilon=2.0, epsilon_spent=6.0),
                 observation("b", participation=0),
-                events=(Event("joined", "b"),),
+                events=(LogEvent("joined", "b"),),
             )
         )
         store.save_evaluations(2, [Evaluation("test", True, 10, 0.5, 1.0)])
@@ -194,7 +194,7 @@ def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
         assert [r.round for r in store.rounds()] == [1]
         assert store.evaluations() == []
         joined, reconciled = store.late_events()
-        assert joined == Event("joined", "b")
+        assert joined == LogEvent("joined", "b")
         assert (reconciled.kind, reconciled.client_id) == ("reconciled", "a")
         assert (reconciled.epsilon_spent, reconciled.released) == (6.0, 2)
 
@@ -202,7 +202,7 @@ def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
 def test_events_of_several_rounds_taken_back_stay_in_order() -> None:
     with fresh_store() as (store, _):
         for t, client_id in enumerate("abc", start=1):
-            store.commit_round(record(t, events=(Event("joined", client_id),)))
+            store.commit_round(record(t, events=(LogEvent("joined", client_id),)))
         for t in (3, 2, 1):
             store.forget_round(t)
         assert [e.client_id for e in store.late_events()] == ["a", "b", "c"]
@@ -312,10 +312,10 @@ def test_selections_count_a_client_drawn_twice_twice() -> None:
 
 def test_a_client_joins_once_and_its_statistics_have_names() -> None:
     with fresh_store() as (store, path):
-        store.commit_round(record(1, events=(Event("joined", "a"),)))
+        store.commit_round(record(1, events=(LogEvent("joined", "a"),)))
         seen = observation("a", statistics={"drift": 0.25, "norm": 2.0})
-        store.commit_round(record(2, seen, events=(Event("joined", "b"), Event("left", "a"))))
-        store.commit_round(record(3, events=(Event("joined", "a"),)))
+        store.commit_round(record(2, seen, events=(LogEvent("joined", "b"), LogEvent("left", "a"))))
+        store.commit_round(record(3, events=(LogEvent("joined", "a"),)))
         joins = query(path, "SELECT * FROM joins ORDER BY client_id")
         statistics = query(path, "SELECT * FROM statistics ORDER BY name")
     assert joins == [("a", 1), ("b", 2)]
@@ -423,8 +423,8 @@ async def test_what_was_asked_is_on_disk_when_the_answer_comes(actor: tuple[Stor
         assert checkpoint.load(1, digest(theta(1.0))) is not None
         await store_actor.ask(SaveEvaluations(1, (Evaluation("test", False, 10, 0.5, 1.0),)))
         assert store.evaluations() == [(1, Evaluation("test", False, 10, 0.5, 1.0))]
-        await store_actor.ask(SaveLateEvents(2, (Event("left", "a"),)))
-        assert store.late_events() == [Event("left", "a")]
+        await store_actor.ask(SaveLateEvents(2, (LogEvent("left", "a"),)))
+        assert store.late_events() == [LogEvent("left", "a")]
         store_actor.stop()
     with pytest.raises(ActorStopped):
         await store_actor.ask(SaveLateEvents(2, ()))

@@ -33,7 +33,7 @@ class Released:
 
 
 @dataclass(frozen=True)
-class Privacy:
+class ReleasePrivacy:
     """How a client protects its updates, and where it writes down what they cost."""
 
     mechanism: Mechanism
@@ -44,7 +44,7 @@ class Privacy:
 class Releaser:
     """Clip, noise, charge, in this order, before anything is sent; without privacy the update leaves as it is."""
 
-    def __init__(self, privacy: Privacy | None) -> None:
+    def __init__(self, privacy: ReleasePrivacy | None) -> None:
         self._privacy = privacy
 
     @property

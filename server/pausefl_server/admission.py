@@ -7,7 +7,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest
 from pausefl_server.clients import ClientTable
 from pausefl_server.ledger import check_ledger
-from pausefl_server.records import Event
+from pausefl_server.records import LogEvent
 from pausefl_server.settings import ServerSettings
 
 # Sums of so many over any number of clients stay exact in int64 and float64.
@@ -36,10 +36,10 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
     check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, privacy.budget if privacy else None, mirrored)
 
 
-def joined(hello: pb.Hello) -> Event:
+def joined(hello: pb.Hello) -> LogEvent:
     """What the log is to know of a client that may take part."""
     ledger = hello.ledger
-    return Event(
+    return LogEvent(
         "joined",
         hello.client_id,
         n_examples=hello.n_examples,

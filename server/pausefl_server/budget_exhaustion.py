@@ -5,16 +5,16 @@ import numpy as np
 from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
 from pausefl_server.ledger import rounds_left
-from pausefl_server.records import Event
+from pausefl_server.records import LogEvent
 
 
-def used_up(table: ClientTable, budget: Budget | None) -> tuple[Event, ...]:
+def used_up(table: ClientTable, budget: Budget | None) -> tuple[LogEvent, ...]:
     """Who must not be asked again: the floor, which looks at i alone, does not allow its next release."""
     limit = budget.participations if budget else None
     if limit is None:
         return ()
     rows = np.flatnonzero(~table.retired & (table.released >= limit))
-    return tuple(Event("retired", table.ids[row], "its next epsilon would lie below the floor") for row in rows)
+    return tuple(LogEvent("retired", table.ids[row], "its next epsilon would lie below the floor") for row in rows)
 
 
 def too_few_left(table: ClientTable, m: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pausefl_proto.draws import stable_hash
-from pausefl_server.records import Event, RoundRecord
+from pausefl_server.records import LogEvent, RoundRecord
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ class ClientTable:
         """The rows of these clients, in the order given."""
         return np.fromiter((self.row_of[i] for i in ids), np.int64)
 
-    def apply_events(self, events: Iterable[Event], round: int) -> None:
+    def apply_events(self, events: Iterable[LogEvent], round: int) -> None:
         """Fold what happened before `round` was selected: joins and leaves, corrections, retirements."""
         events = tuple(events)
         known = self.row_of
@@ -111,7 +111,7 @@ class ClientTable:
                 # A client may leave some out: it is not believed to have said all.
                 self.label_counts[int(row)] = np.array([o.statistics.get(f"label_{c}", 0.0) for c in range(labels)])
 
-    def _apply_event(self, event: Event, row: int) -> None:
+    def _apply_event(self, event: LogEvent, row: int) -> None:
         if event.kind == "joined":
             self.connected[row] = True
             self.n_examples[row] = event.n_examples

@@ -21,7 +21,7 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.open_round import OpenRound, aggregate, observe, reconciled
 from pausefl_server.pings import Ping
 from pausefl_server.preparation import PreparedRound, Preparer, off_loop
-from pausefl_server.records import Event, EventKind, RoundRecord
+from pausefl_server.records import EventKind, LogEvent, RoundRecord
 from pausefl_server.selection.base import Oracle
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import StartingPoint
@@ -33,7 +33,7 @@ from pausefl_server.store import CommitRound, SaveLateEvents, StoreActor
 class _Unlogged:
     """What has happened and goes into the log with the next commit."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[LogEvent] = field(default_factory=list)
     pings: list[Ping] = field(default_factory=list)
 
     def retired(self) -> set[str]:
@@ -137,7 +137,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         host = self._stopwatch.report(started)
         await self._commit(open_round.record(model.digest, self._stopwatch.wall_clock_s(), host, self._settings), model)
 
-    def _fold_events(self, round: int) -> tuple[Event, ...]:
+    def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
         """Take all events since the last round into the state, with the retirements that follow; returns them."""
         events, self._unlogged.events = tuple(self._unlogged.events), []
         self.state.before_round(round, events)
@@ -145,7 +145,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self.state.before_round(round, retired)
         return (*events, *retired)
 
-    def _send(self, prepared: PreparedRound, events: tuple[Event, ...]) -> OpenRound:
+    def _send(self, prepared: PreparedRound, events: tuple[LogEvent, ...]) -> OpenRound:
         chosen = tuple(self.state.table.ids[row] for row in prepared.selection.rows)
         due = dict.fromkeys(chosen, time.monotonic() + self._settings.round_timeout_s)
         for client_id in due:  # once each, also where a policy has drawn one twice
@@ -160,7 +160,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
                 await self.drain()
             else:
                 late = open_round.give_up(time.monotonic())
-                self._unlogged.events += [Event("missed", client_id, "gave no answer in time") for client_id in late]
+                self._unlogged.events += [LogEvent("missed", client_id, "gave no answer in time") for client_id in late]
 
     async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
         """Make the model and the round durable, then the run's state."""
@@ -274,7 +274,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         if refusal.rejected:
             self._observer.rejected(f"client {client_id} {refusal.reason}: rejected")
         kind: EventKind = "retired" if refusal.exhausted else "rejected" if refusal.rejected else "missed"
-        self._unlogged.events.append(Event(kind, client_id, refusal.reason))
+        self._unlogged.events.append(LogEvent(kind, client_id, refusal.reason))
         if is_plausible(refusal.release, self._settings.budget):
             self._unlogged.events.append(reconciled(refusal))
         if self._open is not None and refusal.round == self._open.job.round:

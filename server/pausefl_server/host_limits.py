@@ -20,7 +20,7 @@ _SERVER_COMPUTES = "the server's own work made up the round: choose fewer client
 
 
 @dataclass(frozen=True)
-class Limits:
+class HostLimits:
     """Beyond these a round is suspect; a share of 1 never is. The keys of `[host]`."""
 
     loop_lag_s: float = 0.05

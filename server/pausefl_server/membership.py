@@ -9,7 +9,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Peer, SendPing
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import PingRota
-from pausefl_server.records import Event
+from pausefl_server.records import LogEvent
 from pausefl_server.settings import ServerSettings
 
 
@@ -30,7 +30,7 @@ class Membership:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def register(self, hello: pb.Hello, peer: Peer, round: int) -> Event:
+    def register(self, hello: pb.Hello, peer: Peer, round: int) -> LogEvent:
         """Take a client in after `round` committed rounds; WireError, with what to change, when it does not fit."""
         client_id = hello.client_id
         try:
@@ -43,7 +43,7 @@ class Membership:
         self._observer.arrived(client_id, len(self._peers), round)
         return joined(hello)
 
-    def remove(self, peer: Peer, reason: str, round: int) -> Event | None:
+    def remove(self, peer: Peer, reason: str, round: int) -> LogEvent | None:
         """Drop a client whose stream has ended; None when another stream of the same client has replaced it."""
         client_id = peer.client_id
         if self._peers.get(client_id) is not peer:
@@ -51,7 +51,7 @@ class Membership:
         del self._peers[client_id]
         self._rota.leave(client_id)
         self._observer.departed(client_id, reason, len(self._peers), round)
-        return Event("left", client_id, reason)
+        return LogEvent("left", client_id, reason)
 
     def offer(self, client_id: str, message: Dispatch | Acknowledge) -> None:
         """Hand a message to a client if it is connected and its mailbox has room; a stuck stream delays no round."""

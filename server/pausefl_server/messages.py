@@ -117,6 +117,6 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """To the coordinator: end the run after what is in flight, for this reason."""
+    """To the coordinator: give up the open round and end the run, for this reason."""
 
     reason: str

@@ -8,7 +8,7 @@ from pausefl_process.host_monitor import HostReport
 from pausefl_server.clients import ClientTable, FloatArray
 from pausefl_server.global_model import GlobalModel
 from pausefl_server.messages import Dispatch, Refusal, Update
-from pausefl_server.records import Event, Observation, RoundRecord
+from pausefl_server.records import LogEvent, Observation, RoundRecord
 from pausefl_server.selection.base import Selection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
@@ -27,7 +27,7 @@ class OpenRound:
     """How long the policy took to choose."""
     chosen: tuple[str, ...]
     """In selection order, in which updates are combined, in whatever order they come."""
-    events: tuple[Event, ...]
+    events: tuple[LogEvent, ...]
     """All that the selection knew and the round before did not."""
     due: dict[str, float]
     """The clients that still owe an answer, and until when each is waited for."""
@@ -67,7 +67,7 @@ class OpenRound:
         """The positions in `chosen` of those whose updates came."""
         return [i for i, client_id in enumerate(self.chosen) if client_id in self.updates]
 
-    def abandoned(self) -> list[Event]:
+    def abandoned(self) -> list[LogEvent]:
         """The events to log when the round is given up: all it knew, and what its updates have spent."""
         return [*self.events, *(reconciled(update) for update in self.updates.values())]
 
@@ -116,10 +116,10 @@ def observe(update: Update, table: ClientTable, settings: ServerSettings, now_s:
     )
 
 
-def reconciled(message: Update | Refusal) -> Event:
+def reconciled(message: Update | Refusal) -> LogEvent:
     """What the log is to know of a release whose update was not used: it has left, so it is spent."""
     release = message.release
-    return Event(
+    return LogEvent(
         "reconciled",
         message.client_id,
         "spent on an update that was not used",

@@ -91,7 +91,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LogEvent:
     """Something that happened to one client outside an accepted update; the log could not be replayed without it."""
 
     kind: EventKind
@@ -128,7 +128,7 @@ class RoundRecord:
     chosen: tuple[str, ...]
     weights: tuple[float, ...] | None
     observations: tuple[Observation, ...]
-    events: tuple[Event, ...]
+    events: tuple[LogEvent, ...]
     """In the order they happened: all the round's selection knew that the round before did not."""
     round_latency_s: float
     """Eq. (3) on the signal: the greatest latency of the round's observations, 0 when there is none."""
@@ -143,4 +143,4 @@ class RoundRecord:
     host: HostReport = field(default_factory=HostReport)
     """How well the server's host kept time during the round."""
     suspect: tuple[str, ...] = ()
-    """Why the round's measurements are in doubt (`suspicion.Limits.doubts`); empty: they are not."""
+    """Why the round's measurements are in doubt (`host_limits.HostLimits.doubts`); empty: they are not."""

@@ -27,7 +27,7 @@ from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Evaluation, Event
+from pausefl_server.records import Evaluation, LogEvent
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState, StartingPoint, replay
@@ -255,9 +255,9 @@ def _agree_on(store: Store, key: str, value: str) -> None:
     store.set_meta(key, value)
 
 
-def _departures(state: RunState, late: list[Event]) -> list[Event]:
+def _departures(state: RunState, late: list[LogEvent]) -> list[LogEvent]:
     """Nobody is connected to a server that has just started, whatever the log last said."""
     table = state.table
     connected = {table.ids[row] for row in table.connected.nonzero()[0]}
     connected |= {event.client_id for event in late if event.kind == "joined"}
-    return [Event("left", client_id, "the server was restarted") for client_id in sorted(connected)]
+    return [LogEvent("left", client_id, "the server was restarted") for client_id in sorted(connected)]

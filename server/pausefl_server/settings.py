@@ -7,13 +7,13 @@ from typing import Literal
 from pausefl_proto.budget import Budget
 from pausefl_proto.wire import Manifest
 from pausefl_server.aggregation import Aggregation
-from pausefl_server.host_limits import Limits
+from pausefl_server.host_limits import HostLimits
 from pausefl_server.optimizers import ServerOptimizer
 from pausefl_server.records import Signal
 
 
 @dataclass(frozen=True)
-class Privacy:
+class PrivacySettings:
     """The privacy both ends agree on; they compare `schedule` when a client says hello."""
 
     budget: Budget
@@ -63,7 +63,7 @@ class ServerSettings:
     rounds: int
     minimum_clients: int
     manifest: Manifest
-    privacy: Privacy | None
+    privacy: PrivacySettings | None
     signal: Signal
     time_scale: float
     tau_min_s: float | None
@@ -79,7 +79,7 @@ class ServerSettings:
     """What clients were told to disclose; anything else they report is dropped."""
     pings_per_s: float = 0.0
     """How many idle clients to ping a second, over all of them; 0: none."""
-    limits: Limits = field(default_factory=Limits)
+    limits: HostLimits = field(default_factory=HostLimits)
     """Beyond these a round's measurements are suspect."""
     aggregation: Aggregation = field(default_factory=Aggregation)
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pausefl_server.clients import ClientTable
 from pausefl_server.global_model import GlobalModel
-from pausefl_server.records import Event, RoundRecord
+from pausefl_server.records import LogEvent, RoundRecord
 from pausefl_server.selection.base import Policy
 
 
@@ -29,7 +29,7 @@ class RunState:
         """Before round 1, when no client is known."""
         return RunState(policy, ClientTable(seed=seed), policy.start())
 
-    def before_round(self, round: int, events: Iterable[Event]) -> None:
+    def before_round(self, round: int, events: Iterable[LogEvent]) -> None:
         """Fold the events that `round`'s selection gets to know."""
         self.table.apply_events(events, round)
 
@@ -49,7 +49,7 @@ class StartingPoint:
 
     state: RunState
     model: GlobalModel
-    late_events: tuple[Event, ...] = ()
+    late_events: tuple[LogEvent, ...] = ()
     """Events since the last committed round."""
     attempt: int = 1
     """At the next round; above 1 where that round was taken back."""

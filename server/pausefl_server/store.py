@@ -20,7 +20,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.pings import Ping
-from pausefl_server.records import Evaluation, Event, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 
 SCHEMA_VERSION = 1
 
@@ -28,7 +28,7 @@ _ROUND = (
     *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
     *("wall_clock_s", "selection_s", "model_digest", "details", "suspect"),
 )
-_EVENT = tuple(f.name for f in fields(Event))
+_EVENT = tuple(f.name for f in fields(LogEvent))
 _TIMING = tuple(f.name for f in fields(Timing))
 _HOST = tuple(f.name for f in fields(HostReport))
 _SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "host", "statistics"})
@@ -94,7 +94,7 @@ class Store:
         row = self._db.execute(query, (round,)).fetchone()
         return None if row is None else np.frombuffer(row[0], "<f4")
 
-    def save_late_events(self, round: int, events: Iterable[Event]) -> None:
+    def save_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
         """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
         with self._transaction():
             self._replace_events(round, events)
@@ -113,11 +113,11 @@ class Store:
         """The whole log, in order."""
         return read_rounds(self._db)
 
-    def late_events(self) -> list[Event]:
+    def late_events(self) -> list[LogEvent]:
         """Events written after the last committed round."""
         last = "(SELECT coalesce(max(round), 0) FROM rounds)"
         rows = self._db.execute(f"SELECT {', '.join(_EVENT)} FROM events WHERE round > {last} ORDER BY round, sequence")
-        return [Event(*row) for row in rows]
+        return [LogEvent(*row) for row in rows]
 
     def forget_round(self, round: int) -> None:
         """Take back the last round, whose model is gone. What its clients spent stays spent.
@@ -132,8 +132,8 @@ class Store:
                 " WHERE round = ? AND participation > 0",
                 (round,),
             ).fetchall()
-            corrections = [Event("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
-            events = [Event(*e) for e in self._db.execute(_SELECT_EVENTS_OF_ROUND, (round,)).fetchall()]
+            corrections = [LogEvent("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
+            events = [LogEvent(*e) for e in self._db.execute(_SELECT_EVENTS_OF_ROUND, (round,)).fetchall()]
             self._replace_events(round, [*events, *corrections])
             for table in ("observations", "evaluations", "rounds"):
                 self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
@@ -156,7 +156,7 @@ class Store:
             raise
         self._db.execute("COMMIT")
 
-    def _replace_events(self, round: int, events: Iterable[Event]) -> None:
+    def _replace_events(self, round: int, events: Iterable[LogEvent]) -> None:
         self._db.execute("DELETE FROM events WHERE round = ?", (round,))
         self._db.executemany(_INSERT_EVENT, [(round, *_event_values(event)) for event in events])
 
@@ -164,7 +164,7 @@ class Store:
 def read_rounds(database: sqlite3.Connection) -> list[RoundRecord]:
     """The whole log of a run's database, in order; it may be open read-only."""
     observations = _by_round(database, "observations", _OBSERVATION, "client_id", _observation)
-    events = _by_round(database, "events", _EVENT, "sequence", lambda row: Event(*row))
+    events = _by_round(database, "events", _EVENT, "sequence", lambda row: LogEvent(*row))
     return [
         _record(row, observations.get(row[0], []), events.get(row[0], []))
         for row in database.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds ORDER BY round")
@@ -209,7 +209,7 @@ def _round_row(record: RoundRecord) -> tuple[Any, ...]:
     return (*values, *_host_values(record.host))
 
 
-def _record(row: tuple[Any, ...], observations: list[Observation], events: list[Event]) -> RoundRecord:
+def _record(row: tuple[Any, ...], observations: list[Observation], events: list[LogEvent]) -> RoundRecord:
     values = dict(zip(_ROUND, row[: len(_ROUND)], strict=True))
     values["chosen"] = tuple(json.loads(values["chosen"]))
     values["weights"] = None if values["weights"] is None else tuple(json.loads(values["weights"]))
@@ -254,7 +254,7 @@ class SaveLateEvents:
     """Write down what happened after the last round."""
 
     round: int
-    events: tuple[Event, ...]
+    events: tuple[LogEvent, ...]
 
 
 class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):

@@ -28,7 +28,7 @@ from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord, Timing
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All
-from pausefl_server.settings import Privacy
+from pausefl_server.settings import PrivacySettings
 from pausefl_server.state import RunState, StartingPoint, replay
 from pausefl_server.store import Store, StoreActor
 from rigs.settings import server_settings
@@ -38,7 +38,7 @@ Shown = TypeVar("Shown")
 SIZE = 8
 MANIFEST = Manifest((Tensor("w", (SIZE,)),))
 BUDGET = Budget(epsilon_budget=10.0, eta=0.25)
-PRIVATE = Privacy(BUDGET, "coordinate", "agreed")
+PRIVATE = PrivacySettings(BUDGET, "coordinate", "agreed")
 EXAMPLES = {"a": 10, "b": 30, "c": 60, "d": 100}
 
 

@@ -16,8 +16,7 @@ import pytest
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.privacy import Mechanism
-from pausefl_client.release import Privacy as ClientPrivacy
-from pausefl_client.release import Releaser
+from pausefl_client.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Stream
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
@@ -29,13 +28,13 @@ from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All
 from pausefl_server.service import Endpoints, RunResult, serve
-from pausefl_server.settings import Privacy, ServerSettings
+from pausefl_server.settings import PrivacySettings, ServerSettings
 from pausefl_server.store import Store
 from rigs.settings import server_settings
 
 SIZE = 500
 BUDGET = Budget(epsilon_budget=10.0, eta=0.1)
-PRIVATE = Privacy(BUDGET, "coordinate", "agreed")
+PRIVATE = PrivacySettings(BUDGET, "coordinate", "agreed")
 BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half
 
 
@@ -119,7 +118,7 @@ class Clients:
         client_id: str,
         port: int,
         size: int = SIZE,
-        privacy: ClientPrivacy | None = None,
+        privacy: ReleasePrivacy | None = None,
         connecting: Connect | None = None,
         trainer: Any = None,
     ) -> "asyncio.Task[str]":
@@ -141,12 +140,12 @@ async def clients() -> AsyncIterator[Clients]:
             yield Clients(group, executor)
 
 
-def private(folder: Path, client_id: str) -> ClientPrivacy:
+def private(folder: Path, client_id: str) -> ReleasePrivacy:
     def fresh_noise(_: ReleaseKey) -> np.random.Generator:
         return np.random.default_rng()
 
     ledger = Ledger(folder / f"{client_id}.db", BUDGET, unit="coordinate", client_id=client_id, data="test")
-    return ClientPrivacy(Mechanism("coordinate", 0.01), ledger, fresh_noise)
+    return ReleasePrivacy(Mechanism("coordinate", 0.01), ledger, fresh_noise)
 
 
 def log_of(folder: Path) -> list[RoundRecord]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
-from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Policy, Selection
 from rigs.policies import Play
 
@@ -45,7 +45,7 @@ class NewcomerPlay(Play):
 
     def select(self) -> Selection:
         t = len(self.records) + 1
-        joined = [Event("joined", i, n_examples=100 + 50 * k) for k, i in enumerate(self.joins.get(t, ()))]
+        joined = [LogEvent("joined", i, n_examples=100 + 50 * k) for k, i in enumerate(self.joins.get(t, ()))]
         self.table.apply_events(joined, t)
         rng = generator(self.seed, "selection", t, 0)
         return self.policy.select(self.state, Context(t, self.table, self.table.eligible(), rng))

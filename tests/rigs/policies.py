@@ -10,7 +10,7 @@ import pytest
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Oracle, Policy, Selection, policy_class
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,8 +52,8 @@ def policy_of(case: str, m: int = M) -> Policy:
     return policy_class(name)(m=m, **parameters)
 
 
-def joined(ids: Iterable[str], examples: int = 100) -> list[Event]:
-    return [Event("joined", client_id, n_examples=examples + 7 * (hash_of(client_id) % 5)) for client_id in ids]
+def joined(ids: Iterable[str], examples: int = 100) -> list[LogEvent]:
+    return [LogEvent("joined", client_id, n_examples=examples + 7 * (hash_of(client_id) % 5)) for client_id in ids]
 
 
 def hash_of(client_id: str) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import DrawDelays, Link, no_delays
 from pausefl_client.privacy import Mechanism
-from pausefl_client.release import Privacy, Releaser
+from pausefl_client.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Exchange
 from pausefl_client.trainer import TrainingOutcome
 from pausefl_proto.budget import Budget
@@ -148,7 +148,7 @@ class SessionRig:
         *,
         size: int = 6,
         train_s: float = 0.0,
-        privacy: Privacy | None = None,
+        privacy: ReleasePrivacy | None = None,
         delays: DrawDelays = no_delays,
         executor: Executor | None = None,
         clock: Clock | None = None,
@@ -189,10 +189,10 @@ class SessionRig:
                 await task
 
 
-def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: float = 0.0) -> Privacy:
+def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: float = 0.0) -> ReleasePrivacy:
     def noise_for(_: ReleaseKey) -> np.random.Generator:
         clock.advance(privatise_s)
         return np.random.default_rng()  # fresh entropy every time: bytes are the same only if they were kept
 
     ledger = Ledger(folder / "client-007.db", budget, unit="coordinate", client_id="client-007", data="test")
-    return Privacy(Mechanism("coordinate", 0.01), ledger, noise_for)
+    return ReleasePrivacy(Mechanism("coordinate", 0.01), ledger, noise_for)

@@ -45,7 +45,7 @@ from pausefl_proto.tls import Tls
 
 if TYPE_CHECKING:
     from pausefl_server.aggregation import Aggregation
-    from pausefl_server.host_limits import Limits
+    from pausefl_server.host_limits import HostLimits
     from pausefl_server.optimizers import ServerOptimizer
     from pausefl_server.selection.base import Policy
 
@@ -159,11 +159,11 @@ class Experiment(Table):
         files = Tls(**self.tls.model_dump())
         return None if files == Tls() else files
 
-    def limits(self) -> "Limits":
+    def limits(self) -> "HostLimits":
         """What a host may do to a measurement before it is suspect. A client never needs it."""
-        from pausefl_server.host_limits import Limits
+        from pausefl_server.host_limits import HostLimits
 
-        return Limits(**self.host.model_dump())
+        return HostLimits(**self.host.model_dump())
 
     def aggregation_rule(self) -> "Aggregation":
         """How updates are combined. A client never needs it."""

@@ -16,7 +16,7 @@ from rich.text import Text
 from pausefl.report.comparison_figure import draw_comparison
 from pausefl.report.comparison_groups import draw_groups
 from pausefl.report.html import embed, render
-from pausefl.report.reading import Privacy, RunData, Split, read_run
+from pausefl.report.reading import PrivacyFigures, RunData, Split, read_run
 from pausefl.report.style import save_png
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
 from pausefl_proto.errors import ConfigError
@@ -106,7 +106,7 @@ class Comparison:
         return _seeds(next(iter(self.runs.values())))
 
     @property
-    def privacy(self) -> Privacy | None:
+    def privacy(self) -> PrivacyFigures | None:
         """What the private runs promised."""
         return next((run.privacy for runs in self.runs.values() for run in runs if run.privacy), None)
 

@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pausefl.report.reading import Privacy, RunData, Split
+from pausefl.report.reading import PrivacyFigures, RunData, Split
 from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, percent_axis
 
 Runs = Mapping[str, Sequence[RunData]]
 Curve = tuple[NDArray[Any], NDArray[np.float64]]
 
 
-def draw_comparison(runs: Runs, split: Split, privacy: Privacy | None, common_accuracy: float | None) -> Figure:
+def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None) -> Figure:
     """All policies in one figure, with the spread over seeds; without the leakage panel where no run was private."""
     looks = policy_looks(runs)
     mosaic = [["accuracy", "leakage"], ["accuracy", "total"]] if privacy else [["accuracy", "total"]]
@@ -67,7 +67,7 @@ def draw_band(axes: Axes, curves: Sequence[Curve], look: Look, label: str) -> No
     axes.plot(grid, values.mean(axis=0), color=look.colour, linestyle=look.dash, label=label)
 
 
-def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: Privacy) -> None:
+def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: PrivacyFigures) -> None:
     for policy, of_policy in runs.items():
         tables = [run.greatest_leakage for run in of_policy if run.privacy]
         if tables:

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from pausefl.report.reading import Privacy, RunData
+from pausefl.report.reading import PrivacyFigures, RunData
 from pausefl.report.style import css_variables, to_svg
 
 UNIT_SENTENCES = {
@@ -113,7 +113,7 @@ def _milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1e3 * seconds:.3g} ms"
 
 
-def _privacy(run: RunData, privacy: Privacy) -> Mapping[str, object]:
+def _privacy(run: RunData, privacy: PrivacyFigures) -> Mapping[str, object]:
     d, spent_before = run.summary["model_size"], run.clients["spent_before"].tolist()
     budget_sentence = BUDGET_SENTENCES[run.summary["budget_per"] or "run"]
     vector_factor = d if privacy.unit == "coordinate" else 1

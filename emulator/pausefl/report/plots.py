@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pausefl.report import group_plots, learning_plots
 from pausefl.report.learning import learning
-from pausefl.report.reading import Privacy, RunData, Split
+from pausefl.report.reading import PrivacyFigures, RunData, Split
 from pausefl.report.style import (
     DASHES,
     INK,
@@ -76,7 +76,7 @@ def accuracy(run: RunData) -> Figure:
     return figure
 
 
-def leakage(run: RunData, privacy: Privacy) -> Figure:
+def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
     """The greatest ε any client has spent, by round, with the budget it stays under."""
     figure, axes = new_figure("Greatest leakage", "round", f"greatest ε spent by a client\n({privacy.label})")
     table, budget = run.greatest_leakage, privacy.epsilon_budget
@@ -91,7 +91,7 @@ def leakage(run: RunData, privacy: Privacy) -> Figure:
     return figure
 
 
-def releases(run: RunData, privacy: Privacy) -> Figure:
+def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     """Who released what and when: a dot per release, its area proportional to the ε it spent."""
     table, ids = run.leakage, run.clients["client_id"]
     height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))

@@ -106,7 +106,7 @@ GROUP BY client_id ORDER BY client_id
 
 
 @dataclass(frozen=True)
-class Privacy:
+class PrivacyFigures:
     """What a private run promised its clients and what it spent; every ε here but one is in `unit`."""
 
     unit: Unit
@@ -150,11 +150,11 @@ class RunData:
         return tuple(tomllib.loads(self.config).get("clients", {}).get("groups", {}))
 
     @property
-    def privacy(self) -> Privacy | None:
+    def privacy(self) -> PrivacyFigures | None:
         """None: the clients added no noise."""
         if self.summary["privacy_unit"] is None:
             return None
-        return Privacy(
+        return PrivacyFigures(
             unit=self.summary["privacy_unit"],
             epsilon_budget=self.summary["epsilon_budget"],
             max_epsilon_spent=self.summary["max_epsilon_spent"],

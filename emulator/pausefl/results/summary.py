@@ -15,7 +15,7 @@ from pausefl_client.datasets import split_note
 from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import advice
-from pausefl_server.records import Evaluation, Event, RoundRecord
+from pausefl_server.records import Evaluation, LogEvent, RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
 
@@ -32,7 +32,7 @@ def summarise(
     experiment: Experiment,
     policy: Policy,
     records: Sequence[RoundRecord],
-    late_events: Sequence[Event],
+    late_events: Sequence[LogEvent],
     result: RunResult,
 ) -> dict[str, Any]:
     """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured.
@@ -84,7 +84,7 @@ def _data(experiment: Experiment, result: RunResult) -> str | None:
     return f"{name}, examples: {sizes}, {judged['test']:,} to test on" + (f"; {note}" if note else "")
 
 
-def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[Event], size: int) -> dict[str, Any]:
+def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[LogEvent], size: int) -> dict[str, Any]:
     """What was promised and spent, every ε in `privacy_unit` but the one that names the vector."""
     settings, budget = experiment.privacy, experiment.budget()
     private = budget is not None and not settings.reproducible_noise
@@ -109,7 +109,7 @@ def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[Event]
     }
 
 
-def _had_spent(events: Iterable[Event]) -> bool:
+def _had_spent(events: Iterable[LogEvent]) -> bool:
     """Whether a client first came with releases on its ledger: where it keeps that is its own choice."""
     released: dict[str, int] = {}
     for event in events:

@@ -27,7 +27,7 @@ from pausefl.runtime.processes import (
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, Mechanism, entropy_rng
-from pausefl_client.release import Privacy, Releaser
+from pausefl_client.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Observe
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import Trainer
@@ -139,7 +139,7 @@ def _make_session(
     experiment: Experiment,
     client_id: str,
     trainer: Trainer,
-    privacy: Privacy | None,
+    privacy: ReleasePrivacy | None,
     link: Link,
     address: str,
     executor: Executor,
@@ -161,7 +161,7 @@ def _make_session(
 
 def _open_privacy(
     experiment: Experiment, client_id: str, model_size: int, ledgers: Path, closing: ExitStack
-) -> Privacy | None:
+) -> ReleasePrivacy | None:
     budget, mechanism = experiment.budget(), experiment.mechanism()
     if budget is None or mechanism is None:
         return None
@@ -172,7 +172,7 @@ def _open_privacy(
     except LedgerError as error:  # before anything was sent it is bad input
         raise ConfigError(str(error)) from error
     closing.callback(ledger.close)
-    return Privacy(mechanism, ledger, partial(noise_for, experiment, client_id))
+    return ReleasePrivacy(mechanism, ledger, partial(noise_for, experiment, client_id))
 
 
 def _ledger_identity(experiment: Experiment, mechanism: Mechanism, client_id: str, model_size: int) -> dict[str, str]:
@@ -186,7 +186,7 @@ def _ledger_identity(experiment: Experiment, mechanism: Mechanism, client_id: st
 
 def _expose(
     experiment: Experiment,
-    privacies: Mapping[str, Privacy | None],
+    privacies: Mapping[str, ReleasePrivacy | None],
     model_size: int,
     on_metrics: Callable[[str], None],
     closing: ExitStack,

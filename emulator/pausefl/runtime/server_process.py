@@ -30,7 +30,7 @@ from pausefl_proto.wire import Manifest, Tensor, Vector
 from pausefl_server.evaluation import EvaluateModel
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.service import Endpoints, RunResult, serve
-from pausefl_server.settings import MetricsSettings, Privacy, RunInfo, ServerSettings
+from pausefl_server.settings import MetricsSettings, PrivacySettings, RunInfo, ServerSettings
 from pausefl_server.store import Store
 
 log = logging.getLogger("pausefl.server")
@@ -91,7 +91,7 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
     budget, mechanism = experiment.budget(), experiment.mechanism()
     privacy, presence = None, experiment.presence()
     if budget is not None and mechanism is not None:
-        privacy = Privacy(budget, mechanism.unit, experiment.schedule, experiment.privacy.reproducible_noise)
+        privacy = PrivacySettings(budget, mechanism.unit, experiment.schedule, experiment.privacy.reproducible_noise)
     return ServerSettings(
         run_id=run_id,
         seed=experiment.experiment.seed,

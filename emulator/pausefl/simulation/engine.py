@@ -20,7 +20,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
-from pausefl_server.records import Event, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Oracle, Policy, Selection, checked
 from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.pause import Choice, Pause
@@ -179,11 +179,11 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     return curves.result(tuple(table.ids), in_table_order)
 
 
-def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[Event]:
+def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[LogEvent]:
     """The events of clients that come and go before round t; |D_k| by id, 1 unless said otherwise."""
     come, gone = presence.changes(t)
-    joined = [Event("joined", i, n_examples=examples[i] if examples else 1) for i in come]
-    return joined + [Event("left", i) for i in gone]
+    joined = [LogEvent("joined", i, n_examples=examples[i] if examples else 1) for i in come]
+    return joined + [LogEvent("left", i) for i in gone]
 
 
 def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:

@@ -1,6 +1,6 @@
 """What Prometheus can scrape from the server; every metric is described in deploy/METRICS.md.
 
-All of it is made from the picture of the run when somebody scrapes. Every ε is labelled with the unit it protects;
+All of it is made from the snapshot of the run at each scrape. Every ε is labelled with the unit it protects;
 where that is the coordinate, it stands a second time for the whole upload vector, d times as large.
 """
 
@@ -19,9 +19,9 @@ from pausefl_process.host_monitor import HostReport
 from pausefl_process.http_server import Response, Route
 from pausefl_proto.budget import Budget
 from pausefl_server.clients import FloatArray, IntArray
-from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, Picture, greatest_and_median
+from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, RunSnapshot, greatest_and_median
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.settings import MetricsSettings, Privacy, ServerSettings
+from pausefl_server.settings import MetricsSettings, PrivacySettings, ServerSettings
 
 Samples = Iterable[tuple[Sequence[str], float]]
 """Label values and the value they have."""
@@ -76,7 +76,7 @@ def _greatest(values: FloatArray, n: int) -> IntArray:
     return rows
 
 
-def _run(now: Picture, settings: ServerSettings) -> Iterator[Metric]:
+def _run(now: RunSnapshot, settings: ServerSettings) -> Iterator[Metric]:
     privacy, info = settings.privacy, settings.info
     unit = privacy.unit if privacy else "none"
     labels = ("run_name", "policy", "dataset", "model", "unit")
@@ -97,7 +97,7 @@ def _run(now: Picture, settings: ServerSettings) -> Iterator[Metric]:
     yield _counter("rejected_updates", "Messages and updates that were not accepted", (), [((), now.rejected)])
 
 
-def _expected(now: Picture, settings: ServerSettings) -> int:
+def _expected(now: RunSnapshot, settings: ServerSettings) -> int:
     if now.is_over:
         return 0
     if settings.expected is not None:
@@ -105,7 +105,7 @@ def _expected(now: Picture, settings: ServerSettings) -> int:
     return settings.minimum_clients if settings.clients is None else settings.clients
 
 
-def _rounds(now: Picture) -> Iterator[Metric]:
+def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     latency, selection = now.rounds.series()
     yield _histogram("round_latency_seconds", "Greatest latency of a round's clients", {(): latency})
     yield _gauge("total_latency_seconds", "Sum of the rounds' latencies", (), [((), now.total_latency_s)])
@@ -114,7 +114,7 @@ def _rounds(now: Picture) -> Iterator[Metric]:
     yield _counter("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
 
 
-def _exchanges(now: Picture) -> Iterator[Metric]:
+def _exchanges(now: RunSnapshot) -> Iterator[Metric]:
     series = dict(zip(EXCHANGE, now.exchanges.series(), strict=True))
     yield _histogram("round_trip_seconds", "Round trips of all exchanges", {(): series["round_trip"]})
     text = "Where the exchanges' time went; propagation is the residual"
@@ -125,7 +125,7 @@ def _exchanges(now: Picture) -> Iterator[Metric]:
     yield _histogram("timing_error_seconds", text, {(): series["timing_error"]})
 
 
-def _hosts(now: Picture) -> Iterator[Metric]:
+def _hosts(now: RunSnapshot) -> Iterator[Metric]:
     reports: dict[str, list[HostReport]] = {}
     if now.record is not None:
         reports = {"server": [now.record.host], "clients": [o.host for o in now.record.observations]}
@@ -173,7 +173,9 @@ def _factors(settings: ServerSettings) -> Mapping[str, float]:
     return {privacy.unit: 1, "vector": privacy.vector_epsilon(1, settings.manifest.size)} if privacy else {}
 
 
-def _privacy(now: Picture, privacy: Privacy | None, factors: Mapping[str, float], rows: IntArray) -> Iterator[Metric]:
+def _privacy(
+    now: RunSnapshot, privacy: PrivacySettings | None, factors: Mapping[str, float], rows: IntArray
+) -> Iterator[Metric]:
     clients, spent = now.clients, now.clients.epsilon_spent
 
     def epsilon(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:

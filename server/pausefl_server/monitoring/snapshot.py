@@ -1,6 +1,6 @@
 """What a run looks like now: an immutable fold over its log, from which metrics and the live page are read.
 
-The event loop makes a new picture for whatever happens and never changes an old one, so that other threads read one
+The event loop makes a new snapshot for whatever happens and never changes an old one, so that other threads read one
 without a lock. A round costs a few copies of small arrays; whatever is dear is left to those who look.
 """
 
@@ -147,8 +147,8 @@ class Clients:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Picture:
-    """All of it."""
+class RunSnapshot:
+    """Everything shown about a run at one moment."""
 
     last_round_at_s: float
     """Unix time of the last commit, or of the server's start where that came later."""
@@ -181,8 +181,8 @@ class Picture:
     """Of each exchange, the times named in EXCHANGE."""
 
 
-def after_round(now: Picture, record: RoundRecord, state: RunState, *, total_delays: bool = False) -> Picture:
-    """The picture with a committed round, which `state` has taken already. `total_delays`: see ServerSettings."""
+def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, *, total_delays: bool = False) -> RunSnapshot:
+    """The snapshot with a committed round, which `state` has taken already. `total_delays`: see ServerSettings."""
     clients = now.clients.after_round(record.observations, state.table)
     exchanges = now.exchanges
     if record.observations:
@@ -211,8 +211,8 @@ def greatest_and_median(values: FloatArray) -> tuple[float, float]:
     return float(ordered[-1]), float(ordered[last // 2] + ordered[(last + 1) // 2]) / 2
 
 
-def after_evaluation(now: Picture, round: int, evaluation: Evaluation) -> Picture:
-    """The picture with one more model judged; the best one is judged again last, and is not the last model."""
+def after_evaluation(now: RunSnapshot, round: int, evaluation: Evaluation) -> RunSnapshot:
+    """The snapshot with one more model judged; the best one is judged again last, and is not the last model."""
     split, accuracy = evaluation.split, now.accuracy
     if evaluation.subset:
         x_s = _total_latency_at(now, round)
@@ -235,7 +235,7 @@ def _injected_s(timing: Timing, *, total_delays: bool) -> float:
     return injected_s + timing.download_s + timing.device_s if total_delays else injected_s
 
 
-def _total_latency_at(now: Picture, round: int) -> float:
+def _total_latency_at(now: RunSnapshot, round: int) -> float:
     """Σ of eq. (3) up to a round, as well as the thinned curve knows it."""
     if round >= now.round or not len(now.leakage.points):
         return now.total_latency_s

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from pausefl_server.monitoring.observer import RunObserver
-from pausefl_server.monitoring.snapshot import Picture, after_evaluation, after_round
+from pausefl_server.monitoring.snapshot import RunSnapshot, after_evaluation, after_round
 from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
@@ -21,7 +21,7 @@ class Telemetry(RunObserver):
         self.settings = settings
         self._is_watched = is_watched
         self._clock = clock
-        self.now = Picture(clock())
+        self.now = RunSnapshot(clock())
 
     def arrived(self, client_id: str, connected: int, round: int) -> None:
         """Count the arrival."""

@@ -1,6 +1,6 @@
 """The live page: a run as it looks now, in a browser, without anything but this server.
 
-Every reader gets the whole picture, once a second at most and only when it has changed: one that is slow, or was away,
+Every reader gets the whole snapshot, once a second at most and only when it has changed: one that is slow, or was away,
 misses frames and nothing else, and no round waits for it.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from pausefl_process.http_server import Response, Route
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.host_limits import advice
-from pausefl_server.monitoring.snapshot import PARTS, Clients, Picture, greatest_and_median, parts_of
+from pausefl_server.monitoring.snapshot import PARTS, Clients, RunSnapshot, greatest_and_median, parts_of
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord
 from pausefl_server.settings import ServerSettings
@@ -46,7 +46,7 @@ class LivePage:
         self._telemetry = telemetry
         self._closing = threading.Event()
         self._seats = threading.Semaphore(READERS_MAX)
-        self._drawn: tuple[Picture, bytes] | None = None
+        self._drawn: tuple[RunSnapshot, bytes] | None = None
         self.routes: dict[str, Route] = {
             "/": _static("page.html"),
             "/page.js": _static("page.js"),
@@ -55,7 +55,7 @@ class LivePage:
         }
 
     def close(self) -> None:
-        """Give every reader the last picture and let it go."""
+        """Give every reader the last snapshot and let it go."""
         self._closing.set()
 
     def _events(self, _: Mapping[str, str]) -> Response:
@@ -85,8 +85,8 @@ class LivePage:
         finally:
             self._seats.release()
 
-    def _draw(self, now: Picture) -> bytes:
-        """One frame; the same bytes for all readers of one picture."""
+    def _draw(self, now: RunSnapshot) -> bytes:
+        """One frame; the same bytes for all readers of one snapshot."""
         drawn = self._drawn
         if drawn is None or drawn[0] is not now:
             text = json.dumps(frame(now, self._telemetry.settings), separators=(",", ":"), ensure_ascii=False)
@@ -94,7 +94,7 @@ class LivePage:
         return drawn[1]
 
 
-def frame(now: Picture, settings: ServerSettings) -> dict[str, Any]:
+def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
     """All that the page shows, ready for JSON; times in seconds, ε in the privacy unit, None for what is not known."""
     privacy, info = settings.privacy, settings.info
     return {
@@ -121,7 +121,7 @@ def frame(now: Picture, settings: ServerSettings) -> dict[str, Any]:
     }
 
 
-def _leakage(now: Picture) -> FloatArray:
+def _leakage(now: RunSnapshot) -> FloatArray:
     """The curve, up to where it is now, of which the thinned one may not have the last points."""
     points, spent = now.leakage.points, greatest_and_median(now.clients.epsilon_spent)
     return np.vstack((points[points[:, 0] < now.round], (now.round, now.total_latency_s, *spent)))
