@@ -127,7 +127,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # of both families
 
 
-class _Question(io.RawIOBase):
+class _DeadlineReader(io.RawIOBase):
     """What a connection says until a deadline, however slowly it comes; TimeoutError afterwards."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Let nobody ask for ever; a timeout of the socket alone would begin anew with every byte."""
         super().setup()
-        self.rfile = io.BufferedReader(_Question(self.connection))
+        self.rfile = io.BufferedReader(_DeadlineReader(self.connection))
 
     def do_GET(self) -> None:
         """Answer by the path's route."""

@@ -21,7 +21,7 @@ class TryLaterError(WireError):
 
 
 class EvaluatorLost(PauseflError):
-    """Whoever judges models cannot be reached; rounds do without."""
+    """The evaluator cannot be reached; training goes on without evaluations."""
 
 
 class BudgetError(PauseflError):

@@ -1,4 +1,4 @@
-"""The evaluator in a process of its own, so that judging a model never takes time from a round: as a service that
+"""The evaluator in a process of its own, so that an evaluation never takes time from a round: as a service that
 outlives runs, or started by the server."""
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any, Protocol
+from typing import Any
 
 from pausefl.config.experiment import Experiment
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
@@ -25,19 +25,6 @@ _NICENESS = 15
 Say = Callable[[str], None]
 
 
-class ModelJudge(Protocol):
-    """What a server wants of an evaluator, wherever that runs."""
-
-    async def initial(self) -> tuple[Manifest, Vector]:
-        """What θ's values mean, and θ_0."""
-
-    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
-        """On held-out training data and on the test set (`pausefl_server.evaluation.EvaluateModel`)."""
-
-    async def close(self) -> None:
-        """Hang up."""
-
-
 def serve_evaluator(experiment: Experiment, report: Report) -> None:
     """Be the evaluator until SIGTERM or SIGINT. `report` gets one event, `Ready`.
 
@@ -49,21 +36,21 @@ def serve_evaluator(experiment: Experiment, report: Report) -> None:
 
 
 @asynccontextmanager
-async def find_evaluator(experiment: Experiment, say: Say) -> AsyncIterator[ModelJudge]:
+async def find_evaluator(experiment: Experiment, say: Say) -> AsyncIterator["RemoteEvaluator | OwnEvaluator"]:
     """The evaluator the experiment names, or one that is started here and ends with the block.
 
     `say` is told what a person should read. ConfigError when a file for TLS is wrong.
     """
     address = experiment.evaluation.address
     remote = _line_to(address, experiment, experiment.tls_files(), say) if address else None
-    evaluator = remote or _OwnEvaluator(experiment, say)
+    evaluator = remote or OwnEvaluator(experiment, say)
     try:
         yield evaluator
     finally:
         await evaluator.close()
 
 
-class _OwnEvaluator:
+class OwnEvaluator:
     """An evaluator in a child process of this one; started when it is first needed, and again when it has died."""
 
     def __init__(self, experiment: Experiment, say: Say) -> None:
@@ -73,11 +60,11 @@ class _OwnEvaluator:
         self._remote: RemoteEvaluator | None = None
 
     async def initial(self) -> tuple[Manifest, Vector]:
-        """As of `ModelJudge`."""
+        """What θ's values mean, and θ_0; PauseflError when the process cannot serve."""
         return await (await self._line()).initial()
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
-        """As of `ModelJudge`."""
+        """θ's evaluations, as `pausefl_server.evaluation.EvaluateModel` says."""
         try:
             line = await self._line()
         except PauseflError as error:

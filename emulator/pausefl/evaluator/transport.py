@@ -31,8 +31,8 @@ _QUICKLY = (
 )
 
 
-class Judge(Protocol):
-    """Whoever makes θ_0 and judges models (pausefl.evaluator.model)."""
+class SplitEvaluator(Protocol):
+    """Makes θ_0 and evaluates models on one split (`pausefl.evaluator.model.Evaluator`, which needs torch)."""
 
     manifest: Manifest
     theta_0: Vector
@@ -42,18 +42,18 @@ class Judge(Protocol):
 
 
 class EvaluatorServer:
-    """The evaluator's end: judges one model at a time, on a thread of its own."""
+    """The evaluator's end: evaluates one model at a time, on a thread of its own."""
 
-    def __init__(self, judge: Judge, workload: str, tls: Tls | None) -> None:
+    def __init__(self, evaluator: SplitEvaluator, workload: str, tls: Tls | None) -> None:
         """`workload` is what a run must agree on (`Experiment.judged_workload`)."""
-        self._judge = judge
+        self._evaluator = evaluator
         self._workload = workload
         self._tls = tls
-        self._thread = ThreadPoolExecutor(1, "judge")
+        self._thread = ThreadPoolExecutor(1, "evaluate")
         self._server = make_server()
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Initial": grpc.unary_stream_rpc_method_handler(self._initial),
-            "Judge": grpc.stream_unary_rpc_method_handler(self._judge_model),
+            "Judge": grpc.stream_unary_rpc_method_handler(self._evaluate_model),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
 
@@ -76,17 +76,17 @@ class EvaluatorServer:
             self._agree(pb.Subject.FromString(request))
         except (WireError, DecodeError) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        header = pb.Initial(manifest=self._judge.manifest.to_message())
-        for part in await asyncio.to_thread(_take_apart, header, self._judge.theta_0):
+        header = pb.Initial(manifest=self._evaluator.manifest.to_message())
+        for part in await asyncio.to_thread(_take_apart, header, self._evaluator.theta_0):
             yield part
 
-    async def _judge_model(
+    async def _evaluate_model(
         self, parts: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> bytes:
         try:
             header, payload = _open(await anext(parts, b""))
             self._agree(header.judge.subject)
-            theta = await _put_together(header.judge.theta, payload, parts, self._judge.manifest.size)
+            theta = await _put_together(header.judge.theta, payload, parts, self._evaluator.manifest.size)
             splits = [_split(name) for name in header.judge.splits]
         except (WireError, DecodeError) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -94,16 +94,16 @@ class EvaluatorServer:
         return await loop.run_in_executor(self._thread, self._evaluate, theta, splits, header.judge.subset)
 
     def _evaluate(self, theta: Vector, splits: Sequence[Split], subset: bool) -> bytes:
-        judgement = pb.Judgement()
+        reply = pb.Judgement()
         for split in splits:
-            e = self._judge.evaluate(theta, split, subset=subset)
-            judgement.evaluations.add(
+            e = self._evaluator.evaluate(theta, split, subset=subset)
+            reply.evaluations.add(
                 split=e.split, subset=e.subset, n_examples=e.n_examples, accuracy=e.accuracy, loss=e.loss
             )
-        return judgement.SerializeToString()
+        return reply.SerializeToString()
 
     def _agree(self, subject: pb.Subject) -> None:
-        """WireError unless the run is one this evaluator can judge."""
+        """WireError unless this evaluator can evaluate the run's models."""
         if subject.protocol_version != PROTOCOL_VERSION:
             raise WireError(f"speaks protocol version {PROTOCOL_VERSION}, not {subject.protocol_version}")
         if subject.workload != self._workload:
@@ -134,22 +134,22 @@ class RemoteEvaluator:
     async def initial(self) -> tuple[Manifest, Vector]:
         """What θ's values mean, and θ_0, (d,) float32.
 
-        EvaluatorLost when nobody has come up in time; ConfigError when whoever is there judges something else.
+        EvaluatorLost when no evaluator answers in time; ConfigError when it evaluates another workload.
         """
         try:
-            return await self._insist(self._ask_initial)
+            return await self._retry_until_answered(self._ask_initial)
         except OSError as error:
             raise EvaluatorLost(f'evaluation.address = "{self._address}": no evaluator answers ({error})') from error
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
         """On held-out training data and on the test set; EvaluatorLost when nobody is there."""
-        ask = partial(self._ask_judgement, theta, subset)
+        ask = partial(self._ask_evaluation, theta, subset)
         try:
-            return await (self._insist(ask) if patient else ask())
+            return await (self._retry_until_answered(ask) if patient else ask())
         except (OSError, PauseflError) as error:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 
-    async def _insist(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _retry_until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask; if nobody is there, wait until somebody is, and ask again."""
         try:
             return await ask()
@@ -173,7 +173,7 @@ class RemoteEvaluator:
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
 
-    async def _ask_judgement(self, theta: Vector, subset: bool) -> tuple[Evaluation, ...]:
+    async def _ask_evaluation(self, theta: Vector, subset: bool) -> tuple[Evaluation, ...]:
         header = pb.Judge(subject=self._subject, splits=SPLITS, subset=subset)
         parts = await asyncio.to_thread(_take_apart, header, theta)
         method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{_SERVICE}/Judge")

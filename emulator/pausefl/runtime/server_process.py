@@ -128,7 +128,7 @@ def _info(experiment: Experiment, run_id: str) -> RunInfo:
 async def _evaluator(
     experiment: Experiment, report: Report
 ) -> AsyncIterator[tuple[Manifest, Vector, EvaluateModel | None]]:
-    """The model's manifest, θ_0 and whoever judges models: nobody for the synthetic one."""
+    """The model's manifest, θ_0 and the evaluator's function; None for the synthetic model."""
     if experiment.workload.model == "synthetic":
         size = experiment.workload.model_bytes // 4
         yield Manifest((Tensor("synthetic", (size,)),)), np.zeros(size, np.float32), None

@@ -170,7 +170,7 @@ class RunSnapshot:
     doubts: Mapping[str, int] = field(default_factory=dict)
     """Reason -> suspect rounds."""
     evaluations: Mapping[str, tuple[int, Evaluation]] = field(default_factory=dict)
-    """Split -> the round of the last model judged, and how it did."""
+    """Split -> the round of the last model evaluated, and its evaluation."""
     accuracy: Mapping[str, Curve] = field(default_factory=dict)
     """Split -> (round, total latency in seconds, accuracy), all on the split's fixed subset."""
     leakage: Curve = field(default_factory=partial(Curve.empty, 4))
@@ -212,7 +212,7 @@ def greatest_and_median(values: FloatArray) -> tuple[float, float]:
 
 
 def after_evaluation(now: RunSnapshot, round: int, evaluation: Evaluation) -> RunSnapshot:
-    """The snapshot with one more model judged; the best one is judged again last, and is not the last model."""
+    """The snapshot with one more evaluation; the best model, evaluated again at the end, need not be the last."""
     split, accuracy = evaluation.split, now.accuracy
     if evaluation.subset:
         x_s = _total_latency_at(now, round)

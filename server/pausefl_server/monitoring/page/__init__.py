@@ -45,7 +45,7 @@ class LivePage:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._closing = threading.Event()
-        self._seats = threading.Semaphore(READERS_MAX)
+        self._free_readers = threading.Semaphore(READERS_MAX)
         self._drawn: tuple[RunSnapshot, bytes] | None = None
         self.routes: dict[str, Route] = {
             "/": _static("page.html"),
@@ -60,7 +60,7 @@ class LivePage:
 
     def _events(self, _: Mapping[str, str]) -> Response:
         """The stream of frames, as server-sent events (HTML standard, 9.2)."""
-        if not self._seats.acquire(blocking=False):
+        if not self._free_readers.acquire(blocking=False):
             return Response("text/plain", [b"too many readers\n"], status=HTTPStatus.SERVICE_UNAVAILABLE)
         frames = self._frames()
         # Begun here, so that it ends, and leaves its seat, even when its reader has gone already.
@@ -83,7 +83,7 @@ class LivePage:
                 is_last = self._closing.wait(FRAME_EVERY_S)
                 silent_s += FRAME_EVERY_S
         finally:
-            self._seats.release()
+            self._free_readers.release()
 
     def _draw(self, now: RunSnapshot) -> bytes:
         """One frame; the same bytes for all readers of one snapshot."""
