@@ -20,7 +20,7 @@ from pausefl_server.messages import Lost, Register
 
 
 class _GrpcStream:
-    """`client_actor.Stream` over a gRPC context. Messages are bytes already: a job is serialised once for all clients."""
+    """`client_actor.Stream` over a gRPC context. Messages are bytes: a job is serialised once for all clients."""
 
     def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         self._context = context
