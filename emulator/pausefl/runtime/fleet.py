@@ -116,7 +116,7 @@ class Fleet:
     def _start_hosts(self, hosts: Iterable[_Host]) -> None:
         context = multiprocessing.get_context("forkserver")
         synthetic = self._experiment.workload.model == "synthetic"
-        context.set_forkserver_preload([f"pausefl.{'host' if synthetic else 'torch_host'}"])
+        context.set_forkserver_preload([f"pausefl.runtime.{'client_process' if synthetic else 'torch_trainers'}"])
         for host in hosts:
             theirs, host.roll_calls = context.Pipe(duplex=False) if self._presence else (None, None)
             told = self._targets.expect(context) if self._targets else None
