@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pausefl.config.experiment import parse_experiment
+from pausefl.config.server_records import selected_policy
 from pausefl.report.learning import learning
 from pausefl.report.reading import RunData, Summary
 from pausefl.simulation.engine import is_compiled
@@ -63,7 +64,7 @@ def test_a_subclass_of_pause_is_simulated_as_pause(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "compiled"), [("MyPause", True), ("Hasty", False)])
 def test_compiled_rounds_stand_in_for_a_subclass_that_chooses_as_pause_does(name: str, compiled: bool) -> None:
     experiment = parse_experiment("clients.count = 8", [f'selection.policy="policies_of_mine:{name}"'])
-    assert is_compiled(experiment.policy(), setting_of(experiment)) is compiled
+    assert is_compiled(selected_policy(experiment.selection), setting_of(experiment)) is compiled
 
 
 def record(t: int, joined: Sequence[str], **drifts: float) -> RoundRecord:

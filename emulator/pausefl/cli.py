@@ -132,8 +132,10 @@ def _add_who(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(options: argparse.Namespace) -> Experiment:
+    from pausefl.config.server_records import check_policies
+
     experiment = load_experiment(options.config, options.overrides)
-    experiment.check_policies()
+    check_policies(experiment)
     return experiment
 
 
@@ -215,8 +217,9 @@ def _client(options: argparse.Namespace) -> None:
 
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from pausefl.runtime.client_plan import client_plan
     from pausefl.runtime.client_process import take_part
-    from pausefl.runtime.processes import allow_many_files, first_error, keep_freed_memory
+    from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
 
     experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
     _refuse_netem(experiment, "client")
@@ -228,7 +231,7 @@ def _client(options: argparse.Namespace) -> None:
         print(json.dumps({"kind": "metrics", "url": f"http://{address}/metrics"}), flush=True)
 
     with _clients_to_be(experiment, options) as client_ids, first_error():
-        asyncio.run(take_part(experiment, client_ids, options.server, ledgers, on_metrics=tell))
+        asyncio.run(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
 
 
 def _refuse_netem(experiment: Experiment, command: str) -> None:

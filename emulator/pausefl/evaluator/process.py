@@ -11,9 +11,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
 
+from pausefl.config.client_records import tls_of
 from pausefl.config.experiment import Experiment
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
-from pausefl.runtime.processes import die_with_parent, ignore_interrupts
+from pausefl_process.lifetime import die_with_parent, ignore_interrupts
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Manifest, Vector
@@ -45,7 +46,7 @@ def serve_evaluator(experiment: Experiment, progress: Progress) -> None:
     """
     where = experiment.evaluation
     ended_by = (signal.SIGINT, signal.SIGTERM)
-    asyncio.run(_serve(experiment, where.host, where.port, experiment.tls_files(), progress, ended_by))
+    asyncio.run(_serve(experiment, where.host, where.port, tls_of(experiment.tls), progress, ended_by))
 
 
 @asynccontextmanager
@@ -55,7 +56,7 @@ async def find_evaluator(experiment: Experiment, say: Say) -> AsyncIterator[Mode
     `say` is told what a person should read. ConfigError when a file for TLS is wrong.
     """
     address = experiment.evaluation.address
-    remote = _line_to(address, experiment, experiment.tls_files(), say) if address else None
+    remote = _line_to(address, experiment, tls_of(experiment.tls), say) if address else None
     evaluator = remote or _OwnEvaluator(experiment, say)
     try:
         yield evaluator
