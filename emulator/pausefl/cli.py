@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pausefl import __version__
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.config.toml_source import preset_names
+from pausefl.config.toml_source import is_file, naming, preset_names
 from pausefl_proto.errors import ConfigError, PauseflError
 
 _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
@@ -135,7 +135,8 @@ def _load(options: argparse.Namespace) -> Experiment:
     from pausefl.config.server_records import check_policies
 
     experiment = load_experiment(options.config, options.overrides)
-    check_policies(experiment)
+    with naming(options.config if is_file(options.config) else ""):
+        check_policies(experiment)
     return experiment
 
 

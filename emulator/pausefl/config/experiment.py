@@ -28,7 +28,7 @@ from pausefl.config.tables import (
     TlsTable,
     WorkloadTable,
 )
-from pausefl.config.toml_source import document_of, read_source
+from pausefl.config.toml_source import document_of, is_file, naming, read_source
 from pausefl.config.validation import as_json, explain, unknown_key
 from pausefl.delays import Delay
 from pausefl_proto.errors import ConfigError
@@ -100,7 +100,7 @@ class Experiment(Table):
             return "synthetic"
         w = self.workload.model_dump(include={"dataset", "examples", "partition", "concentration", "dominant_share"})
         groups = self.clients.model_dump(
-            include={"groups"}, exclude={"groups": {"__all__": {"drift"}}}, exclude_defaults=True
+            include={"groups"}, exclude={"groups": {"__all__": {"drift", "role"}}}, exclude_defaults=True
         )
         return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed, **groups})
 
@@ -125,16 +125,18 @@ class Experiment(Table):
 
 def load_experiment(source: str, overrides: Sequence[str] = ()) -> Experiment:
     """Read a TOML file or a preset by name, apply `key=value` overrides, validate. ConfigError says what is wrong."""
-    return parse_experiment(read_source(source), overrides)
+    return parse_experiment(read_source(source), overrides, source if is_file(source) else "")
 
 
-def parse_experiment(text: str, overrides: Sequence[str] = (), origin: str = "the experiment") -> Experiment:
-    """Validate an experiment given as TOML text."""
-    try:
-        experiment = Experiment.model_validate_json(as_json(document_of(text, overrides, origin)))
-    except ValidationError as error:
-        raise ConfigError(explain(error, Experiment)) from None
-    check(experiment)
+def parse_experiment(text: str, overrides: Sequence[str] = (), file: str = "") -> Experiment:
+    """Validate an experiment given as TOML text; ConfigError, which begins with the file it came from if it is told."""
+    document = document_of(text, overrides, file)
+    with naming(file):
+        try:
+            experiment = Experiment.model_validate_json(as_json(document))
+        except ValidationError as error:
+            raise ConfigError(explain(error, Experiment)) from None
+        check(experiment)
     return experiment
 
 

@@ -21,6 +21,8 @@ class ClientGroup(Table):
     count: Count
     behaviours: tuple[dict[str, Any], ...] = ()
     """What its clients do differently, by `kind`, one after the other (pausefl.population.behaviours)."""
+    role: Literal["relevant", "irrelevant"] | None = None
+    """What newcomers are in a published experiment: with data that helps the task, or not. Reports compare the two."""
     join_round: Count = 1
     """Its clients connect before this round begins; its processes are started then."""
     leave_round: Annotated[int, Field(ge=2)] | None = None
@@ -36,11 +38,6 @@ class ClientGroup(Table):
         """The ids of the group of this name, in order."""
         width = max(3, len(str(self.count - 1)))
         return [f"{name}-{k:0{width}}" for k in range(self.count)]
-
-
-def group_of(client_id: str) -> str:
-    """The name of a client's group, from its id."""
-    return client_id.rpartition("-")[0]
 
 
 class ClientsTable(Table):

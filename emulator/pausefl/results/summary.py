@@ -128,7 +128,7 @@ def _selections(records: Sequence[RoundRecord], experiment: Experiment) -> dict[
             "selections_after_join": int(group.chosen.sum()),
             "per_client_round": group.per_client_round,
         }
-        for name, group in choices_by_group(records, tuple(experiment.groups)).items()
+        for name, group in choices_by_group(records, experiment.groups).items()
     }
 
 
