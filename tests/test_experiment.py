@@ -389,5 +389,5 @@ def test_a_mistake_in_a_file_is_told_with_the_files_name(text: str, message: str
 
 def test_an_override_that_is_none_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("")
-    with pytest.raises(ConfigError, match="^--set rounds: must be table.key=value"):
+    with pytest.raises(ConfigError, match=r"^--set rounds: must be table\.key=value"):
         load_experiment(str(tmp_path / "mine.toml"), ["rounds"])
