@@ -42,9 +42,7 @@ def _fail(error: PauseflError, status: int) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of every subcommand; `command` in what it parses is the function that runs it."""
-    whole = argparse.ArgumentParser(
-        "pausefl", description="Client selection in federated learning, on a real network."
-    )
+    whole = argparse.ArgumentParser("pausefl", description="Client selection in federated learning, on a real network.")
     whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
