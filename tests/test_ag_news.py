@@ -12,6 +12,7 @@ import torch
 from pausefl.cli import main
 from pausefl.config.experiment import load_experiment
 from pausefl.evaluator.model import Evaluator
+from pausefl.runtime.client_plan import client_plan
 from pausefl.runtime.torch_trainers import make_torch_trainers
 from pausefl_client.cache import cached_folder
 from pausefl_client.datasets import Dataset, Examples, load_dataset, split_note
@@ -179,7 +180,7 @@ def test_a_flipped_client_of_the_preset_teaches_the_next_class() -> None:
     """Its loss falls on its own labels, so what it teaches is wrong for everybody else's."""
     few = ("workload.examples=5400", "workload.batch_size=20")
     experiment = load_experiment("fedts_flip_agnews", [*few, "workload.epochs=8"])
-    honest, flipped = make_torch_trainers(experiment, ["relevant0-000", "flipped0-000"]).values()
+    honest, flipped = make_torch_trainers(client_plan(experiment).training, ["relevant0-000", "flipped0-000"]).values()
     assert honest.n_examples == flipped.n_examples == 360
     evaluator = Evaluator("ag-news", "fedts_agnews", seed=1)
     accuracies = []

@@ -85,7 +85,8 @@ def write_grouped_run(path: Path, policy: str, seed: int) -> Path:
             chosen = ("relevant-000", "poisoned-000")
         log.commit_round(RoundRecord(number, 1, chosen, None, (), events, 1.0, number, 1e-4, "digest"))
     log.close()
-    tables = (f"[clients.groups.{name}]\ncount = {len(ids)}\n" for name, ids in GROUPS.items())
+    roles = {"original": "", "relevant": 'role = "relevant"\n', "poisoned": 'role = "irrelevant"\n'}
+    tables = (f"[clients.groups.{name}]\ncount = {len(ids)}\n{roles[name]}" for name, ids in GROUPS.items())
     (path / "config.toml").write_text("".join(tables))
     return path
 

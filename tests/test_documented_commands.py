@@ -12,6 +12,7 @@ import pytest
 from pausefl import cli
 from pausefl.bench import BENCHMARKS
 from pausefl.config.experiment import load_experiment
+from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import preset_names
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import policy_class
@@ -52,7 +53,7 @@ def check(options: argparse.Namespace) -> None:
     if config is not None and not config.endswith(".toml") and "/" not in config:
         assert config in preset_names()
         experiment = load_experiment(config, getattr(options, "overrides", []))
-        experiment.check_policies()
+        check_policies(experiment)
     for name in getattr(options, "policies", "").split(","):
         if name:
             policy_class(name)

@@ -295,9 +295,11 @@ def test_groups_join_and_leave_when_they_should(
 ) -> None:
     """Who is chosen by `all` is who is there; killed in the middle and resumed as well."""
     from pausefl.config.experiment import parse_experiment
+    from pausefl.config.groups import presence_of
 
     (tmp_path / "groups.toml").write_text(COMING_AND_GOING)
-    presence = parse_experiment(COMING_AND_GOING).presence()
+    experiment = parse_experiment(COMING_AND_GOING)
+    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     assert presence is not None
     expected = [(t, sorted(presence.at(t))) for t in range(1, 13)]
     process = background("run", tmp_path / "groups.toml", "--run-dir", tmp_path / "run")

@@ -10,7 +10,9 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pausefl.config.client_records import budget_of, mechanism_of, schedule_of
 from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.config.server_records import check_policies, selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.config.validation import build
 from pausefl_client import datasets, models
@@ -21,7 +23,7 @@ from pausefl_server.selection import POLICIES
 def parse(*overrides: str, text: str = "") -> Experiment:
     """An experiment whose policies have been looked at too, as every command does it."""
     experiment = parse_experiment(text, overrides)
-    experiment.check_policies()
+    check_policies(experiment)
     return experiment
 
 
@@ -129,8 +131,8 @@ def test_a_mistake_is_one_line_that_names_the_key_and_what_is_allowed(override: 
         ("experiment = 3", "experiment = 3: should be a table"),
         ("rounds = 3", "rounds: unknown key; known keys: aggregation, clients,"),
         ("[[clients]]\ncount = 1", "clients = "),
-        ("[experiment]\nrounds = 3\nrounds = 4", "the experiment is not valid TOML"),
-        ("[experiment", "the experiment is not valid TOML"),
+        ("[experiment]\nrounds = 3\nrounds = 4", "the experiment: not valid TOML"),
+        ("[experiment", "the experiment: not valid TOML"),
         ("[selection.pause.deep]\nx = 1", "selection.pause.deep: unknown key"),
     ],
 )
@@ -152,14 +154,14 @@ def test_a_policy_that_needs_what_clients_do_not_disclose_is_refused() -> None:
 def test_brute_force_is_refused_where_there_are_too_many_sets() -> None:
     with pytest.raises(ConfigError, match=r'selection\.policy = "pause-brute": there are 155,117,520 sets of 15 of 30'):
         parse("selection.policy=pause-brute", "selection.m=15")
-    assert parse("selection.policy=pause-brute").policy().m == 5
+    assert selected_policy(parse("selection.policy=pause-brute").selection).m == 5
 
 
 def test_brute_force_is_judged_by_how_many_clients_there_are_at_once() -> None:
     """Thirty in all, but ten in the first rounds, and twenty others after them."""
     groups = "[clients.groups.early]\ncount = 10\nleave_round = 5\n[clients.groups.late]\ncount = 20\njoin_round = {}\n"
     chosen = "selection.policy=pause-brute", "selection.m=10"
-    assert parse(*chosen, text=groups.format(5)).policy().m == 10
+    assert selected_policy(parse(*chosen, text=groups.format(5)).selection).m == 10
     with pytest.raises(ConfigError, match="30,045,015 sets of 10 of 30"):
         parse(*chosen, text=groups.format(4))
 
@@ -207,12 +209,12 @@ def test_the_presets_that_were_promised_are_there() -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_survives_being_written_down_with_all_its_defaults(name: str, tmp_path: Path) -> None:
     experiment = load_experiment(name)
-    experiment.check_policies()
+    check_policies(experiment)
     written = tmp_path / "config.toml"
     written.write_text(experiment.to_toml())
     again = load_experiment(str(written))
     assert again == experiment
-    assert again.policy() == experiment.policy()
+    assert selected_policy(again.selection) == selected_policy(experiment.selection)
     assert again.to_toml() == experiment.to_toml()
 
 
@@ -287,17 +289,17 @@ def test_tau_min_is_a_number_or_the_least_latency_seen() -> None:
 
 def test_privacy_is_all_or_nothing() -> None:
     on, off = parse(), parse("privacy.enabled=false")
-    assert on.budget() is not None
-    assert on.mechanism() is not None
-    assert on.schedule
-    assert (off.budget(), off.mechanism(), off.schedule) == (None, None, "")
+    assert budget_of(on.privacy) is not None
+    assert mechanism_of(on.privacy) is not None
+    assert schedule_of(on.privacy)
+    assert (budget_of(off.privacy), mechanism_of(off.privacy), schedule_of(off.privacy)) == (None, None, "")
 
 
 @pytest.mark.parametrize(
     "override", ["privacy.epsilon_budget=9.0", "privacy.eta=0.5", "privacy.unit=vector", "privacy.clip=0.5"]
 )
 def test_what_changes_the_privacy_changes_what_both_ends_compare(override: str) -> None:
-    assert parse(override).schedule != parse().schedule
+    assert schedule_of(parse(override).privacy) != schedule_of(parse().privacy)
 
 
 def test_every_client_has_a_latency_law() -> None:
@@ -309,7 +311,7 @@ def test_every_client_has_a_latency_law() -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_takes_m_and_its_own_table(name: str) -> None:
-    policy = parse("selection.m=3", f"selection.policy={name}", "privacy.enabled=false").policy()
+    policy = selected_policy(parse("selection.m=3", f"selection.policy={name}", "privacy.enabled=false").selection)
     assert type(policy) is POLICIES[name]
     assert policy.m == 3
 
@@ -369,3 +371,23 @@ def test_every_data_set_and_model_is_documented() -> None:
     tables, _, _ = text.partition("## AG-News")
     named = set(re.findall(r"^\| `([a-z0-9_-]+)` \|", tables, re.MULTILINE))
     assert named == {*datasets.NAMES, *models.NAMES, "synthetic"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[experiment\n", "mine.toml: not valid TOML: "),
+        ("[experiment]\nrounds = 0\n", "mine.toml: experiment.rounds = 0: should be greater"),
+        ("[selection]\nm = 31\n", "mine.toml: selection.m = 31: must be at most clients.count = 30"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_the_files_name(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(tmp_path))}/{re.escape(message)}"):
+        load_experiment(str(tmp_path / "mine.toml"))
+
+
+def test_an_override_that_is_none_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"^--set rounds: must be table\.key=value"):
+        load_experiment(str(tmp_path / "mine.toml"), ["rounds"])

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.groups import presence_of
+from pausefl.config.server_records import check_policies
 from pausefl.population.availability import AVAILABILITIES, Always, Cycle, Markov, Presence, Trace
 from pausefl.population.behaviours import BEHAVIOURS
+from pausefl.runtime.client_plan import client_plan
 from pausefl.runtime.client_process import make_trainers
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -58,8 +61,8 @@ def test_trainers_behave_as_their_group_does() -> None:
     same = 'workload.examples = 500\nworkload.optimizer = "sgd"'
     experiment = parse_experiment(same + THREE)
     honest = parse_experiment(same + "\nclients.count = 5\nselection.m = 2")
-    trainers = make_trainers(experiment, experiment.client_ids)
-    plain = make_trainers(honest, honest.client_ids)
+    trainers = make_trainers(client_plan(experiment).training, experiment.client_ids)
+    plain = make_trainers(client_plan(honest).training, honest.client_ids)
     assert trainers["plain-001"].label_counts == plain["client-001"].label_counts
     counts, flipped = (t.label_counts for t in (plain["client-002"], trainers["flipped-000"]))
     assert [flipped[f"label_{(c + 1) % 10}"] for c in range(10)] == [counts[f"label_{c}"] for c in range(10)]
@@ -71,7 +74,7 @@ def test_trainers_behave_as_their_group_does() -> None:
 
 def test_a_synthetic_model_has_behaviours_too() -> None:
     experiment = three('[workload]\nmodel = "synthetic"\nmodel_bytes = 4000')
-    trainers = make_trainers(experiment, ["plain-000", "noisy-000"])
+    trainers = make_trainers(client_plan(experiment).training, ["plain-000", "noisy-000"])
     theta = np.zeros(1000, np.float32)
     norms = [float(np.linalg.norm(t.train(theta, round=1).update)) for t in trainers.values()]
     assert norms[1] == pytest.approx(2 * norms[0], rel=0.2)
@@ -210,13 +213,13 @@ def test_who_is_there_is_a_function_of_the_round() -> None:
         "clients.groups.noisy.leave_round=6",
         'clients.groups.plain.availability={kind="cycle", on_rounds=2, off_rounds=1}',
     )
-    presence = experiment.presence()
+    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     assert presence is not None
     names = [sorted({i.split("-")[0] for i in presence.at(t)}) for t in (1, 3, 4, 6, 9)]
     assert names == [["noisy", "plain"], ["noisy"], ["flipped", "noisy", "plain"], ["flipped"], ["flipped"]]
     assert presence.at(10) == presence.at(9)
     assert parse_experiment(experiment.to_toml()) == experiment
-    assert three().presence() is None
+    assert presence_of(three().groups, 10, 1) is None
     with pytest.raises(ConfigError, match="nobody is there in round 1"):
         Presence(("a",), np.zeros((3, 1), np.bool_))
 
@@ -232,7 +235,7 @@ def test_documented_experiments_are_valid(document: str) -> None:
     assert blocks
     for block in blocks:
         company = "[clients.groups.company]\ncount = 5\n" if "clients.groups" in block else ""
-        parse_experiment(company + block).check_policies()
+        check_policies(parse_experiment(company + block))
 
 
 def test_every_kind_is_documented() -> None:

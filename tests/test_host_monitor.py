@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from pausefl.config.experiment import parse_experiment
+from pausefl.config.server_records import limits_of
 from pausefl_process.host_monitor import HostMonitor, HostReport, StealMeter
 from pausefl_server.host_limits import ADVICE, HostLimits, advice
 from pausefl_server.monitoring.metrics import make_registry
@@ -138,7 +139,7 @@ def test_work_within_a_drawn_total_is_no_doubt_and_advice_fits_its_host() -> Non
 
 
 def test_limits_are_keys_of_the_experiment() -> None:
-    limits = parse_experiment("", ["host.loop_lag_s=0.2", "host.compute_share=1.0"]).limits()
+    limits = limits_of(parse_experiment("", ["host.loop_lag_s=0.2", "host.compute_share=1.0"]).host)
     assert limits == HostLimits(loop_lag_s=0.2, compute_share=1.0)
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from pausefl.config.delay_laws import KINDS
 from pausefl.config.experiment import Experiment, parse_experiment
-from pausefl.config.links import make_links, processes
+from pausefl.config.links import processes
+from pausefl.config.server_records import check_policies
 from pausefl.delays import Constant, Exponential, FlooredNormal, Gamma, Markov, Sum, published_halves
+from pausefl.runtime.links import make_links
 from pausefl_proto.errors import ConfigError
 
 FOUR = "[clients]\ncount = 4\n[selection]\nm = 2\n"
@@ -289,10 +291,10 @@ def test_an_access_point_is_within_one_group_of_clients() -> None:
 @pytest.mark.parametrize("kind", ["schedule", "drift", "day", "outage"])
 def test_what_has_no_mean_is_not_told_to_a_policy(kind: str) -> None:
     parsed = experiment(f'[selection.genie]\n[latency.delay]\nkind = "{kind}"\n{TABLES[kind]}\n')
-    parsed.check_policies()
+    check_policies(parsed)
     told = parse_experiment(parsed.to_toml(), ["selection.policy=genie"])
     with pytest.raises(ConfigError, match=f'a law of kind = "{kind}" changes with the round, so it has no mean'):
-        told.check_policies()
+        check_policies(told)
 
 
 def test_a_csv_that_is_not_there_is_refused() -> None:

@@ -20,6 +20,7 @@ import yaml
 
 from pausefl.cli import main
 from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.server_records import check_policies
 from pausefl_client.metrics import HostMetrics
 from pausefl_process.http_server import WebServer
 from rigs.authority import Authority
@@ -89,7 +90,7 @@ def test_there_is_a_place_for_every_client(overlay: str) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_pods_command_is_one_that_there_is(overlay: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     things = rendered(overlay)
-    experiment(overlay, part).check_policies()
+    check_policies(experiment(overlay, part))
     pod = container(pods(things)[part])
     place = pod["command"].index("pausefl")
     with pytest.raises(SystemExit):

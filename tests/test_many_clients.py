@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.client_plan import client_plan
 from pausefl.runtime.client_process import trainer_pool
 
 CROWD = """
@@ -74,7 +75,7 @@ def test_training_computes_on_its_own_thread_alone() -> None:
     experiment = parse_experiment("", ["clients.count=2", "selection.m=1"])
     before = torch.get_num_threads()
     try:
-        make_trainers(experiment, experiment.client_ids[:1])
+        make_trainers(client_plan(experiment).training, experiment.client_ids[:1])
         with ThreadPoolExecutor(1) as executor:
             assert executor.submit(threading.get_ident).result() != threading.get_ident()
             assert executor.submit(torch.get_num_threads).result() == 1
@@ -98,6 +99,6 @@ def test_only_what_takes_no_time_is_done_on_the_event_loops_thread(
     experiment = parse_experiment(
         '[selection]\nm = 2\n[privacy]\nenabled = false\n[workload]\nmodel = "synthetic"\n', overrides
     )
-    with trainer_pool(experiment) as pool:
+    with trainer_pool(client_plan(experiment)) as pool:
         here = threading.get_ident()
         assert (pool.submit(threading.get_ident).result() == here) is is_at_once

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from pausefl.config.tables import ClientGroup
 from pausefl.report.csv import export
 from pausefl.report.group_plots import group_looks
 from pausefl.report.learning import Learning, learning
@@ -31,9 +32,11 @@ per_process = 4
 count = 4
 [clients.groups.relevant]
 count = 3
+role = "relevant"
 join_round = 3
 [clients.groups.poisoned]
 count = 3
+role = "irrelevant"
 join_round = 3
 behaviours = [{ kind = "gaussian-update", scale = 3.0 }]
 [selection]
@@ -209,9 +212,10 @@ def test_selections_are_counted_by_client_and_averaged_by_group(figures: Mapping
 
 
 def test_groups_of_one_name_share_a_colour_and_relevant_ones_are_blue() -> None:
-    ids = ("old-0", "relevant0-0", "bad0-0", "relevant1-0", "bad1-0", "odd-0")
-    records = [judged(1, ids[:1]), judged(2, ids[1:])]
-    looks = group_looks(choices_by_group(records, [i.rpartition("-")[0] for i in ids]))
+    names = ("old", "relevant0", "bad0", "relevant1", "bad1", "odd")
+    groups = {name: ClientGroup(count=1, role="relevant" if "relevant" in name else None) for name in names}
+    ids = [f"{name}-000" for name in names]
+    looks = group_looks(choices_by_group([judged(1, ids[:1]), judged(2, ids[1:])], groups))
     colours = {name: look.colour for name, look in looks.items()}
     assert colours["relevant0"] == colours["relevant1"] == "#0072b2"
     assert colours["bad0"] == colours["bad1"]

@@ -16,6 +16,8 @@ from hypothesis.extra.numpy import arrays
 
 from pausefl.cli import main
 from pausefl.config.experiment import load_experiment, parse_experiment
+from pausefl.config.groups import drift_laws_of, presence_of
+from pausefl.config.server_records import selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.population.availability import Presence
 from pausefl.population.simulated_drifts import DRIFTS, Bernoulli, DriftLaw, LogNormal
@@ -219,7 +221,11 @@ m = 3
 
 def test_newcomers_are_chosen_only_while_they_are_there(tmp_path: Path) -> None:
     experiment = parse_experiment(CONFIG, ["selection.fed-ts.newcomer_share=1.0"])
-    setting = DriftSetting(experiment.drifts(), experiment.presence(70) or Presence.of_all(()), 3)
+    setting = DriftSetting(
+        drift_laws_of(experiment.groups),
+        presence_of(experiment.groups, 70, experiment.experiment.seed) or Presence.of_all(()),
+        3,
+    )
     (joined,) = simulate_newcomers(FedTs(3, newcomer_share=1.0), setting, 70).insertions
     assert joined.client_ids == ("late-000", "late-001", "noisy-000", "noisy-001")
     assert joined.relevant.tolist() == [True, True, False, False]
@@ -272,7 +278,7 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("clients.groups.late.drift={}", "clients.groups.late.drift: a simulation of fed-ts draws drifts"),
+        ("clients.groups.late.drift={}", "clients.groups.late.drift: a simulation of newcomers draws drifts"),
         ('clients.groups.late.drift={kind="gamma"}', "drift.kind = 'gamma': must be one of bernoulli, lognormal"),
         ('clients.groups.late.drift={kind="lognormal", mean=1.0}', "clients.groups.late.drift.sd"),
         ('clients.groups.late.drift={kind="lognormal", mean=0.0, sd=1.0}', "drift.mean = 0.0: must be a finite number"),
@@ -349,7 +355,7 @@ def test_latencies_are_those_of_the_client_whatever_its_row() -> None:
     rest = '[selection]\npolicy = "all"\nm = 1\n[latency]\ntau_min_s = 0.01\n'
     experiment = parse_experiment(groups + rest)
     setting = setting_of(experiment, 2)
-    result = simulate(experiment.policy(), setting, 2)
+    result = simulate(selected_policy(experiment.selection), setting, 2)
     (latencies,) = setting.latencies_s(2)
     assert result.client_ids == ("b-000", "a-000")
     assert result.total_latency_s == pytest.approx([latencies[0, 1], latencies[0, 1] + latencies[1].max()])
@@ -363,7 +369,7 @@ def test_the_documented_laws_are_those_there_are(tmp_path: Path) -> None:
     assert set(re.findall(r"^\| `([a-z]+)` \|.*\| `[a-z ]+` \|$", text, re.MULTILINE)) == set(DRIFTS)
     (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     experiment = parse_experiment(block, ["selection.policy=fed-ts", "selection.m=4"])
-    assert set(experiment.drifts().values()) >= {Bernoulli(0.18), LogNormal(1.0, 0.23)}
+    assert set(drift_laws_of(experiment.groups).values()) >= {Bernoulli(0.18), LogNormal(1.0, 0.23)}
     assert run_simulation(experiment, 40, tmp_path / "out")["insertions"][0]["relevant"] == 4
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pausefl.config.experiment import parse_experiment
+from pausefl.config.server_records import selected_policy
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import POLICIES, Policy, Selection, checked, policy_class
 from pausefl_server.selection.fastest import Fastest
@@ -171,10 +172,11 @@ def test_the_documented_policy_of_ones_own_works(tmp_path: Path, monkeypatch: py
         count = 13
         """
     )
-    play = Play(experiment.policy()).rounds(13)
+    play = Play(selected_policy(experiment.selection)).rounds(13)
     assert np.ptp(play.table.chosen) <= 2
     with pytest.raises(ConfigError, match="slack = 0: must be at least 1"):
-        parse_experiment('selection."my_policies:EqualTurns".slack = 0').policy("my_policies:EqualTurns")
+        wrong = parse_experiment('selection."my_policies:EqualTurns".slack = 0')
+        selected_policy(wrong.selection, "my_policies:EqualTurns")
 
 
 def test_the_documented_phi_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

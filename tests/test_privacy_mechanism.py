@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.client_plan import noise_plan
 from pausefl.runtime.client_process import noise_for
 from pausefl_client.device_noise import DeviceLaplace
 from pausefl_client.ledger import ReleaseKey
@@ -114,12 +115,12 @@ def test_noise_is_drawn_where_training_runs(monkeypatch: pytest.MonkeyPatch) -> 
     key = ReleaseKey("run", 1, 1, "")
     experiment = parse_experiment("", ["clients.count=2", "selection.m=1"])
     monkeypatch.setattr("pausefl_client.training.resolve_device", lambda _: torch.device("cpu"))
-    assert isinstance(noise_for(experiment, "c1", key), np.random.Generator)
+    assert isinstance(noise_for(noise_plan(experiment), "c1", key), np.random.Generator)
     monkeypatch.setattr("pausefl_client.training.resolve_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr("pausefl_client.device_noise.DeviceLaplace", lambda device: f"drawn on {device}")
-    assert str(noise_for(experiment, "c1", key)) == "drawn on cuda"
+    assert str(noise_for(noise_plan(experiment), "c1", key)) == "drawn on cuda"
     exact = parse_experiment("", ["clients.count=2", "selection.m=1", "privacy.sampler=opendp"])
-    assert isinstance(noise_for(exact, "c1", key), ExactLaplace)
+    assert isinstance(noise_for(noise_plan(exact), "c1", key), ExactLaplace)
 
 
 def test_noise_is_fresh_for_every_coordinate_and_release() -> None:

@@ -4,10 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from pausefl.config.tables import ClientGroup
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
 from pausefl_server.records import LogEvent, RoundRecord
 
-GROUPS = ("original", "relevant", "poisoned")
+GROUPS = {
+    "original": ClientGroup(count=2),
+    "relevant": ClientGroup(count=2, role="relevant"),
+    "poisoned": ClientGroup(count=2, role="irrelevant"),
+}
 
 
 def log(*rounds: tuple[Sequence[LogEvent], Sequence[str]]) -> list[RoundRecord]:
@@ -57,9 +62,34 @@ def test_the_ratio_is_of_newcomers_per_client_and_round() -> None:
         (joined("relevant1-000", "poisoned-000", "poisoned-001"), ("relevant1-000", "poisoned-000")),
         ([], ("relevant1-000",)),
     ]
-    groups = ("relevant", "relevant1", "poisoned")
+    groups = {
+        "relevant": ClientGroup(count=1, role="relevant"),
+        "relevant1": ClientGroup(count=1, role="relevant"),
+        "poisoned": ClientGroup(count=2, role="irrelevant"),
+    }
     assert relevant_to_irrelevant(choices_by_group(log(*rounds), groups)) == 1 / (1 / 4)
     assert relevant_to_irrelevant(choices_by_group(log(*rounds[:1]), groups)) is None
-    assert relevant_to_irrelevant(choices_by_group(log(*rounds), groups[:2])) is None
+    assert (
+        relevant_to_irrelevant(
+            choices_by_group(log(*rounds), {name: groups[name] for name in ("relevant", "relevant1")})
+        )
+        is None
+    )
     never = [rounds[0], (rounds[1][0], ("relevant1-000",))]
     assert relevant_to_irrelevant(choices_by_group(log(*never), groups)) is None
+
+
+def test_a_groups_role_is_what_its_table_says_whatever_the_group_is_called() -> None:
+    rounds = [
+        (joined("old-000"), ("old-000",)),
+        (joined("relevant-000", "good-000"), ("good-000", "relevant-000")),
+        ((), ("good-000",)),
+    ]
+    groups = {
+        "old": ClientGroup(count=1),
+        "relevant": ClientGroup(count=1, role="irrelevant"),
+        "good": ClientGroup(count=1, role="relevant"),
+    }
+    assert relevant_to_irrelevant(choices_by_group(log(*rounds), groups)) == 2
+    unsaid = {**groups, "relevant": ClientGroup(count=1)}
+    assert relevant_to_irrelevant(choices_by_group(log(*rounds), unsaid)) is None

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from rich.table import Table
 from scipy import stats
 
+from pausefl.config.client_records import budget_of, mechanism_of
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.report.reading import read_run
+from pausefl.runtime.client_plan import noise_plan
 from pausefl.runtime.client_process import noise_for
 from pausefl.runtime.run import stored_experiment
 from pausefl_client.ledger import ReleaseKey, verified_spend
@@ -124,7 +126,7 @@ def run_audit(source: str, overrides: list[str], uploads: int) -> Iterator[Table
     """
     run_dir = Path(source) if Path(source).is_dir() else None
     experiment = stored_experiment(run_dir) if run_dir else load_experiment(source, overrides)
-    budget, mechanism = experiment.budget(), experiment.mechanism()
+    budget, mechanism = budget_of(experiment.privacy), mechanism_of(experiment.privacy)
     if budget is None or mechanism is None:
         raise PauseflError("privacy.enabled = false: there is no mechanism to audit, updates leave as they are")
     if experiment.privacy.reproducible_noise:
@@ -162,11 +164,11 @@ def check_ledgers(run_dir: Path) -> str:
 
 
 def _as_clients_do(experiment: Experiment, mechanism: Mechanism) -> Privatise:
-    uploads = iter(range(1, 1 << 62))
+    uploads, noise = iter(range(1, 1 << 62)), noise_plan(experiment)
 
     def privatise(update: Vector, epsilon: float) -> Vector:
         key = ReleaseKey("audit", next(uploads), 1, "")
-        return mechanism.privatise(update, epsilon, noise_for(experiment, "audit", key))
+        return mechanism.privatise(update, epsilon, noise_for(noise, "audit", key))
 
     return privatise
 

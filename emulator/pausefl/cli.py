@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pausefl import __version__
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.config.toml_source import preset_names
+from pausefl.config.toml_source import is_file, naming, preset_names
 from pausefl_process.events import MetricsServed, print_event
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -131,8 +131,11 @@ def _add_who(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(options: argparse.Namespace) -> Experiment:
+    from pausefl.config.server_records import check_policies
+
     experiment = load_experiment(options.config, options.overrides)
-    experiment.check_policies()
+    with naming(options.config if is_file(options.config) else ""):
+        check_policies(experiment)
     return experiment
 
 
@@ -209,8 +212,9 @@ def _client(options: argparse.Namespace) -> None:
 
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from pausefl.runtime.client_plan import client_plan
     from pausefl.runtime.client_process import take_part
-    from pausefl.runtime.processes import allow_many_files, first_error, keep_freed_memory
+    from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
 
     experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
     _refuse_netem(experiment, "client")
@@ -222,7 +226,7 @@ def _client(options: argparse.Namespace) -> None:
         print_event(MetricsServed(f"http://{address}/metrics"))
 
     with _clients_to_be(experiment, options) as client_ids, first_error():
-        asyncio.run(take_part(experiment, client_ids, options.server, ledgers, on_metrics=tell))
+        asyncio.run(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
 
 
 def _refuse_netem(experiment: Experiment, command: str) -> None:

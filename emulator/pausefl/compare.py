@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pausefl.config.experiment import Experiment
+from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import as_group_table, as_table, compare, write_comparison
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.terminal import make_view
@@ -43,5 +44,5 @@ def _variant(experiment: Experiment, policy: str, i: int) -> Experiment:
             "experiment": experiment.experiment.model_copy(update={"seed": experiment.experiment.seed + i}),
         }
     )
-    variant.check_policies()
+    check_policies(variant)
     return variant

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.config.experiment import Experiment
+from pausefl.runtime.client_plan import client_plan
 from pausefl.runtime.client_process import run_host
 from pausefl.runtime.server_process import run_server_process
 from pausefl_process.events import Ready
@@ -38,7 +39,8 @@ class ProcessFederation:
             threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
             assert self._listening.wait(PATIENCE_S), "the server did not come up"
         else:
-            self._start(name, run_host, self.experiment, [name], f"127.0.0.1:{self._wiretap.port}", self._folder)
+            plan, address = client_plan(self.experiment), f"127.0.0.1:{self._wiretap.port}"
+            self._start(name, run_host, plan, [name], address, self._folder)
 
     def kill(self, name: str) -> None:
         """kill -9."""

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from pydantic import Field
 from pausefl.config.base import Count, Positive, Share, Table
 from pausefl.config.delay_laws import make_record, read_delay
 from pausefl.delays import Delay, NoDelay, Sum, published_delay
-from pausefl_client.link import Delays, Link, Mode, TokenBucket
+from pausefl_client.link import Mode
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
@@ -35,7 +34,7 @@ class GroupBandwidthTable(Table):
     burst_bytes: Count | None = None
 
 
-class GroupTable(Table):
+class LinkGroup(Table):
     """Clients whose links differ from the others'. What a group does not say it takes from [latency]."""
 
     clients: str | tuple[str, ...]
@@ -75,7 +74,7 @@ class LatencyTable(Table):
     delay: dict[str, Any] | None = Field(default_factory=_published_unless_said)
     """One law for a whole exchange; without it and `down` and `up`, the published halves."""
     bandwidth: BandwidthTable = BandwidthTable()
-    groups: tuple[GroupTable, ...] = ()
+    groups: tuple[LinkGroup, ...] = ()
     access_points: tuple[AccessPointTable, ...] = ()
 
 
@@ -136,27 +135,6 @@ def processes(plans: Mapping[str, LinkPlan], per_process: int) -> list[list[str]
     for client_id, plan in plans.items():
         (alone if plan.access_point is None else behind.setdefault(plan.access_point, [])).append(client_id)
     return [alone[i : i + per_process] for i in range(0, len(alone), per_process)] + list(behind.values())
-
-
-def make_links(
-    latency: LatencyTable, plans: Mapping[str, LinkPlan], client_ids: Sequence[str], seed: int
-) -> dict[str, Link]:
-    """The links of the clients in this process. Whoever shares an access point must be here with the others."""
-    if latency.injection == "netem":
-        return {client_id: Link() for client_id in client_ids}
-    shared = {}
-    for index in {plans[c].access_point for c in client_ids} - {None}:
-        missing = [c for c, plan in plans.items() if plan.access_point == index and c not in client_ids]
-        if missing:
-            raise ConfigError(f"latency.access_points.{index}: {missing[0]} must run in the same process as the others")
-        shared[index] = _buckets(latency.access_points[index or 0], latency.time_scale)
-    links = {}
-    for client_id in client_ids:
-        plan = plans[client_id]
-        own, access_point = _buckets(plan.bandwidth, latency.time_scale), shared.get(plan.access_point, ((), ()))
-        draw = partial(_draw, plan, latency, seed, client_id)
-        links[client_id] = Link(draw, latency.mode, own[0] + access_point[0], own[1] + access_point[1])
-    return links
 
 
 def check_access_points(plans: Mapping[str, LinkPlan], group_of: Mapping[str, str]) -> None:
@@ -253,7 +231,7 @@ def _laws(latency: LatencyTable, group: int | None) -> _Laws:
     return replace(own, down=own.down or common.down, up=own.up or common.up)
 
 
-def _said(table: LatencyTable | GroupTable, key: str) -> _Laws:
+def _said(table: LatencyTable | LinkGroup, key: str) -> _Laws:
     if table.delay is not None and (table.down is not None or table.up is not None):
         raise ConfigError(f"{key}.delay: a whole exchange's delay goes without {key}.down and {key}.up")
 
@@ -264,7 +242,7 @@ def _said(table: LatencyTable | GroupTable, key: str) -> _Laws:
     return _Laws(named("delay"), named("down"), named("up"))
 
 
-def _group_bandwidth(latency: LatencyTable, group: GroupTable) -> BandwidthTable:
+def _group_bandwidth(latency: LatencyTable, group: LinkGroup) -> BandwidthTable:
     said = {} if group.bandwidth is None else group.bandwidth.model_dump(exclude_none=True)
     return latency.bandwidth.model_copy(update=said)
 
@@ -285,27 +263,3 @@ def _with_delays(plan: LinkPlan, laws: _Laws, client_id: str, seed: int, positio
         halves: _Halves = make_record(_Halves, values, key, rng_for)
         return replace(plan, delay=published_delay(k, clients, floor_s=halves.floor_s, sd_s=halves.sd_s))
     return replace(plan, delay=law_of(laws.delay))
-
-
-def _draw(plan: LinkPlan, latency: LatencyTable, seed: int, client_id: str, round: int) -> Delays:
-    """A function of (seed, client, round); multiplied by `latency.time_scale`."""
-
-    def draw_s(law: Delay, purpose: str) -> float:
-        if isinstance(law, NoDelay):
-            return 0.0  # without the generator, which costs more than a small exchange's own work
-        return float(law.sample(generator(seed, purpose, client_id, round), 1, round)[0]) * latency.time_scale
-
-    if plan.delay is None:
-        return Delays(draw_s(plan.down, "delay-down"), draw_s(plan.up, "delay-up"))
-    delay_s = draw_s(plan.delay, "delay")
-    down_s = delay_s * latency.down_share
-    return Delays(down_s, delay_s - down_s)
-
-
-def _buckets(bandwidth: BandwidthTable, time_scale: float) -> tuple[tuple[TokenBucket, ...], tuple[TokenBucket, ...]]:
-    """Down and up; waiting is injected time like any other, so `time_scale` stretches it."""
-    down, up = (
-        (TokenBucket(rate / time_scale, bandwidth.burst_bytes),) if rate else ()
-        for rate in (bandwidth.down_bytes_per_s, bandwidth.up_bytes_per_s)
-    )
-    return down, up

@@ -15,12 +15,14 @@ class ExperimentTable(Table):
     seed: Annotated[int, Field(ge=0)] = 1
 
 
-class GroupTable(Table):
+class ClientGroup(Table):
     """Clients that have something in common; they are called <group>-000 and so on."""
 
     count: Count
     behaviours: tuple[dict[str, Any], ...] = ()
     """What its clients do differently, by `kind`, one after the other (pausefl.population.behaviours)."""
+    role: Literal["relevant", "irrelevant"] | None = None
+    """What newcomers are in a published experiment: with data that helps the task, or not. Reports compare the two."""
     join_round: Count = 1
     """Its clients connect before this round begins; its processes are started then."""
     leave_round: Annotated[int, Field(ge=2)] | None = None
@@ -38,17 +40,12 @@ class GroupTable(Table):
         return [f"{name}-{k:0{width}}" for k in range(self.count)]
 
 
-def group_of(client_id: str) -> str:
-    """The name of a client's group, from its id."""
-    return client_id.rpartition("-")[0]
-
-
 class ClientsTable(Table):
     """Who takes part."""
 
     count: Count = 30
     """All of them; with groups, what these add up to."""
-    groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], GroupTable] = Field(default={})
+    groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], ClientGroup] = Field(default={})
     per_process: Count | None = None
     """Clients that share one process, one torch and one device. Unless said otherwise: 1 for up to 32 clients; more
     share a process per core, and at least four."""
@@ -96,6 +93,11 @@ class PrivacyTable(Table):
     reproducible_noise: bool = False
     """NOT PRIVATE: noise from the seed, which whoever knows it can subtract. For repeating experiments alone, and so
     never with `ledger_dir`."""
+
+    @property
+    def noise(self) -> Literal["laplace", "opendp", "reproducible"]:
+        """Where noise comes from: the sampler's name, or "reproducible", which protects nobody."""
+        return "reproducible" if self.reproducible_noise else self.sampler
 
 
 class WorkloadTable(Table):

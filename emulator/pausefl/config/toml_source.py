@@ -1,7 +1,8 @@
 """Experiments as TOML documents: where they are read from, what `--set` changes, and what is filled in before types."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,24 @@ def preset_names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
+def is_file(source: str) -> bool:
+    """Whether it is the path of a file, not the name of a preset."""
+    return Path(source).suffix == ".toml" or Path(source).is_file()
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Begin each ConfigError of the block with the file it is about, if there is one."""
+    try:
+        yield
+    except ConfigError as error:
+        raise (ConfigError(f"{file}: {error}") if file else error) from error.__cause__
+
+
 def read_source(source: str) -> str:
     """The text of a TOML file, or of a preset by name."""
     path = Path(source)
-    if path.suffix == ".toml" or path.is_file():
+    if is_file(source):
         try:
             return path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -29,12 +44,12 @@ def read_source(source: str) -> str:
     return resources.files("pausefl").joinpath("presets", f"{source}.toml").read_text("utf-8")
 
 
-def document_of(text: str, overrides: Sequence[str], origin: str) -> dict[str, Any]:
+def document_of(text: str, overrides: Sequence[str], file: str = "") -> dict[str, Any]:
     """The tables of an experiment given as TOML text, with `key=value` overrides; ConfigError where it is no TOML."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin} is not valid TOML: {error}") from error
+        raise ConfigError(f"{file or 'the experiment'}: not valid TOML: {error}") from error
     for override in overrides:
         _override(document, override)
     _count_groups(document)

@@ -11,10 +11,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from pausefl.config.client_records import tls_of
 from pausefl.config.experiment import Experiment
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
-from pausefl.runtime.processes import die_with_parent, ignore_interrupts
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
+from pausefl_process.lifetime import die_with_parent, ignore_interrupts
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Manifest, Vector
@@ -32,7 +33,7 @@ def serve_evaluator(experiment: Experiment, report: Report) -> None:
     """
     where = experiment.evaluation
     ended_by = (signal.SIGINT, signal.SIGTERM)
-    asyncio.run(_serve(experiment, where.host, where.port, experiment.tls_files(), report, ended_by))
+    asyncio.run(_serve(experiment, where.host, where.port, tls_of(experiment.tls), report, ended_by))
 
 
 @asynccontextmanager
@@ -42,7 +43,7 @@ async def find_evaluator(experiment: Experiment, say: Say) -> AsyncIterator["Rem
     `say` is told what a person should read. ConfigError when a file for TLS is wrong.
     """
     address = experiment.evaluation.address
-    remote = _line_to(address, experiment, experiment.tls_files(), say) if address else None
+    remote = _line_to(address, experiment, tls_of(experiment.tls), say) if address else None
     evaluator = remote or OwnEvaluator(experiment, say)
     try:
         yield evaluator

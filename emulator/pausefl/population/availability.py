@@ -1,7 +1,7 @@
 """Who is there in which round: groups that join and leave, and clients that come and go. Pure functions of a seed."""
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -9,6 +9,7 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 BoolArray = npt.NDArray[np.bool_]
@@ -118,6 +119,17 @@ AVAILABILITIES: Mapping[str, type[Availability]] = {"always": Always, "cycle": C
 
 
 @dataclass(frozen=True)
+class Membership:
+    """When the clients of one group take part, and when they can be reached meanwhile."""
+
+    client_ids: tuple[str, ...]
+    join_round: int
+    leave_round: int | None
+    """The first round without them; None: they stay."""
+    availability: Availability
+
+
+@dataclass(frozen=True)
 class Presence:
     """Which clients are there in each round."""
 
@@ -134,6 +146,18 @@ class Presence:
         """All of these clients, in every round."""
         ids = tuple(client_ids)
         return cls(ids, np.ones((1, len(ids)), np.bool_))
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[Membership], rounds: int, seed: int) -> Self:
+        """Who is there in rounds 1 to `rounds`, group by group; what is random is a function of (seed, client)."""
+        columns = []
+        for group in groups:
+            for client_id in group.client_ids:
+                on = group.availability.on(client_id, rounds, generator(seed, "availability", client_id))
+                on[: group.join_round - 1] = False
+                on[(group.leave_round or rounds + 1) - 1 :] = False
+                columns.append(on)
+        return cls(tuple(i for group in groups for i in group.client_ids), np.stack(columns, axis=1))
 
     def at(self, round: int) -> frozenset[str]:
         """Who is there in this round; after the last one, who was there then."""

@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pausefl.config.tables import group_of
 from pausefl.report.reading import RunData, Split
 from pausefl.report.style import DASHES, INK, MUTED, SERIES, Colour, Look, make_room, new_figure, percent_axis
-from pausefl.results.selections import RELEVANT, GroupChoices
+from pausefl.results.selections import GroupChoices
 
 Groups = Mapping[str, GroupChoices]
 NO_GROUP = Look(MUTED.light, "-")
@@ -33,10 +32,15 @@ def group_looks(groups: Groups) -> Mapping[str, Look]:
     palettes = {"original": [_GREY, _SKY, _GREEN], "relevant": [_BLUE], "other": [_VERMILION, _ORANGE, _PURPLE]}
     looks: dict[str, Look] = {}
     for members in families.values():
-        palette: list[Colour] = palettes[_kind(members[0], groups[members[0]])]
+        palette: list[Colour] = palettes[_kind(groups[members[0]])]
         looks |= {name: Look(palette[0].light, DASHES[i % len(DASHES)]) for i, name in enumerate(members)}
         palette.append(palette.pop(0))
     return looks
+
+
+def group_of_client(groups: Groups) -> Mapping[str, str]:
+    """The name of each client's group, by client id."""
+    return {client_id: name for name, group in groups.items() for client_id in group.client_ids}
 
 
 def joins(groups: Groups) -> Mapping[int, list[str]]:
@@ -56,7 +60,8 @@ def mark_joins(axes: Axes, rounds: Iterable[int]) -> None:
 
 def selections(run: RunData, groups: Groups) -> Figure:
     """How often clients were chosen: by round, on average over each group (and, if few, each); and each at the end."""
-    ids = sorted(run.clients["client_id"].tolist(), key=lambda client_id: (_place(client_id, groups), client_id))
+    places = {client_id: place for place, group in enumerate(groups.values()) for client_id in group.client_ids}
+    ids = sorted(run.clients["client_id"].tolist(), key=lambda i: (places.get(i, len(groups)), i))
     columns = {client_id: k for k, client_id in enumerate(ids)}
     indices = ([columns[client_id] for client_id in record.chosen] for record in run.records)
     chosen = np.array([np.bincount(of_round, minlength=len(ids)) for of_round in indices])
@@ -64,7 +69,8 @@ def selections(run: RunData, groups: Groups) -> Figure:
     by_round, by_client = figure.subplots(1, 2, width_ratios=(1.25, 1))
     mark_joins(by_round, joins(groups))
     looks = group_looks(groups)
-    colours = [looks.get(group_of(client_id), NO_GROUP).colour for client_id in ids]
+    group_of = group_of_client(groups)
+    colours = [looks.get(group_of.get(client_id, ""), NO_GROUP).colour for client_id in ids]
     if len(ids) <= MOST_NAMED:
         for times, colour in zip(chosen.T, colours, strict=True):
             by_round.plot(*so_far(times), color=colour, linewidth=0.6, alpha=0.35)
@@ -119,14 +125,7 @@ def _bars(axes: Axes, ids: list[str], times: NDArray[np.int64], colours: list[st
         axes.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
 
 
-def _place(client_id: str, groups: Groups) -> int:
-    """Where a client's group stands among all, those of none last."""
-    names = list(groups)
-    group = group_of(client_id)
-    return names.index(group) if group in names else len(names)
-
-
-def _kind(name: str, group: GroupChoices) -> str:
+def _kind(group: GroupChoices) -> str:
     if group.join_round == 1:
         return "original"
-    return "relevant" if name.startswith(RELEVANT) else "other"
+    return "relevant" if group.role == "relevant" else "other"

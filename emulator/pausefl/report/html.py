@@ -50,7 +50,7 @@ SIGNAL_SENTENCES = {
 def render(template: str, **values: object) -> str:
     """Fill one of this package's templates; everything that is not marked safe is escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pausefl.report.reading import Columns, RunData
+from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.records import RoundRecord
-from pausefl_server.selection import POLICIES
+from pausefl_server.selection import policy_class
 from pausefl_server.selection.fed_ts import FedTs, Posteriors
 from pausefl_server.selection.newcomers import is_original
 from pausefl_server.state import RunState
@@ -46,10 +47,10 @@ class Learning:
 
 def learning(run: RunData) -> Learning | None:
     """Replay a run; None under a policy without these posteriors, or without newcomers."""
-    policy_class = POLICIES.get(run.summary["policy"])
-    if policy_class is None or not issubclass(policy_class, FedTs):
+    policy = _policy(run)
+    if policy is None:
         return None
-    state = RunState.start(policy_class(**run.summary["policy_parameters"]), run.summary["seed"])
+    state = RunState.start(policy, run.summary["seed"])
     posteriors: list[Posteriors] = []
     drifts: list[tuple[Any, ...]] = []
     threshold = np.full(len(run.records), np.nan)
@@ -63,6 +64,15 @@ def learning(run: RunData) -> Learning | None:
         if sum(not original for *_, original, _ in judged) > 1:  # a single newcomer's is compared with nothing
             threshold[t] = np.nan if posteriors[-1].threshold is None else posteriors[-1].threshold
     return _assemble(run, state, posteriors, drifts, threshold)
+
+
+def _policy(run: RunData) -> FedTs | None:
+    """The run's policy, with its parameters; None where it has no such posteriors, or its class is not here."""
+    try:
+        found = policy_class(run.summary["policy"])
+    except ConfigError:  # one's own, which this machine or folder need not have
+        return None
+    return found(**run.summary["policy_parameters"]) if issubclass(found, FedTs) else None
 
 
 def _judged(record: RoundRecord, before: Posteriors, state: RunState) -> list[tuple[Any, ...]]:

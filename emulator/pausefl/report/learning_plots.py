@@ -10,8 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from pausefl.config.tables import group_of
-from pausefl.report.group_plots import NO_GROUP, Groups, group_looks, joins, mark_joins
+from pausefl.report.group_plots import NO_GROUP, Groups, group_looks, group_of_client, joins, mark_joins
 from pausefl.report.learning import Learning
 from pausefl.report.style import DASHES, INK, MUTED, SERIES, Look, new_figure
 
@@ -27,14 +26,14 @@ _MARKERS = {"small": ("o", 16, 0.75), "large": ("x", 18, 0.75), "original": ("."
 
 def posteriors(learnt: Learning, groups: Groups) -> Figure:
     """The density of each newcomer's Beta(s, f), coloured by group, after a few rounds from the first insertion on."""
-    looks = group_looks(groups)
+    looks, group_of = group_looks(groups), group_of_client(groups)
     x = np.linspace(0.0025, 0.9975, 200)
     rounds = _a_few(int(learnt.join_round.min()), len(learnt.s))
     figure = Figure(figsize=(9.2, 3.4), layout="constrained")
     panels = figure.subplots(1, len(rounds), sharey=True, squeeze=False)[0]
     for axes, t in zip(panels, rounds, strict=True):
         for newcomer in np.flatnonzero(learnt.join_round <= t):
-            look = looks.get(group_of(learnt.newcomers[newcomer]), NO_GROUP)
+            look = looks.get(group_of.get(learnt.newcomers[newcomer], ""), NO_GROUP)
             density = beta_density(x, int(learnt.s[t - 1, newcomer]), int(learnt.f[t - 1, newcomer]))
             is_crowd = len(learnt.newcomers) > _MOST_LINES
             axes.plot(x, density, color=look.colour, linestyle=look.dash, linewidth=1.2, alpha=0.7, rasterized=is_crowd)
@@ -45,7 +44,7 @@ def posteriors(learnt: Learning, groups: Groups) -> Figure:
     handles = [
         Line2D([], [], color=look.colour, linestyle=look.dash, label=name)
         for name, look in looks.items()
-        if name in {group_of(client_id) for client_id in learnt.newcomers}
+        if name in {group_of.get(client_id) for client_id in learnt.newcomers}
     ]
     figure.legend(handles=handles, loc="outside right center", handlelength=2.6)
     return figure
@@ -55,7 +54,8 @@ def threshold(learnt: Learning, groups: Groups) -> Figure:
     """The drifts by round, coloured by group, and the threshold they were compared with."""
     looks, drifts = group_looks(groups), learnt.drifts
     figure, axes = new_figure("Drifts and threshold", "round", "drift (squared L2 distance)", height=4.2)
-    of_row = np.array([group_of(client_id) for client_id in drifts["client_id"]])
+    group_of = group_of_client(groups)
+    of_row = np.array([group_of.get(client_id, "") for client_id in drifts["client_id"]])
     counted_as = np.where(drifts["original"], "original", np.where(drifts["small"], "small", "large"))
     for kind, (marker, area, opacity) in _MARKERS.items():
         for group in np.unique(of_row):

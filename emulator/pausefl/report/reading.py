@@ -12,6 +12,8 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from pausefl.config.tables import ClientGroup
+from pausefl.config.validation import as_json
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import RoundRecord
 from pausefl_server.store import read_rounds
@@ -145,9 +147,10 @@ class RunData:
     """The log itself, for what is a fold over it."""
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        """The names of the groups of clients, as configured; empty in a run without groups."""
-        return tuple(tomllib.loads(self.config).get("clients", {}).get("groups", {}))
+    def groups(self) -> Mapping[str, ClientGroup]:
+        """The groups of clients by name, as configured; empty in a run without groups."""
+        tables = tomllib.loads(self.config).get("clients", {}).get("groups", {})
+        return {name: ClientGroup.model_validate_json(as_json(table)) for name, table in tables.items()}
 
     @property
     def privacy(self) -> PrivacyFigures | None:

@@ -2,21 +2,23 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from pausefl.config.tables import group_of
+from pausefl.config.tables import ClientGroup
 from pausefl_server.clients import ClientTable, IntArray
 from pausefl_server.records import RoundRecord
-
-RELEVANT = "relevant"
-"""Newcomers whose group's name begins so are the relevant ones of a published experiment, all others irrelevant."""
 
 
 @dataclass(frozen=True)
 class GroupChoices:
     """One group of clients; its arrays have an entry per round."""
 
+    client_ids: tuple[str, ...]
+    """All of the group, in order."""
+    role: Literal["relevant", "irrelevant"] | None
+    """What its newcomers are, as configured."""
     clients: int
     """Those of the group that ever joined."""
     join_round: int | None
@@ -32,20 +34,29 @@ class GroupChoices:
         return per_client_round([self])
 
 
-def choices_by_group(records: Sequence[RoundRecord], groups: Sequence[str]) -> Mapping[str, GroupChoices]:
-    """Each group's choices, in the order of these names; clients of no such group are left out."""
+def choices_by_group(records: Sequence[RoundRecord], groups: Mapping[str, ClientGroup]) -> Mapping[str, GroupChoices]:
+    """Each group's choices, by name; clients of no such group are left out."""
+    ids = {name: tuple(group.client_ids(name)) for name, group in groups.items()}
+    index_of = {client_id: index for index, of_group in enumerate(ids.values()) for client_id in of_group}
     table = ClientTable()
     eligible, chosen = (np.zeros((len(records), len(groups)), np.int64) for _ in range(2))
     of_row = np.empty(0, np.int64)
     for t, record in enumerate(records):
         table.apply_events(record.events, record.round)
         if len(table) > len(of_row):
-            of_row = _group_of_row(table, groups)
-        eligible[t] = _count(of_row[table.eligible()], groups)
-        chosen[t] = _count(of_row[table.rows(record.chosen)], groups)
+            of_row = np.array([index_of.get(client_id, len(groups)) for client_id in table.ids], np.int64)
+        eligible[t] = _count(of_row[table.eligible()], len(groups))
+        chosen[t] = _count(of_row[table.rows(record.chosen)], len(groups))
     joined = [table.joined_round[of_row == group] for group in range(len(groups))]
     return {
-        name: GroupChoices(len(rounds), int(rounds.min()) if len(rounds) else None, eligible[:, i], chosen[:, i])
+        name: GroupChoices(
+            client_ids=ids[name],
+            role=groups[name].role,
+            clients=len(rounds),
+            join_round=int(rounds.min()) if len(rounds) else None,
+            eligible=eligible[:, i],
+            chosen=chosen[:, i],
+        )
         for i, (name, rounds) in enumerate(zip(groups, joined, strict=True))
     }
 
@@ -62,17 +73,11 @@ def relevant_to_irrelevant(choices: Mapping[str, GroupChoices]) -> float | None:
 
     None unless newcomers of both kinds came, and where no irrelevant one was ever chosen.
     """
-    newcomers = {name: group for name, group in choices.items() if (group.join_round or 1) > 1}
-    relevant = per_client_round(group for name, group in newcomers.items() if name.startswith(RELEVANT))
-    irrelevant = per_client_round(group for name, group in newcomers.items() if not name.startswith(RELEVANT))
+    newcomers = [group for group in choices.values() if (group.join_round or 1) > 1]
+    relevant = per_client_round(group for group in newcomers if group.role == "relevant")
+    irrelevant = per_client_round(group for group in newcomers if group.role == "irrelevant")
     return relevant / irrelevant if relevant is not None and irrelevant else None
 
 
-def _group_of_row(table: ClientTable, groups: Sequence[str]) -> IntArray:
-    """The index of each row's group; len(groups) for a client of none."""
-    places = {name: i for i, name in enumerate(groups)}
-    return np.array([places.get(group_of(client_id), len(groups)) for client_id in table.ids], np.int64)
-
-
-def _count(group_of_each: IntArray, groups: Sequence[str]) -> IntArray:
-    return np.bincount(group_of_each, minlength=len(groups) + 1)[: len(groups)]
+def _count(group_of_each: IntArray, groups: int) -> IntArray:
+    return np.bincount(group_of_each, minlength=groups + 1)[:groups]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from pausefl.config.client_records import budget_of
 from pausefl.config.experiment import Experiment
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.selections import choices_by_group
@@ -86,7 +87,7 @@ def _data(experiment: Experiment, result: RunResult) -> str | None:
 
 def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[LogEvent], size: int) -> dict[str, Any]:
     """What was promised and spent, every ε in `privacy_unit` but the one that names the vector."""
-    settings, budget = experiment.privacy, experiment.budget()
+    settings, budget = experiment.privacy, budget_of(experiment.privacy)
     private = budget is not None and not settings.reproducible_noise
     if budget is None:
         names = ("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", *_PRIVATE_ONLY)
@@ -104,7 +105,7 @@ def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[LogEve
         "epsilon_at_delta": tighter_epsilon(budget, settings.unit, released, settings.delta),
         "epsilon_floor": budget.epsilon_floor,
         "retired_clients": int(table.retired.sum()),
-        "noise": experiment.noise,
+        "noise": settings.noise,
         "budget_per": "data holder" if settings.ledger_dir or _had_spent(events) else "run",
     }
 
@@ -127,7 +128,7 @@ def _selections(records: Sequence[RoundRecord], experiment: Experiment) -> dict[
             "selections_after_join": int(group.chosen.sum()),
             "per_client_round": group.per_client_round,
         }
-        for name, group in choices_by_group(records, tuple(experiment.groups)).items()
+        for name, group in choices_by_group(records, experiment.groups).items()
     }
 
 

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from pausefl.config.experiment import Experiment
 from pausefl.config.links import processes
-from pausefl.config.tables import GroupTable
-from pausefl.runtime.client_process import run_host
+from pausefl.config.tables import ClientGroup
+from pausefl.runtime.client_plan import client_plan
+from pausefl.runtime.client_process import Told, run_host
 from pausefl.runtime.netem import kernel_network
-from pausefl.runtime.processes import BAD_INPUT
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server_process import run_server_process
 from pausefl_process.events import (
@@ -30,6 +30,7 @@ from pausefl_process.events import (
     RollCall,
     RoundCommitted,
 )
+from pausefl_process.lifetime import BAD_INPUT
 from pausefl_proto.errors import ConfigError, PauseflError
 
 _END_WITHIN_S = 10.0
@@ -47,7 +48,7 @@ class _Host:
     """A client process to be: its clients belong to one group."""
 
     client_ids: list[str]
-    group: GroupTable
+    group: ClientGroup
     process: ForkServerProcess | None = None
     roll_calls: "Connection[Any, Any] | None" = None
     """Tells it of rounds with which somebody comes or goes; closing it asks it to leave."""
@@ -60,7 +61,8 @@ class Fleet:
         self._experiment = experiment
         self._run_dir = run_dir
         self._server: SpawnProcess | None = None
-        self._presence = experiment.presence()
+        self._plan = client_plan(experiment)
+        self._presence = self._plan.presence
         self._address = ""
         self._hosts = list(_hosts(experiment))
         self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
@@ -127,11 +129,11 @@ class Fleet:
     def _start_hosts(self, hosts: Iterable[_Host]) -> None:
         context = multiprocessing.get_context("forkserver")
         synthetic = self._experiment.workload.model == "synthetic"
-        context.set_forkserver_preload([f"pausefl.{'host' if synthetic else 'torch_host'}"])
+        context.set_forkserver_preload([f"pausefl.runtime.{'client_process' if synthetic else 'torch_trainers'}"])
         for host in hosts:
             theirs, host.roll_calls = context.Pipe(duplex=False) if self._presence else (None, None)
             told = self._targets.expect(context) if self._targets else None
-            arguments = (self._experiment, host.client_ids, self._address, self._run_dir, theirs, told)
+            arguments = (self._plan, host.client_ids, self._address, self._run_dir, Told(theirs, told))
             name = f"pausefl-{host.client_ids[0]}"
             host.process = context.Process(target=run_host, args=arguments, name=name)
             host.process.start()

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.config.experiment import Experiment
-from pausefl.config.links import LinkPlan
+from pausefl.config.links import LatencyTable, LinkPlan
 from pausefl.delays import Delay, NoDelay, Scale
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -122,12 +122,12 @@ def probe(kinds: set[str]) -> None:
                 ) from error
 
 
-def enter_namespace(experiment: Experiment, run_dir: Path, client_id: str) -> None:
+def enter_namespace(latency: LatencyTable, plans: Mapping[str, LinkPlan], run_dir: Path, client_id: str) -> None:
     """Move this process (its main thread, before it starts others) into its namespace and shape the way up there."""
     pyroute2 = _pyroute2()
     with _NAMESPACES.joinpath(_name(run_dir, client_id)).open() as namespace:
         pyroute2.netns.setns(namespace.fileno(), fork=False)
-    plans, latency, subnet = experiment.links(), experiment.latency, _subnet(run_dir)
+    subnet = _subnet(run_dir)
     k = list(plans).index(client_id)
     _, up = shapes(plans[client_id], latency.down_share, latency.time_scale)
     with pyroute2.IPRoute() as ip:

@@ -114,4 +114,4 @@ def stored_experiment(run_dir: Path) -> Experiment:
     path = run_dir / "config.toml"
     if not path.is_file():
         raise ConfigError(f"{run_dir}: is not a run directory (no config.toml)")
-    return parse_experiment(path.read_text("utf-8"), origin=str(path))
+    return parse_experiment(path.read_text("utf-8"), file=str(path))

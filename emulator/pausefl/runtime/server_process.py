@@ -13,18 +13,21 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, tls_of
 from pausefl.config.experiment import Experiment
+from pausefl.config.groups import presence_of
+from pausefl.config.server_records import aggregation_of, limits_of, optimizer_of, selected_policy
 from pausefl.delays import known_means
 from pausefl.results.summary import summarise
-from pausefl.runtime.processes import (
+from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
+from pausefl_process.http_server import is_loopback
+from pausefl_process.lifetime import (
     allow_many_files,
     die_with_parent,
     first_error,
     keep_freed_memory,
     write_output_to,
 )
-from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
-from pausefl_process.http_server import is_loopback
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Tensor, Vector
 from pausefl_server.evaluation import EvaluateModel
@@ -62,7 +65,7 @@ def serve_experiment(experiment: Experiment, run_dir: Path, report: Report) -> N
 
 
 async def _serve(experiment: Experiment, run_dir: Path, report: Report) -> None:
-    policy, log_and_report = experiment.policy(), _logged(report)
+    policy, log_and_report = selected_policy(experiment.selection), _logged(report)
     async with _evaluator(experiment, log_and_report) as (manifest, theta_0, evaluate):
         await serve(
             server_settings(experiment, manifest, run_dir.name),
@@ -88,10 +91,13 @@ def _keep(experiment: Experiment, policy: Policy, manifest: Manifest, run_dir: P
 
 def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> ServerSettings:
     """The server's part of an experiment."""
-    budget, mechanism = experiment.budget(), experiment.mechanism()
-    privacy, presence = None, experiment.presence()
+    budget, mechanism = budget_of(experiment.privacy), mechanism_of(experiment.privacy)
+    privacy = None
+    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     if budget is not None and mechanism is not None:
-        privacy = PrivacySettings(budget, mechanism.unit, experiment.schedule, experiment.privacy.reproducible_noise)
+        privacy = PrivacySettings(
+            budget, mechanism.unit, schedule_of(experiment.privacy), experiment.privacy.reproducible_noise
+        )
     return ServerSettings(
         run_id=run_id,
         seed=experiment.experiment.seed,
@@ -108,9 +114,9 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         evaluation_every=experiment.evaluation.every,
         disclosed=experiment.disclosed,
         pings_per_s=experiment.server.pings_per_s,
-        limits=experiment.limits(),
-        aggregation=experiment.aggregation_rule(),
-        optimizer=experiment.server_optimizer(),
+        limits=limits_of(experiment.host),
+        aggregation=aggregation_of(experiment.aggregation),
+        optimizer=optimizer_of(experiment.aggregation.optimizer),
         expected=presence.at if presence else None,
         clients=experiment.clients.count,
         total_delays=experiment.latency.mode == "total",
@@ -144,7 +150,7 @@ def endpoints_of(experiment: Experiment) -> Endpoints:
     server, m = experiment.server, experiment.metrics
     page = m.page == "on" or (m.page == "auto" and is_loopback(m.host))
     metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top, page, m.linger_s)
-    return Endpoints(server.host, server.port, metrics if m.enabled else None, experiment.tls_files())
+    return Endpoints(server.host, server.port, metrics if m.enabled else None, tls_of(experiment.tls))
 
 
 def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from pausefl.config.experiment import Experiment
+from pausefl.population.behaviours import Chain
+from pausefl.runtime.client_plan import TrainingPlan
 from pausefl_client.datasets import load_dataset
 from pausefl_client.models import build_model
 from pausefl_client.partition import partition
@@ -21,30 +22,30 @@ warm_up()
 gc.freeze()
 
 
-def make_torch_trainers(experiment: Experiment, client_ids: Sequence[str]) -> dict[str, Trainer]:
+def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Trainer]:
     """A trainer for each of these clients, which all use one device."""
     # Client processes share the cores, so a trainer computes on its own thread and on no other.
     torch.set_num_threads(1)
-    w, seed = experiment.workload, experiment.experiment.seed
+    w, seed = plan.workload, plan.seed
     data = load_dataset(w.dataset, examples=w.examples, seed=seed)
     parts = partition(
         w.partition,
         data.train.labels,
-        clients=experiment.clients.count,
+        clients=len(plan.client_ids),
         classes=data.classes,
         seed=seed,
         concentration=w.concentration,
         dominant_share=w.dominant_share,
     )
-    rows = dict(zip(experiment.client_ids, parts, strict=True))
+    rows = dict(zip(plan.client_ids, parts, strict=True))
     device = resolve_device(w.device)
 
     def trainer_of(client_id: str) -> Trainer:
-        chain = experiment.chain(client_id)
+        chain = Chain(plan.behaviours[client_id], seed=seed, client_id=client_id)
         trainer = TorchTrainer(
             build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
             chain.examples(data.train.take(rows[client_id]), data.classes),
-            chain.settings(experiment.training()),
+            chain.settings(plan.settings),
             device=device,
             seed=seed,
             client_id=client_id,

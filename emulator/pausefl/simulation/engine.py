@@ -190,7 +190,7 @@ def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
     """Whether `simulate_pause` knows this policy and setting."""
     if setting.presence or (setting.budget and setting.budget.epsilon_floor) or policy.m > len(setting.laws):
         return False
-    return type(policy) is Pause and policy.reward == "R1" and not policy.window and policy.discount == 1
+    return isinstance(policy, Pause) and policy.is_plain
 
 
 def genie_of(policy: Policy) -> Genie | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pausefl.config.experiment import Experiment
+from pausefl.config.groups import drift_laws_of, presence_of
 from pausefl.population.availability import Presence
 from pausefl.simulation.engine import growth_fits, recorded_rounds
 from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
@@ -31,8 +32,9 @@ def newcomer_findings(
     experiment: Experiment, policy: NewcomerPolicy, rounds: int
 ) -> tuple[dict[str, Any], dict[str, Table], "Figure"]:
     """Summary, tables and figure; ConfigError where a group's drifts have no law."""
-    presence = experiment.presence(rounds) or Presence.of_all(experiment.client_ids)
-    setting = DriftSetting(experiment.drifts(), presence, experiment.experiment.seed)
+    groups, seed = experiment.groups, experiment.experiment.seed
+    presence = presence_of(groups, rounds, seed) or Presence.of_all(experiment.client_ids)
+    setting = DriftSetting(drift_laws_of(groups), presence, seed)
     result = simulate_newcomers(policy, setting, rounds)
     tables: dict[str, Table] = {
         "simulation": (("round", "regret", "relevant_chosen", "irrelevant_chosen"), _curves(result)),

@@ -137,11 +137,29 @@ def _record(t: int, table: ClientTable, rows: IntArray, drift: FloatArray) -> Ro
     # `chr` asks for a cosine: it is shown the same draws, so that a small drift is a great cosine.
     observations = tuple(
         Observation(
-            table.ids[row], _NO_TIME, 1.0, 1, 0, 0.0, 0.0, statistics={"drift": d, "cosine": 1 - d} if m else {}
+            client_id=table.ids[row],
+            timing=_NO_TIME,
+            latency_s=_NO_TIME.round_trip_s,
+            n_examples=1,
+            participation=0,
+            epsilon=0.0,
+            epsilon_spent=0.0,
+            statistics={"drift": d, "cosine": 1 - d} if m else {},
         )
         for row, d, m in zip(rows.tolist(), drift.tolist(), measured.tolist(), strict=True)
     )
-    return RoundRecord(t, 0, tuple(table.ids[row] for row in rows.tolist()), None, observations, (), 1.0, 0.0, 0.0, "")
+    return RoundRecord(
+        round=t,
+        attempt=0,
+        chosen=tuple(table.ids[row] for row in rows.tolist()),
+        weights=None,
+        observations=observations,
+        events=(),
+        round_latency_s=_NO_TIME.round_trip_s,
+        wall_clock_s=0.0,
+        selection_s=0.0,
+        model_digest="",
+    )
 
 
 def _result(setting: DriftSetting, table: ClientTable, state: Any, chosen: BoolArray) -> NewcomerResult:

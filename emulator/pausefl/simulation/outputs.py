@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pausefl.config.client_records import budget_of
 from pausefl.config.experiment import Experiment
+from pausefl.config.groups import presence_of
+from pausefl.config.server_records import selected_policy
 from pausefl.delays import Delay
 from pausefl.simulation.engine import (
     Setting,
@@ -47,7 +50,7 @@ def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[s
 
     Returns what simulation.json holds.
     """
-    policy = experiment.policy()
+    policy = selected_policy(experiment.selection)
     if isinstance(policy, NewcomerPolicy):
         summary, tables, figure = newcomer_findings(experiment, policy, rounds)
     else:
@@ -113,9 +116,9 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         laws=laws,
         examples={client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)},
         tau_min_s=experiment.tau_min_s or _least_delay_s(laws),
-        budget=experiment.budget(),
+        budget=budget_of(experiment.privacy),
         seed=experiment.experiment.seed,
-        presence=experiment.presence(rounds),
+        presence=presence_of(experiment.groups, rounds or experiment.experiment.rounds, experiment.experiment.seed),
     )
 
 

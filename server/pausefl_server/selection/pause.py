@@ -127,6 +127,15 @@ class Pause(Policy):
             raise ValueError(f"window = {self.window}: must be 0 where discount is not 1")
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it chooses as eq. (14) under R1 with the plain mean of eq. (11): all that compiled rounds know.
+
+        A subclass may be, whatever else it adds, unless it overrides one of the steps of the choice.
+        """
+        overridden = any(getattr(type(self), step) is not getattr(Pause, step) for step in _STEPS)
+        return not overridden and self.reward == "R1" and not self.window and self.discount == 1
+
+    @property
     def greatest_penalty(self) -> float:
         """α times the cluster term of Φ_g, eq. (22), where all m share one cluster; 0 under R1."""
         return float(np.pad(self._marginal(), (0, self.m), mode="edge")[: self.m].sum())
@@ -207,3 +216,7 @@ class Pause(Policy):
         """Positions of the set chosen, and what to log about it."""
         positions = choice.exact()
         return positions, {"energy": choice.finite().energy(positions)}
+
+
+_STEPS = ("start", "observe", "select", "choice", "_among", "_index", "_marginal", "_search")
+"""The methods that together make PAUSE's choice."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.bench import selection_quality
-from pausefl.bench.selection_states import after_rounds, table_of
+from pausefl.bench.selection import quality
+from pausefl.bench.selection.states import after_rounds, table_of
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_server.records import Observation, RoundRecord, Timing
@@ -33,7 +33,7 @@ def cases(seeds: int = 10) -> Iterator[dict[str, Any]]:
         yield from _searches(clients, m, clusters)
     yield from _annealing()
     yield _table_update(1_000_000, 1_000)
-    yield from selection_quality.cases(seeds)
+    yield from quality.cases(seeds)
 
 
 def _searches(clients: int, m: int, clusters: int) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pausefl.report.comparison_figure import draw_comparison
-from pausefl.report.comparison_groups import draw_groups
+from pausefl.report.comparison.figure import draw_comparison
+from pausefl.report.comparison.groups import draw_groups
 from pausefl.report.html import embed, render
 from pausefl.report.reading import PrivacyFigures, RunData, Split, read_run
 from pausefl.report.style import save_png

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.bench.echo import time_echo
+from pausefl.bench.rounds.echo import time_echo
 from pausefl.bench.runs import play
 
 _PAYLOADS_BYTES = (4_000, 1_000_000, 10_000_000)

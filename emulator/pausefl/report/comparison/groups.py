@@ -6,7 +6,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from pausefl.report.comparison_figure import Runs, draw_band, policy_looks
+from pausefl.report.comparison.figure import Runs, draw_band, policy_looks
 from pausefl.report.group_plots import Groups, group_looks, joins, mark_joins, name_joins, so_far
 from pausefl.report.reading import Split
 from pausefl.report.style import MUTED, RC, percent_axis

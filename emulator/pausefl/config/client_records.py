@@ -1,0 +1,60 @@
+"""The client's side of an experiment as records: budget, mechanism, training and TLS. Each is checked as it is made."""
+
+from pausefl.config.tables import PrivacyTable, TlsTable, WorkloadTable
+from pausefl_client.privacy import Mechanism
+from pausefl_client.release import schedule_key
+from pausefl_client.trainer import TrainingSettings
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.tls import Tls
+
+
+def budget_of(privacy: PrivacyTable) -> Budget | None:
+    """ε̄ and η, None in a run without privacy."""
+    if not privacy.enabled:
+        return None
+    # Noise scale over clip bound is 2/ε in both units: sensitivity is twice the bound.
+    least_for_noise = 2 / privacy.noise_to_clip_max if privacy.noise_to_clip_max else 0.0
+    return Budget(privacy.epsilon_budget, privacy.eta, max(privacy.epsilon_floor, least_for_noise))
+
+
+def mechanism_of(privacy: PrivacyTable) -> Mechanism | None:
+    """Clipping and noise, None in a run without privacy."""
+    return Mechanism(privacy.unit, privacy.clip) if privacy.enabled else None
+
+
+def schedule_of(privacy: PrivacyTable) -> str:
+    """The privacy both ends agree on, empty in a run without: a job under any other is refused."""
+    budget, mechanism = budget_of(privacy), mechanism_of(privacy)
+    return schedule_key(budget, mechanism, privacy.noise) if budget is not None and mechanism is not None else ""
+
+
+def training_of(workload: WorkloadTable) -> TrainingSettings:
+    """What a client does with the model."""
+    return TrainingSettings(
+        optimizer=workload.optimizer,
+        learning_rate=workload.learning_rate,
+        batch_size=workload.batch_size,
+        epochs=workload.epochs,
+        max_steps=workload.max_steps,
+        proximal_mu=workload.proximal_mu,
+    )
+
+
+def tls_of(table: TlsTable) -> Tls | None:
+    """What to speak TLS with, None to speak in the clear."""
+    files = Tls(**table.model_dump())
+    return None if files == Tls() else files
+
+
+def check_privacy(privacy: PrivacyTable) -> None:
+    """ConfigError for what no single key of [privacy] shows."""
+    budget_of(privacy)
+    mechanism_of(privacy)
+    if privacy.reproducible_noise and privacy.sampler == "opendp":
+        raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
+    if privacy.reproducible_noise and privacy.ledger_dir:
+        raise ConfigError(
+            "privacy.reproducible_noise = true: goes without privacy.ledger_dir only; noise from the seed protects"
+            " nobody, so it must not be charged to ledgers of private runs"
+        )

@@ -1,0 +1,75 @@
+"""The server's side of an experiment as records: policy, aggregation, optimizer, host limits.
+
+This module imports the server, so a client never imports it.
+"""
+
+import json
+
+from pausefl.config.experiment import Experiment
+from pausefl.config.groups import presence_of
+from pausefl.config.tables import AggregationTable, HostTable, OptimizerTable, SelectionTable
+from pausefl.config.validation import build
+from pausefl_proto.errors import ConfigError
+from pausefl_server.aggregation import Aggregation
+from pausefl_server.host_limits import HostLimits
+from pausefl_server.optimizers import ServerOptimizer
+from pausefl_server.selection import Policy, policy_class
+
+
+def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
+    """The policy that is selected, or the one of this name, with its parameters checked; ConfigError."""
+    name = name or selection.policy
+    parameters = selection.parameters(name)
+    if "m" in parameters:
+        raise ConfigError(f"selection.{name}.m: unknown key; all policies share selection.m")
+    policy: Policy = build(policy_class(name), f"selection.{name}", {"m": selection.m, **parameters})
+    return policy
+
+
+def aggregation_of(table: AggregationTable) -> Aggregation:
+    """How updates are combined; ConfigError."""
+    rule: Aggregation = build(Aggregation, "aggregation", table.model_dump(exclude={"optimizer"}))
+    return rule
+
+
+def optimizer_of(table: OptimizerTable) -> ServerOptimizer:
+    """How the combined update moves the model; ConfigError."""
+    optimizer: ServerOptimizer = build(ServerOptimizer, "aggregation.optimizer", table.model_dump())
+    return optimizer
+
+
+def limits_of(table: HostTable) -> HostLimits:
+    """What a host may do to a measurement before it is suspect."""
+    return HostLimits(**table.model_dump())
+
+
+def check_policies(experiment: Experiment) -> None:
+    """That every policy named and the aggregation exist and take their parameters; raises ConfigError."""
+    aggregation_of(experiment.aggregation)
+    optimizer_of(experiment.aggregation.optimizer)
+    selection = experiment.selection
+    for name in selection.__pydantic_extra__ or {}:
+        try:
+            selected_policy(selection, name)
+        except ConfigError as error:
+            # The name stands in the table's key, not in selection.policy.
+            raise ConfigError(str(error).replace(f'selection.policy = "{name}"', f"selection.{name}")) from error
+    policy = selected_policy(selection)
+    if policy.needs_oracle:
+        for law in experiment.delays().values():
+            _ = law.mean_s  # ConfigError where it has none that could be told
+    try:
+        policy.check_clients(experiment.client_ids, _at_once(experiment))
+    except ValueError as error:
+        raise ConfigError(f"selection.{selection.policy}.{error}") from error
+    if missing := sorted(policy.disclosures - experiment.disclosed):
+        raise ConfigError(
+            f'selection.policy = "{selection.policy}" needs clients to disclose their {" and ".join(missing)}:'
+            f" add privacy.disclose = {json.dumps(missing)}, or set privacy.enabled = false"
+        )
+
+
+def _at_once(experiment: Experiment) -> int:
+    """The most clients there are in a round."""
+    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
+    return experiment.clients.count if presence is None else int(presence.table.sum(axis=1).max())

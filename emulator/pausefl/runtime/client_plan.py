@@ -1,0 +1,135 @@
+"""What client processes are told of an experiment: small records, made where processes are started."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, tls_of, training_of
+from pausefl.config.experiment import Experiment
+from pausefl.config.groups import behaviours_of, presence_of
+from pausefl.config.links import LatencyTable, LinkPlan
+from pausefl.config.tables import WorkloadTable
+from pausefl.population.availability import Presence
+from pausefl.population.behaviours import Behaviour
+from pausefl_client.privacy import Mechanism, Unit
+from pausefl_client.trainer import TrainingSettings
+from pausefl_proto.budget import Budget
+from pausefl_proto.tls import Tls
+
+
+@dataclass(frozen=True)
+class NoisePlan:
+    """Where a client's noise comes from."""
+
+    source: Literal["laplace", "opendp", "reproducible"]
+    """Fresh noise by one of two samplers; or noise from the seed, which protects nobody."""
+    seed: int
+    device: str | None
+    """The device that trains (`workload.device`), which may draw the noise too; None: clients have no torch."""
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What clients may spend, how they add noise, and whose ledgers record it."""
+
+    budget: Budget
+    mechanism: Mechanism
+    noise: NoisePlan
+    data_key: str
+    """What decides which examples a client holds (`Experiment.data_key`)."""
+    ledger_dir: str | None
+    """Where ledgers lie that outlive runs; None: with the run."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What clients train, on what, and how each behaves."""
+
+    workload: WorkloadTable
+    settings: TrainingSettings
+    seed: int
+    client_ids: tuple[str, ...]
+    """All clients of the experiment: the data is parted among them, in this order."""
+    behaviours: Mapping[str, tuple[Behaviour, ...]]
+    """By client id."""
+    trainers: int
+    """Clients of one process that train at a time."""
+
+
+@dataclass(frozen=True)
+class ScrapePlan:
+    """Where a client process serves its metrics (`metrics.client_*`)."""
+
+    host: str
+    port: int
+    series_max: int
+    unit: Unit
+    """`privacy.unit`, in which ε is shown."""
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """All that a client process needs of an experiment."""
+
+    training: TrainingPlan
+    privacy: PrivacyPlan | None
+    schedule: str
+    """The privacy both ends agree on, empty in a run without."""
+    disclosed: frozenset[str]
+    latency: LatencyTable
+    links: Mapping[str, LinkPlan]
+    """All clients' links, by id."""
+    presence: Presence | None
+    """Which clients are there in each round; None: all, always."""
+    scrape: ScrapePlan | None
+    tls: Tls | None
+    give_up_after_s: float
+
+
+def client_plan(experiment: Experiment) -> ClientPlan:
+    """The clients' part of an experiment."""
+    return ClientPlan(
+        training=_training(experiment),
+        privacy=_privacy(experiment),
+        schedule=schedule_of(experiment.privacy),
+        disclosed=experiment.disclosed,
+        latency=experiment.latency,
+        links=experiment.links(),
+        presence=presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed),
+        scrape=_scrape(experiment),
+        tls=tls_of(experiment.tls),
+        give_up_after_s=experiment.clients.connect_timeout_s,
+    )
+
+
+def noise_plan(experiment: Experiment) -> NoisePlan:
+    """Where the clients' noise comes from."""
+    workload = experiment.workload
+    device = None if workload.model == "synthetic" else workload.device
+    return NoisePlan(experiment.privacy.noise, experiment.experiment.seed, device)
+
+
+def _training(experiment: Experiment) -> TrainingPlan:
+    return TrainingPlan(
+        workload=experiment.workload,
+        settings=training_of(experiment.workload),
+        seed=experiment.experiment.seed,
+        client_ids=tuple(experiment.client_ids),
+        behaviours=behaviours_of(experiment.groups),
+        trainers=experiment.clients.trainers,
+    )
+
+
+def _privacy(experiment: Experiment) -> PrivacyPlan | None:
+    budget, mechanism = budget_of(experiment.privacy), mechanism_of(experiment.privacy)
+    if budget is None or mechanism is None:
+        return None
+    ledger_dir = experiment.privacy.ledger_dir
+    return PrivacyPlan(budget, mechanism, noise_plan(experiment), experiment.data_key, ledger_dir)
+
+
+def _scrape(experiment: Experiment) -> ScrapePlan | None:
+    metrics = experiment.metrics
+    if metrics.client_port < 0:
+        return None
+    return ScrapePlan(metrics.client_host, metrics.client_port, metrics.client_series_max, experiment.privacy.unit)

@@ -1,0 +1,29 @@
+"""The rooms of the code: docs/architecture.md is what the imports say, and no room is overfull."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_drawing_is_what_the_imports_say() -> None:
+    spec = importlib.util.spec_from_file_location("draw_architecture", ROOT / "docs" / "draw_architecture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    written = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert module.drawn() == written, "python docs/draw_architecture.py draws it afresh"
+
+
+ROOMS = sorted(
+    path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "emulator/pausefl").glob("*/**/__init__.py")
+)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_of_the_emulator_holds_at_most_a_dozen_entries(room: str) -> None:
+    entries = [path.name for path in (ROOT / room).iterdir() if path.name not in {"__pycache__", "py.typed"}]
+    assert len(entries) <= 12, sorted(entries)
