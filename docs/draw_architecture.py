@@ -71,7 +71,7 @@ def _purposes(packages: Iterable[str]) -> Iterator[str]:
 
 
 def _short(package: str) -> str:
-    return package.removeprefix("pausefl.")
+    return "library[pausefl]" if package == "pausefl" else package.removeprefix("pausefl.")
 
 
 def _is_package(module: str) -> bool:
