@@ -9,6 +9,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+
 from pausefl.report.style import RC, SERIES
 
 HERE = Path(__file__).parent

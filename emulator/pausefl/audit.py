@@ -16,7 +16,7 @@ from rich.table import Table
 from scipy import stats
 
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.report.reading import read_run
+from pausefl.results.reading import read_run
 from pausefl.runtime.client_process import noise_for
 from pausefl.runtime.run import stored_experiment
 from pausefl_client.ledger import ReleaseKey, verified_spend

@@ -29,7 +29,7 @@ from pausefl.config.tables import (
     WorkloadTable,
     group_of,
 )
-from pausefl.config.toml_source import document_of, read_source
+from pausefl.config.toml_source import Overrides, document_of, read_source
 from pausefl.config.validation import as_json, build, build_kind, explain, unknown_key
 from pausefl.delays import Delay
 from pausefl.population.availability import AVAILABILITIES, Availability, Presence, Trace
@@ -341,12 +341,12 @@ class Experiment(Table):
             )
 
 
-def load_experiment(source: str, overrides: Sequence[str] = ()) -> Experiment:
-    """Read a TOML file or a preset by name, apply `key=value` overrides, validate. ConfigError says what is wrong."""
+def load_experiment(source: str, overrides: Overrides = ()) -> Experiment:
+    """Read a TOML file or a preset by name, apply overrides, validate. ConfigError says what is wrong."""
     return parse_experiment(read_source(source), overrides)
 
 
-def parse_experiment(text: str, overrides: Sequence[str] = (), origin: str = "the experiment") -> Experiment:
+def parse_experiment(text: str, overrides: Overrides = (), origin: str = "the experiment") -> Experiment:
     """Validate an experiment given as TOML text."""
     try:
         experiment = Experiment.model_validate_json(as_json(document_of(text, overrides, origin)))

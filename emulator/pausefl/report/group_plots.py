@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.config.tables import group_of
-from pausefl.report.reading import RunData, Split
 from pausefl.report.style import DASHES, INK, MUTED, SERIES, Colour, Look, make_room, new_figure, percent_axis
+from pausefl.results.reading import RunData, Split
 from pausefl.results.selections import RELEVANT, GroupChoices
 
 Groups = Mapping[str, GroupChoices]

@@ -16,7 +16,7 @@ from pausefl.config.links import processes
 from pausefl.config.tables import GroupTable
 from pausefl.runtime.client_process import run_host
 from pausefl.runtime.netem import kernel_network
-from pausefl.runtime.processes import BAD_INPUT
+from pausefl.runtime.processes import BAD_INPUT, start
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server_process import run_server_process
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -76,7 +76,7 @@ class Fleet:
         ours, theirs = context.Pipe()
         arguments = (self._experiment, self._run_dir, theirs)
         self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
-        self._server.start()
+        start(self._server)
         theirs.close()
         return ours
 
@@ -123,7 +123,7 @@ class Fleet:
             arguments = (self._experiment, host.client_ids, self._address, self._run_dir, theirs, told)
             name = f"pausefl-{host.client_ids[0]}"
             host.process = context.Process(target=run_host, args=arguments, name=name)
-            host.process.start()
+            start(host.process)
             self._clients[host.process.sentinel] = host.process
             for end in (theirs, told):
                 if end is not None:

@@ -30,6 +30,20 @@ def die_with_parent() -> None:
         threading.Thread(target=_outlive, args=(parent,), name="lifeline", daemon=True).start()
 
 
+def start(process: "multiprocessing.process.BaseProcess") -> None:
+    """Start a process that does not import the caller's `__main__` again.
+
+    So a script that calls the library needs no `if __name__ == "__main__"`, and a notebook has no file to import.
+    """
+    main = sys.modules["__main__"]
+    hidden = {name: main.__dict__.pop(name) for name in ("__spec__", "__file__") if name in main.__dict__}
+    main.__spec__ = None
+    try:
+        process.start()
+    finally:
+        main.__dict__.update(hidden)
+
+
 def ignore_interrupts() -> None:
     """Leave Ctrl-C, which a terminal sends to every process at once, to the process in charge."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
