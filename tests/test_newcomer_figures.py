@@ -18,8 +18,8 @@ from pausefl.report.group_plots import group_looks
 from pausefl.report.learning import Learning, learning
 from pausefl.report.learning_plots import beta_density
 from pausefl.report.plots import draw_all
-from pausefl.report.reading import RunData, read_run
 from pausefl.report.style import to_svg
+from pausefl.results.reading import RunData, read_run
 from pausefl.results.selections import choices_by_group
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from pausefl.report import report_runs, write_report
 from pausefl.report.plots import draw_all
-from pausefl.report.reading import SCHEMA_VERSION, VIEWS, read_run
+from pausefl.results.reading import SCHEMA_VERSION, VIEWS, read_run
 from pausefl_proto.errors import ConfigError
 from pausefl_server import store
 from pausefl_server.host_limits import ADVICE, advice

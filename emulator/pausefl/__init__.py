@@ -1,3 +1,54 @@
-"""The library and the `pausefl` command: experiments, processes, delays, evaluation, reports, benchmarks."""
+"""Emulates client selection in federated learning on a real network. This is the library; `pausefl` is its command.
+
+    experiment = pausefl.load("demo", {"experiment.rounds": 20})
+    run = pausefl.run(experiment)
+    run.rounds["total_latency_s"].iloc[-1]
+
+Names are imported when they are first used: `pausefl client` needs no server, `pausefl server` no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pausefl_proto.errors import ConfigError, PauseflError
+
+if TYPE_CHECKING:
+    from pausefl.campaigns.sweep import Sweep
+    from pausefl.config.experiment import Experiment
+    from pausefl.library import Simulation, compare, load, open, run, simulate, sweep  # noqa: A004 - as gzip.open
+    from pausefl.report.comparison import Comparison
+    from pausefl.results.run import Run
 
 __version__ = "0.1.0"
+__all__ = [
+    "Comparison",
+    "ConfigError",
+    "Experiment",
+    "PauseflError",
+    "Run",
+    "Simulation",
+    "Sweep",
+    "compare",
+    "load",
+    "open",
+    "run",
+    "simulate",
+    "sweep",
+]
+
+_HOMES = {
+    "Comparison": "pausefl.report.comparison",
+    "Experiment": "pausefl.config.experiment",
+    "Run": "pausefl.results.run",
+    "Sweep": "pausefl.campaigns.sweep",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'pausefl' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "pausefl.library")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -17,7 +17,7 @@ from scipy import stats
 
 from pausefl.config.client_records import budget_of, mechanism_of
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.report.reading import read_run
+from pausefl.results.reading import read_run
 from pausefl.runtime.client_plan import noise_plan
 from pausefl.runtime.client_process import noise_for
 from pausefl.runtime.run import stored_experiment

@@ -4,10 +4,10 @@ without evaluation no torch."""
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -17,6 +17,11 @@ from pausefl.config.toml_source import is_file, naming, preset_names
 from pausefl_process.events import MetricsServed, print_event
 from pausefl_proto.errors import ConfigError, PauseflError
 
+if TYPE_CHECKING:
+    from pausefl.campaigns.campaign import Show
+
+_AddCommand = Callable[[str, Any, str], argparse.ArgumentParser]
+"""Adds a subcommand: its name, the function that runs it, its help."""
 _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 
 
@@ -52,6 +57,14 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=run)
         return sub
 
+    _add_experiments(command)
+    _add_ends(command)
+    _add_tools(command)
+    return whole
+
+
+def _add_experiments(command: _AddCommand) -> None:
+    """Commands that play whole experiments."""
     sub = command("run", _run, "one server and N client processes here; live progress; a summary at the end")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
@@ -63,11 +76,31 @@ def parser() -> argparse.ArgumentParser:
     _add_set(sub)
 
     sub = command("compare", _compare, "the same experiment under several policies; table and figures")
-    _add_config(sub)
-    sub.add_argument("--policies", required=True, metavar="A,B,C", help="names, separated by commas")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    _add_set(sub)
+    sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas")
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per policy, from the seed on (default 1)")
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/compare-<name>-<time>)")
+    sub.add_argument("--runs", nargs="+", metavar="RUN_DIR", help="compare these finished runs instead of running any")
+    sub.add_argument("--labels", metavar="A,B,C", help="names for --runs; runs of one name are its seeds")
+    sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted comparison")
 
+    sub = command("sweep", _sweep, "an experiment on a grid of settings; one CSV over all runs, and a picture")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    grid = "a key and its values, e.g. --set selection.pause.alpha=1,10,100; one value holds for every run; repeatable"
+    sub.add_argument("--set", action="append", default=[], metavar="KEY=A,B,C", dest="grid", help=grid)
+    sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per setting, from the seed on (default 1)")
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/sweep-<name>-<time>)")
+    sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted sweep")
+
+    sub = command("simulate", _simulate, "policy and drawn latencies or drifts only: regret, no network, no training")
+    _add_config(sub)
+    sub.add_argument("--rounds", type=int, required=True, metavar="N")
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
+
+
+def _add_ends(command: _AddCommand) -> None:
+    """Commands that are one process of an experiment, as containers run them."""
     sub = command("server", _server, "the server alone")
     _add_config(sub)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
@@ -80,11 +113,9 @@ def parser() -> argparse.ArgumentParser:
     sub = command("evaluator", _evaluator, "the evaluator alone, for servers whose evaluation.address names it")
     _add_config(sub)
 
-    sub = command("simulate", _simulate, "policy and drawn latencies or drifts only: regret, no network, no training")
-    _add_config(sub)
-    sub.add_argument("--rounds", type=int, required=True, metavar="N")
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
 
+def _add_tools(command: _AddCommand) -> None:
+    """Commands that check, measure and report."""
     sub = command("report", _report, "write the figures and the report of finished runs again")
     sub.add_argument("run_dirs", nargs="+", metavar="RUN_DIR")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
@@ -107,7 +138,6 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--list", action="store_true", help="list the presets")
     _add_set(sub)
-    return whole
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -172,17 +202,61 @@ def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> 
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from pausefl.compare import compare_policies
+    from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
     from pausefl.runtime.run import new_run_dir
 
-    policies = [name.strip() for name in options.policies.split(",") if name.strip()]
-    if not policies:
-        raise ConfigError("--policies: needs at least one name")
+    console = Console()
+    if sum(given is not None for given in (options.config, options.runs, options.resume)) != 1:
+        raise ConfigError("pausefl compare: needs one of CONFIG with --policies, --runs, or --resume")
+    if options.resume:
+        folder = Path(options.resume)
+        comparison = resume_comparison(folder, _shower(console))
+    elif options.runs:
+        run_dirs = [Path(run_dir) for run_dir in options.runs]
+        labels = _names(options.labels) if options.labels else [run_dir.name for run_dir in run_dirs]
+        folder = new_run_dir("compare-runs", options.run_dir)
+        comparison = compare_runs(run_dirs, labels, folder)
+    else:
+        policies = _names(options.policies or "")
+        if not policies:
+            raise ConfigError("--policies: needs at least one name")
+        folder, experiment = new_run_dir(f"compare-{_name(options)}", options.run_dir), _load(options)
+        comparison = compare_policies(experiment, policies, _seeds(options), folder, _shower(console))
+    print_comparison(comparison, folder, console)
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
+    from pausefl.config.toml_source import read_source
+    from pausefl.runtime.run import new_run_dir
+
+    console = Console()
+    if (options.config is None) == (options.resume is None):
+        raise ConfigError("pausefl sweep: needs either CONFIG or --resume DIR")
+    if options.resume:
+        sweep = resume_sweep(Path(options.resume), _shower(console))
+    else:
+        grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{_name(options)}", options.run_dir)
+        sweep = run_sweep(read_source(options.config), grid, _seeds(options), folder, _shower(console))
+    console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
+    if (picture := sweep.folder / "sweep.png").exists():
+        console.print(f"figure: {picture}", soft_wrap=True)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _seeds(options: argparse.Namespace) -> int:
     if options.seeds < 1:
         raise ConfigError(f"--seeds {options.seeds}: must be at least 1")
-    experiment = _load(options)
-    folder = new_run_dir(f"compare-{_name(options)}", options.run_dir)
-    compare_policies(experiment, policies, options.seeds, folder, Console())
+    return int(options.seeds)
+
+
+def _shower(console: Console) -> "Show":
+    from pausefl.runtime.terminal import make_view
+
+    return lambda title: make_view(console, title)
 
 
 def _server(options: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pausefl_proto.errors import PauseflError
 
@@ -28,6 +29,22 @@ def die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_outlive, args=(parent,), name="lifeline", daemon=True).start()
+
+
+def start(process: "multiprocessing.process.BaseProcess") -> None:
+    """Start a process that does not import the caller's `__main__` again.
+
+    So a script that calls the library needs no `if __name__ == "__main__"`, and a notebook has no file to import.
+    """
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {
+        name: main.__dict__.pop(name) for name in ("__spec__", "__file__") if name in main.__dict__
+    }
+    main.__spec__ = None
+    try:
+        process.start()
+    finally:
+        main.__dict__.update(hidden)
 
 
 def ignore_interrupts() -> None:

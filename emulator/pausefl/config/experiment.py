@@ -5,7 +5,6 @@ Every mistake becomes one `ConfigError` line that names the key, with its table,
 
 import json
 import os
-from collections.abc import Sequence
 
 import tomli_w
 from pydantic import ValidationError
@@ -28,7 +27,7 @@ from pausefl.config.tables import (
     TlsTable,
     WorkloadTable,
 )
-from pausefl.config.toml_source import document_of, is_file, naming, read_source
+from pausefl.config.toml_source import Overrides, document_of, is_file, naming, read_source
 from pausefl.config.validation import as_json, explain, unknown_key
 from pausefl.delays import Delay
 from pausefl_proto.errors import ConfigError
@@ -123,12 +122,12 @@ class Experiment(Table):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-def load_experiment(source: str, overrides: Sequence[str] = ()) -> Experiment:
-    """Read a TOML file or a preset by name, apply `key=value` overrides, validate. ConfigError says what is wrong."""
+def load_experiment(source: str, overrides: Overrides = ()) -> Experiment:
+    """Read a TOML file or a preset by name, apply overrides, validate. ConfigError says what is wrong."""
     return parse_experiment(read_source(source), overrides, source if is_file(source) else "")
 
 
-def parse_experiment(text: str, overrides: Sequence[str] = (), file: str = "") -> Experiment:
+def parse_experiment(text: str, overrides: Overrides = (), file: str = "") -> Experiment:
     """Validate an experiment given as TOML text; ConfigError, which begins with the file it came from if it is told."""
     document = document_of(text, overrides, file)
     with naming(file):

@@ -1,13 +1,16 @@
 """Experiments as TOML documents: where they are read from, what `--set` changes, and what is filled in before types."""
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pausefl_proto.errors import ConfigError
+
+Overrides = Mapping[str, Any] | Sequence[str]
+"""What changes an experiment: values by dotted key, or texts `key=value` as `--set` takes them."""
 
 
 def preset_names() -> list[str]:
@@ -44,29 +47,40 @@ def read_source(source: str) -> str:
     return resources.files("pausefl").joinpath("presets", f"{source}.toml").read_text("utf-8")
 
 
-def document_of(text: str, overrides: Sequence[str], file: str = "") -> dict[str, Any]:
-    """The tables of an experiment given as TOML text, with `key=value` overrides; ConfigError where it is no TOML."""
+def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, Any]:
+    """The tables of an experiment given as TOML text, with overrides; ConfigError where it is no TOML."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file or 'the experiment'}: not valid TOML: {error}") from error
-    for override in overrides:
-        _override(document, override)
+    for key, value in _values(overrides).items():
+        _override(document, key, value)
     _count_groups(document)
     _anchor_files(document)
     return document
 
 
-def _override(document: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    *tables, name = key.strip().split(".")
-    if not (separator and tables and all((*tables, name))):
-        raise ConfigError(f"--set {override}: must be table.key=value")
+def _values(overrides: Overrides) -> Mapping[str, Any]:
+    if isinstance(overrides, Mapping):
+        return overrides
+    values = {}
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {override}: must be table.key=value")
+        values[key.strip()] = _toml_value(text.strip())
+    return values
+
+
+def _override(document: dict[str, Any], key: str, value: Any) -> None:
+    *tables, name = key.split(".")
+    if not (tables and all((*tables, name))):
+        raise ConfigError(f"--set {key}: must be table.key=value")
     for table in tables:
         document = document.setdefault(table, {})
         if not isinstance(document, dict):
-            raise ConfigError(f"--set {override}: {table} is not a table")
-    document[name] = _toml_value(text.strip())
+            raise ConfigError(f"--set {key}: {table} is not a table")
+    document[name] = value
 
 
 def _count_groups(document: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from pausefl.report import csv as csv_files
 from pausefl.report.html import run_page
 from pausefl.report.plots import draw_all
-from pausefl.report.reading import read_run
 from pausefl.report.style import save_png
+from pausefl.results.reading import read_run
 
 __all__ = ["report_runs", "write_report"]
 

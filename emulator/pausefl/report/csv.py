@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.report.learning import Learning, learning
-from pausefl.report.reading import open_database, read_run
+from pausefl.results.reading import open_database, read_run
 
 _VIEWS = "SELECT name FROM sqlite_schema WHERE type = 'view'"
 

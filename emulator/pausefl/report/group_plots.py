@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pausefl.report.reading import RunData, Split
 from pausefl.report.style import DASHES, INK, MUTED, SERIES, Colour, Look, make_room, new_figure, percent_axis
+from pausefl.results.reading import RunData, Split
 from pausefl.results.selections import GroupChoices
 
 Groups = Mapping[str, GroupChoices]

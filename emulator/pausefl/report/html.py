@@ -9,8 +9,8 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from pausefl.report.reading import PrivacyFigures, RunData
 from pausefl.report.style import css_variables, to_svg
+from pausefl.results.reading import PrivacyFigures, RunData
 
 UNIT_SENTENCES = {
     "coordinate": "Each coordinate of an update was clamped and noised on the client before it left: ε holds per "

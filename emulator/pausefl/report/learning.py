@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pausefl.report.reading import Columns, RunData
+from pausefl.results.reading import Columns, RunData
 from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.records import RoundRecord

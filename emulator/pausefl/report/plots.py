@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from pausefl.report import group_plots, learning_plots
 from pausefl.report.learning import learning
-from pausefl.report.reading import PrivacyFigures, RunData, Split
 from pausefl.report.style import (
     DASHES,
     INK,
@@ -25,6 +24,7 @@ from pausefl.report.style import (
     new_figure,
     percent_axis,
 )
+from pausefl.results.reading import PrivacyFigures, RunData, Split
 from pausefl.results.selections import choices_by_group
 
 FloatArray = NDArray[np.float64]

@@ -30,7 +30,7 @@ from pausefl_process.events import (
     RollCall,
     RoundCommitted,
 )
-from pausefl_process.lifetime import BAD_INPUT
+from pausefl_process.lifetime import BAD_INPUT, start
 from pausefl_proto.errors import ConfigError, PauseflError
 
 _END_WITHIN_S = 10.0
@@ -89,7 +89,7 @@ class Fleet:
         ours, theirs = context.Pipe()
         arguments = (self._experiment, self._run_dir, theirs)
         self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
-        self._server.start()
+        start(self._server)
         theirs.close()
         return ours
 
@@ -136,7 +136,7 @@ class Fleet:
             arguments = (self._plan, host.client_ids, self._address, self._run_dir, Told(theirs, told))
             name = f"pausefl-{host.client_ids[0]}"
             host.process = context.Process(target=run_host, args=arguments, name=name)
-            host.process.start()
+            start(host.process)
             self._clients[host.process.sentinel] = host.process
             for end in (theirs, told):
                 if end is not None:

@@ -16,8 +16,8 @@ from rich.text import Text
 from pausefl.report.comparison.figure import draw_comparison
 from pausefl.report.comparison.groups import draw_groups
 from pausefl.report.html import embed, render
-from pausefl.report.reading import PrivacyFigures, RunData, Split, read_run
 from pausefl.report.style import save_png
+from pausefl.results.reading import PrivacyFigures, RunData, Split, read_run
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
 from pausefl_proto.errors import ConfigError
 

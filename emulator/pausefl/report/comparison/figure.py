@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pausefl.report.reading import PrivacyFigures, RunData, Split
 from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, percent_axis
+from pausefl.results.reading import PrivacyFigures, RunData, Split
 
 Runs = Mapping[str, Sequence[RunData]]
 Curve = tuple[NDArray[Any], NDArray[np.float64]]

@@ -191,8 +191,8 @@ def read_run(path: Path) -> RunData:
         raise ConfigError(f"{path}: no such run directory")
     config, summary = _text(path, "config.toml"), _summary(path)
     with open_database(path) as database:
-        tables = {view: _columns(database, f"SELECT * FROM {view}") for view in VIEWS}
-        clients, records = _columns(database, CLIENTS), read_rounds(database)
+        tables = {view: read_columns(database, f"SELECT * FROM {view}") for view in VIEWS}
+        clients, records = read_columns(database, CLIENTS), read_rounds(database)
     return RunData(path=path, config=config, summary=summary, clients=clients, records=records, **tables)
 
 
@@ -218,7 +218,8 @@ def _check_version(file: Path, database: sqlite3.Connection) -> None:
         raise ConfigError(f"{file}: schema_version is {found}, this version of pausefl reads {SCHEMA_VERSION}")
 
 
-def _columns(database: sqlite3.Connection, query: str) -> Columns:
+def read_columns(database: sqlite3.Connection, query: str) -> Columns:
+    """The rows of a query by column."""
     cursor = database.execute(query)
     names = [column[0] for column in cursor.description]
     rows = cursor.fetchall()

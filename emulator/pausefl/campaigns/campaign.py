@@ -1,0 +1,94 @@
+"""Plays several runs one after the other, in one folder; an interrupted campaign goes on where it stopped."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pausefl.config.experiment import Experiment
+from pausefl.runtime.fleet import View
+from pausefl.runtime.run import run_experiment
+from pausefl_proto.errors import ConfigError, PauseflError
+
+PLAN = "campaign.json"
+
+
+class Interrupted(PauseflError):
+    """The user ended a campaign; its finished runs stay, and the message says how to go on."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a campaign: the name of its folder, and its experiment."""
+
+    name: str
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, as written to campaign.json: enough to go on with it."""
+
+    command: str
+    """The subcommand of `pausefl` that goes on with it."""
+    source: str
+    """The experiment, as TOML."""
+    arguments: Mapping[str, Any]
+    """What else the command was given."""
+
+
+Show = Callable[[str], AbstractContextManager[View]]
+"""The display of one run, by its title."""
+
+
+def begin(folder: Path, plan: Plan) -> None:
+    """Make the campaign's folder and write down what it is."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PLAN).write_text(json.dumps(asdict(plan), indent=1) + "\n", "utf-8")
+    except OSError as error:
+        raise ConfigError(f"--run-dir {folder}: cannot be written ({error.strerror})") from error
+
+
+def read_plan(folder: Path, command: str) -> Plan:
+    """The plan of a campaign that is to go on; ConfigError when the folder holds none of this command."""
+    try:
+        plan = Plan(**json.loads((folder / PLAN).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        raise ConfigError(f"--resume {folder}: holds no interrupted pausefl {command} (no valid {PLAN})") from None
+    if plan.command != command:
+        raise ConfigError(f"--resume {folder}: was begun by pausefl {plan.command}, go on with that command")
+    return plan
+
+
+def play(runs: Sequence[Planned], folder: Path, command: str, show: Show) -> list[Path]:
+    """Play every run that is not finished yet and return all run directories, in order.
+
+    Interrupted when the user ends a run: none of the others is begun.
+    """
+    directories = [folder / run.name for run in runs]
+    for number, (run, run_dir) in enumerate(zip(runs, directories, strict=True), start=1):
+        if is_finished(run_dir):
+            continue
+        with show(f"{run.name} ({number} of {len(runs)})") as view:
+            summary = run_experiment(run.experiment, run_dir, view)
+        if was_interrupted(summary):
+            how = f"pausefl {command} --resume {folder}"
+            raise Interrupted(f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {how}")
+    return directories
+
+
+def is_finished(run_dir: Path) -> bool:
+    """Whether a run has come to its own end there."""
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return not was_interrupted(summary)
+
+
+def was_interrupted(summary: Mapping[str, Any]) -> bool:
+    """Whether a signal ended the run before its own end."""
+    return str(summary["stopped_because"]).startswith("stopped by SIG")

@@ -1,0 +1,86 @@
+"""Runs one experiment under several policies and seeds, one run after the other, and compares them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from pausefl.campaigns.campaign import Plan, Planned, Show, begin, play, read_plan
+from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.server_records import check_policies
+from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
+from pausefl_proto.errors import ConfigError
+
+
+def compare_policies(
+    experiment: Experiment, policies: Sequence[str], seeds: int, folder: Path, show: Show
+) -> Comparison:
+    """Run each policy with the same seeds, so the same data, delays and θ_0, and write the comparison to `folder`.
+
+    Budgets are per run. `Interrupted` when the user ends a run.
+    """
+    runs = _planned(experiment, policies, seeds)
+    begin(folder, Plan("compare", experiment.to_toml(), {"policies": list(policies), "seeds": seeds}))
+    return _play(runs, folder, show)
+
+
+def resume_comparison(folder: Path, show: Show) -> Comparison:
+    """Go on with an interrupted comparison; runs that have finished are not repeated."""
+    plan = read_plan(folder, "compare")
+    experiment = parse_experiment(plan.source, file=str(folder))
+    return _play(_planned(experiment, plan.arguments["policies"], plan.arguments["seeds"]), folder, show)
+
+
+def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) -> Comparison:
+    """Compare finished runs of any origin under the names given; runs of one name are its seeds."""
+    if len(labels) != len(run_dirs):
+        raise ConfigError(f"--labels: {len(labels)} names for {len(run_dirs)} runs")
+    by_label: dict[str, list[Path]] = {label: [] for label in labels}
+    for label, run_dir in zip(labels, run_dirs, strict=True):
+        by_label[label].append(run_dir)
+    comparison = compare(by_label)
+    write_comparison(comparison, folder)
+    return comparison
+
+
+def print_comparison(comparison: Comparison, folder: Path, console: Console) -> None:
+    """Print the tables, and where figure and page lie."""
+    console.print(as_table(comparison))
+    if groups := as_group_table(comparison):
+        console.print(groups)
+    console.print(f"figure: {folder / 'comparison.png'}\nreport: {folder / 'comparison.html'}", soft_wrap=True)
+
+
+def _play(runs: Sequence[tuple[str, Planned]], folder: Path, show: Show) -> Comparison:
+    directories = play([planned for _, planned in runs], folder, "compare", show)
+    by_policy: dict[str, list[Path]] = {}
+    for (policy, _), run_dir in zip(runs, directories, strict=True):
+        by_policy.setdefault(policy, []).append(run_dir)
+    comparison = compare(by_policy)
+    write_comparison(comparison, folder)
+    return comparison
+
+
+def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> list[tuple[str, Planned]]:
+    """Each run with its policy, seed by seed, so that an interrupted comparison has whole seeds to show."""
+    if seeds > 1 and experiment.privacy.enabled and experiment.privacy.ledger_dir:
+        raise ConfigError(f"--seeds {seeds}: goes without privacy.ledger_dir, whose ledgers are of one seed's data")
+    runs = []
+    for i in range(seeds):
+        for policy in policies:
+            variant = _variant(experiment, policy, i)
+            name = f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
+            runs.append((policy, Planned(name, variant)))
+    return runs
+
+
+def _variant(experiment: Experiment, policy: str, i: int) -> Experiment:
+    """The same experiment with another policy and the i-th seed; ConfigError when the policy does not fit it."""
+    variant = experiment.model_copy(
+        update={
+            "selection": experiment.selection.model_copy(update={"policy": policy}),
+            "experiment": experiment.experiment.model_copy(update={"seed": experiment.experiment.seed + i}),
+        }
+    )
+    check_policies(variant)
+    return variant

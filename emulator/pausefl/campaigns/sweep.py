@@ -1,0 +1,122 @@
+"""Runs an experiment on a grid of settings, with several seeds each, and gathers what came of it."""
+
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pausefl.campaigns.campaign import Plan, Planned, Show, begin, play, read_plan
+from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.server_records import check_policies
+from pausefl.report.sweep import write_sweep
+from pausefl_proto.errors import ConfigError
+
+Grid = Mapping[str, Sequence[Any]]
+"""The values to try, by key of the experiment."""
+MOST_RUNS = 10_000
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A finished sweep: its rows stand in `folder`/sweep.csv as well."""
+
+    folder: Path
+    rows: Sequence[Mapping[str, Any]]
+    """One a run: the grid's keys, then seed, run_dir and the summary's figures."""
+
+
+def parse_grid(settings: Sequence[str]) -> Grid:
+    """The grid that `key=a,b,c` settings span; a setting with one value holds for every run.
+
+    A value that is TOML as a whole, a list say, is one value. ConfigError for a setting without key or value.
+    """
+    grid: dict[str, Sequence[Any]] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if not separator or not key.strip() or not text.strip():
+            raise ConfigError(f"--set {setting}: must be table.key=value or table.key=a,b,c")
+        grid[key.strip()] = _values(text.strip())
+    return grid
+
+
+def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, show: Show) -> Sweep:
+    """Play every point of the grid with `seeds` seeds each and write sweep.csv and a figure to `folder`.
+
+    `source` is the experiment as TOML. `Interrupted` when the user ends a run.
+    """
+    runs = _planned(source, grid, seeds)
+    begin(folder, Plan("sweep", source, {"grid": {key: list(values) for key, values in grid.items()}, "seeds": seeds}))
+    return _play(runs, grid, folder, show)
+
+
+def resume_sweep(folder: Path, show: Show) -> Sweep:
+    """Go on with an interrupted sweep; runs that have finished are not repeated."""
+    plan = read_plan(folder, "sweep")
+    grid = plan.arguments["grid"]
+    return _play(_planned(plan.source, grid, plan.arguments["seeds"]), grid, folder, show)
+
+
+def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder: Path, show: Show) -> Sweep:
+    directories = play([planned for _, planned in runs], folder, "sweep", show)
+    rows = []
+    for (point, _), run_dir in zip(runs, directories, strict=True):
+        summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
+        rows.append({**point, "seed": summary["seed"], "run_dir": run_dir.name, **_figures(summary)})
+    varied = [key for key, values in grid.items() if len(values) > 1]
+    write_sweep(rows, varied, folder)
+    return Sweep(folder, rows)
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary's numbers and words; tables and lists stay in the run's own folder."""
+    scalars = (str, int, float, type(None))
+    return {name: value for name, value in summary.items() if isinstance(value, scalars) and name != "seed"}
+
+
+def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any], Planned]]:
+    """Each run with its point of the grid, seed by seed. ConfigError names the point that is no valid experiment."""
+    points: list[Mapping[str, Any]] = [
+        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+    ]
+    if len(points) * seeds > MOST_RUNS:
+        raise ConfigError(f"--set: {len(points)} settings of {seeds} seeds each are more than {MOST_RUNS} runs")
+    experiments = [_at(source, point) for point in points]
+    runs = []
+    for i in range(seeds):
+        for point, experiment in zip(points, experiments, strict=True):
+            seed = experiment.experiment.seed + i
+            variant = experiment.model_copy(
+                update={"experiment": experiment.experiment.model_copy(update={"seed": seed})}
+            )
+            runs.append((point, Planned(_name(point, grid, seed), variant)))
+    return runs
+
+
+def _at(source: str, point: Mapping[str, Any]) -> Experiment:
+    experiment = parse_experiment(source, point)
+    check_policies(experiment)
+    return experiment
+
+
+def _name(point: Mapping[str, Any], grid: Grid, seed: int) -> str:
+    """A folder's name: what distinguishes the run from the others."""
+    parts = [f"{key.rpartition('.')[2]}={point[key]}" for key, values in grid.items() if len(values) > 1]
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", "-".join([*parts, f"seed{seed}"]))
+
+
+def _values(text: str) -> list[Any]:
+    try:
+        return [tomllib.loads(f"value = {text}")["value"]]
+    except tomllib.TOMLDecodeError:
+        return [_value(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,118 @@
+"""What `import pausefl` offers: load and run experiments, compare policies, sweep settings, simulate, read results."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pausefl.campaigns.campaign import Show
+from pausefl.campaigns.sweep import Grid, Sweep
+from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.config.server_records import check_policies
+from pausefl.config.toml_source import Overrides
+from pausefl.report.comparison import Comparison
+from pausefl.results.run import Run
+from pausefl.runtime.fleet import View
+from pausefl.runtime.run import new_run_dir, run_experiment
+from pausefl.runtime.terminal import make_view
+from pausefl_process.events import ProgressEvent
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a simulation found; its tables and its figure lie in `folder`."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+
+
+def load(source: str | Path, overrides: Overrides = ()) -> Experiment:
+    """The experiment of a TOML file or a preset, checked.
+
+    `overrides` are values by dotted key, `{"experiment.rounds": 20}`. ConfigError says in one line what is wrong.
+    """
+    experiment = load_experiment(str(source), overrides)
+    check_policies(experiment)
+    return experiment
+
+
+def run(experiment: Experiment, run_dir: str | Path | None = None, *, progress: bool = True) -> Run:
+    """Run an experiment to its end, with real processes on this machine, and return its results.
+
+    `run_dir` is runs/<policy>-<time> by default. Blocks until the run has ended, also inside a running event loop.
+    ConfigError for bad input, PauseflError for a run that failed.
+    """
+    folder = new_run_dir(experiment.selection.policy, None if run_dir is None else str(run_dir))
+    with _show(progress)(f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
+        run_experiment(experiment, folder, view)
+    return Run(folder)
+
+
+def open(run_dir: str | Path) -> Run:  # noqa: A001 - read as pausefl.open, like gzip.open
+    """The results of a run directory, also while the run goes on. ConfigError when it is none."""
+    return Run(Path(run_dir))
+
+
+def compare(
+    experiment: Experiment,
+    policies: Sequence[str],
+    seeds: int = 1,
+    folder: str | Path | None = None,
+    *,
+    progress: bool = True,
+) -> Comparison:
+    """Run an experiment under each policy with the same seeds, and compare what each reached.
+
+    Table, figure and page are written to `folder`, runs/compare-<time> by default.
+    """
+    from pausefl.campaigns.compare import compare_policies
+
+    return compare_policies(experiment, policies, seeds, _folder("compare", folder), _show(progress))
+
+
+def sweep(
+    experiment: Experiment, grid: Grid, seeds: int = 1, folder: str | Path | None = None, *, progress: bool = True
+) -> Sweep:
+    """Run an experiment at every point of a grid, `{"selection.pause.alpha": [1, 10]}`, with `seeds` seeds each.
+
+    sweep.csv and a figure are written to `folder`, runs/sweep-<time> by default.
+    """
+    from pausefl.campaigns.sweep import run_sweep
+
+    return run_sweep(experiment.to_toml(), grid, seeds, _folder("sweep", folder), _show(progress))
+
+
+def simulate(experiment: Experiment, rounds: int, folder: str | Path | None = None) -> Simulation:
+    """Play policy and latencies alone, without network or training: regret, latency and leakage.
+
+    Tables and a figure are written to `folder`, runs/simulate-<time> by default.
+    """
+    from pausefl.simulation.outputs import run_simulation
+
+    out = _folder("simulate", folder)
+    return Simulation(out, run_simulation(experiment, rounds, out))
+
+
+def _folder(command: str, folder: str | Path | None) -> Path:
+    return Path(folder) if folder is not None else Path("runs") / f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _show(progress: bool) -> Show:
+    """The display of a run: live on a terminal, lines in a notebook, or none."""
+    console = Console()
+
+    def show(title: str) -> AbstractContextManager[View]:
+        return make_view(console, title) if progress else nullcontext(_Quiet())
+
+    return show
+
+
+class _Quiet:
+    """A view that shows nothing."""
+
+    def show(self, event: ProgressEvent) -> None:
+        """Ignore the event."""

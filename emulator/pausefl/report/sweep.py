@@ -1,0 +1,84 @@
+"""What a sweep found: one row a run as CSV, and a figure over the keys that were varied."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pausefl.report.style import INK, RC, SERIES, save_png
+
+Rows = Sequence[Mapping[str, Any]]
+# What is drawn of a run: the key of its summary, the label, and the factor to the label's unit.
+_MEASURES = (
+    ("final_accuracy", "final test accuracy (%)", 100.0),
+    ("total_latency_s", "total latency (s)", 1.0),
+    ("max_epsilon_spent", "greatest ε spent", 1.0),
+)
+
+
+def write_sweep(rows: Rows, varied: Sequence[str], folder: Path) -> None:
+    """Write sweep.csv and, where one or two keys were varied, sweep.png."""
+    with (folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    if len(varied) in (1, 2):
+        save_png(draw_sweep(rows, varied), folder / "sweep.png")
+
+
+def draw_sweep(rows: Rows, varied: Sequence[str]) -> Figure:
+    """A panel per measure: mean and range over the seeds along one key, or a heat map of the means over two."""
+    measures = [measure for measure in _MEASURES if any(row.get(measure[0]) is not None for row in rows)]
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(4.2 * len(measures), 3.6), layout="constrained")
+        for i, (name, label, factor) in enumerate(measures, start=1):
+            axes = figure.add_subplot(1, len(measures), i)
+            draw = _draw_line if len(varied) == 1 else _draw_map
+            draw(axes, rows, varied, name, factor)
+            axes.set_title(label)
+    return figure
+
+
+def _draw_line(axes: Axes, rows: Rows, varied: Sequence[str], name: str, factor: float) -> None:
+    (key,) = varied
+    values = _levels(rows, key)
+    groups = [_of(rows, {key: value}, name) * factor for value in values]
+    at = np.arange(len(values), dtype=np.float64)
+    means = [group.mean() if group.size else np.nan for group in groups]
+    axes.plot(at, means, color=SERIES[0].light, marker="o")
+    for x, group in zip(at, groups, strict=True):
+        if group.size > 1:
+            axes.plot([x, x], [group.min(), group.max()], color=SERIES[0].light, linewidth=1)
+    axes.set_xticks(at, [str(value) for value in values])
+    axes.set_xlabel(key)
+
+
+def _draw_map(axes: Axes, rows: Rows, varied: Sequence[str], name: str, factor: float) -> None:
+    down, across = varied
+    table = np.full((len(_levels(rows, down)), len(_levels(rows, across))), np.nan)
+    for i, row_value in enumerate(_levels(rows, down)):
+        for j, column_value in enumerate(_levels(rows, across)):
+            group = _of(rows, {down: row_value, across: column_value}, name) * factor
+            table[i, j] = group.mean() if group.size else np.nan
+    axes.imshow(table, aspect="auto", cmap="cividis")
+    for (i, j), value in np.ndenumerate(table):
+        axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
+    axes.set_yticks(range(len(table)), [str(value) for value in _levels(rows, down)])
+    axes.set_xticks(range(table.shape[1]), [str(value) for value in _levels(rows, across)])
+    axes.set_ylabel(down)
+    axes.set_xlabel(across)
+
+
+def _levels(rows: Rows, key: str) -> list[Any]:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _of(rows: Rows, point: Mapping[str, Any], name: str) -> NDArray[np.float64]:
+    found = [row[name] for row in rows if all(row[key] == value for key, value in point.items())]
+    return np.array([value for value in found if value is not None], dtype=np.float64)

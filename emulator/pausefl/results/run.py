@@ -1,0 +1,132 @@
+"""A run directory as data: for notebooks and scripts."""
+
+import base64
+import html
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pausefl.results.reading import Columns, open_database, read_columns
+from pausefl_proto.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# The queries behind the tables; the views' columns are documented in pausefl_server/schema.sql.
+_QUERIES = {
+    "rounds": "SELECT * FROM round_latency ORDER BY round",
+    "observations": "SELECT * FROM observations ORDER BY round, client_id",
+    "evaluations": "SELECT * FROM accuracy ORDER BY round, split, subset",
+    "releases": "SELECT * FROM leakage ORDER BY round, client_id",
+    "breakdown": "SELECT * FROM breakdown ORDER BY round, client_id",
+    "choices": "SELECT * FROM choices ORDER BY round, client_id",
+}
+_SHOWN = (
+    "policy",
+    "rounds",
+    "final_accuracy",
+    "total_latency_s",
+    "max_epsilon_spent",
+    "epsilon_budget",
+    "wall_clock_s",
+)
+
+
+class Run:
+    """A run as it stands on disk. Tables are read anew each time, so a run in progress can be watched.
+
+    The DataFrames need pandas (`pip install "pausefl[pandas]"`); `columns` gives the same tables as numpy arrays.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """ConfigError when `path` is no run directory."""
+        self.path = path
+        with open_database(path):
+            pass
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """summary.json: what the run came to. ConfigError while the run goes on."""
+        try:
+            summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text("utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.path}: has no summary.json yet; the run goes on, or did not end in order"
+            ) from None
+        return summary
+
+    def columns(self, table: str) -> Columns:
+        """One table by column, as arrays of one length.
+
+        `table`: rounds, observations, evaluations, releases, breakdown or choices. ConfigError for any other.
+        """
+        if table not in _QUERIES:
+            raise ConfigError(f"table {table!r}: must be one of {', '.join(_QUERIES)}")
+        with open_database(self.path) as database:
+            return read_columns(database, _QUERIES[table])
+
+    @property
+    def rounds(self) -> "pd.DataFrame":
+        """Committed rounds: latency, its running total, wall clock, time to select (view `round_latency`)."""
+        return self._frame("rounds")
+
+    @property
+    def observations(self) -> "pd.DataFrame":
+        """What was measured and charged, a row per round and client that answered (table `observations`)."""
+        return self._frame("observations")
+
+    @property
+    def evaluations(self) -> "pd.DataFrame":
+        """Accuracy and loss of models, by round and data split (view `accuracy`)."""
+        return self._frame("evaluations")
+
+    @property
+    def releases(self) -> "pd.DataFrame":
+        """What each private release cost its client (view `leakage`)."""
+        return self._frame("releases")
+
+    @property
+    def breakdown(self) -> "pd.DataFrame":
+        """Each exchange, part by part, in real seconds (view `breakdown`)."""
+        return self._frame("breakdown")
+
+    def model(self, which: Literal["model", "best_model"] = "model") -> Mapping[str, NDArray[np.float32]]:
+        """The last model, or the one that did best on validation data: float32 arrays by parameter name."""
+        from safetensors.numpy import load_file
+
+        path = self.path / f"{which}.safetensors"
+        if not path.is_file():
+            raise ConfigError(f"{path}: there is none; the run goes on, or no model was evaluated")
+        return load_file(path)
+
+    def _frame(self, table: str) -> "pd.DataFrame":
+        try:
+            import pandas as pd
+        except ImportError:
+            raise ConfigError(
+                f'Run.{table}: needs pandas, pip install "pausefl[pandas]"; Run.columns("{table}") does without'
+            ) from None
+        return pd.DataFrame(dict(self.columns(table)))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: its main figures, and the picture of accuracy against latency where there is one."""
+        try:
+            summary = self.summary
+        except ConfigError as error:
+            return html.escape(str(error))
+        cells = "".join(
+            f"<tr><th>{name}</th><td>{html.escape(str(summary[name]))}</td></tr>" for name in _SHOWN if name in summary
+        )
+        picture = self.path / "plots" / "accuracy.png"
+        image = ""
+        if picture.is_file():
+            data = base64.b64encode(picture.read_bytes()).decode()
+            image = f'<img alt="test accuracy against total latency" width="480" src="data:image/png;base64,{data}">'
+        return f"<table>{cells}</table>{image}"

@@ -1,0 +1,83 @@
+"""`import pausefl`: the public surface, and what its functions return."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pausefl
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = {
+    "experiment.rounds": 3,
+    "clients.count": 4,
+    "selection.m": 2,
+    "workload.model": "synthetic",
+    "latency.time_scale": 0.01,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> pausefl.Run:
+    return pausefl.run(pausefl.load("demo", TINY), tmp_path_factory.mktemp("runs") / "run", progress=False)
+
+
+def test_every_public_name_can_be_imported_and_stands_on_the_reference_page() -> None:
+    page = (ROOT / "docs/library.md").read_text("utf-8")
+    for name in pausefl.__all__:
+        assert getattr(pausefl, name).__doc__, name
+        assert f"`{name}" in page or f"pausefl.{name}" in page, name
+    assert set(pausefl.__all__) <= set(dir(pausefl))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pausefl.nothing
+
+
+def test_importing_the_library_imports_neither_torch_nor_grpc_nor_matplotlib() -> None:
+    code = "import pausefl, sys; print(sorted({'torch', 'grpc', 'matplotlib', 'numba', 'pandas'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_run_answers_with_data(run: pausefl.Run) -> None:
+    assert run.summary["rounds"] == 3
+    assert list(run.rounds["round"]) == [1, 2, 3]
+    assert len(run.observations) == len(run.breakdown) == len(run.releases) == 6
+    assert run.rounds["total_latency_s"].iloc[-1] == pytest.approx(run.summary["total_latency_s"])
+    assert run.evaluations.empty
+    assert set(run.model()) == {"synthetic"}
+    assert run.columns("choices")["client_id"].shape == (6,)
+    assert "total_latency_s" in run._repr_html_()
+
+
+def test_open_reads_the_same_run(run: pausefl.Run) -> None:
+    assert pausefl.open(run.path).summary == run.summary
+
+
+def test_what_is_no_run_or_no_table_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path) -> None:
+    with pytest.raises(pausefl.ConfigError, match=r"not a run directory"):
+        pausefl.open(tmp_path)
+    with pytest.raises(pausefl.ConfigError, match="table 'wrong': must be one of rounds"):
+        run.columns("wrong")
+    with pytest.raises(pausefl.ConfigError, match=r"best_model\.safetensors: there is none"):
+        run.model("best_model")
+    with pytest.raises(pausefl.ConfigError, match=r"experiment\.round"):
+        pausefl.load("demo", {"experiment.round": 3})
+
+
+def test_a_script_needs_no_guard_and_a_running_loop_is_no_obstacle(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio, pausefl\n"
+        f"experiment = pausefl.load('demo', {TINY!r})\n"
+        "async def main():\n"
+        "    return pausefl.run(experiment, 'out', progress=False)\n"
+        "print(asyncio.run(main()).summary['rounds'])\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "3\n", done.stderr
+
+
+def test_simulate_returns_what_it_wrote(tmp_path: Path) -> None:
+    found = pausefl.simulate(pausefl.load("demo", {"clients.count": 6, "selection.m": 2}), 50, tmp_path)
+    assert found.summary["rounds"] == 50
+    assert (found.folder / "simulation.png").exists()

@@ -1,0 +1,119 @@
+"""Sweeps and resumed campaigns: what a grid spans, what is written, and that finished runs are not repeated."""
+
+import csv
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pausefl
+from pausefl.campaigns.campaign import Interrupted, Plan, begin, is_finished, read_plan
+from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
+from pausefl.config.toml_source import read_source
+from pausefl.report.sweep import draw_sweep
+from pausefl_proto.errors import ConfigError
+
+BASE: dict[str, Sequence[Any]] = {
+    "experiment.rounds": [2],
+    "clients.count": [4],
+    "workload.model": ["synthetic"],
+    "latency.time_scale": [0.01],
+}
+
+
+class Quiet:
+    """A view that counts the runs it is opened for."""
+
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+
+    def __call__(self, title: str) -> Any:
+        self.titles.append(title)
+        return nullcontext(self)
+
+    def show(self, event: Any) -> None:
+        """Ignore the event."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "grid"),
+    [
+        (["selection.pause.alpha=1,10,100"], {"selection.pause.alpha": [1, 10, 100]}),
+        (
+            ["selection.policy=pause,random", "selection.m=2"],
+            {"selection.policy": ["pause", "random"], "selection.m": [2]},
+        ),
+        (['privacy.disclose=["loss", "labels"]'], {"privacy.disclose": [["loss", "labels"]]}),
+    ],
+)
+def test_a_grid_is_read_from_settings(settings: list[str], grid: dict[str, list[Any]]) -> None:
+    assert parse_grid(settings) == grid
+
+
+@pytest.mark.parametrize("setting", ["selection.m", "=1", "selection.m="])
+def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be table\.key=value"):
+        parse_grid([setting])
+
+
+def test_a_point_that_is_no_experiment_is_refused_before_any_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"selection\.m = 5"):
+        run_sweep(read_source("demo"), {**BASE, "selection.m": [2, 5]}, 1, tmp_path / "s", Quiet())
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path) -> None:
+    folder, view = tmp_path / "sweep", Quiet()
+    sweep = run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, folder, view)
+    assert len(view.titles) == len(sweep.rows) == 2
+    with (folder / "sweep.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["selection.m"] for row in rows] == ["1", "2"]
+    assert all(float(row["total_latency_s"]) > 0 for row in rows)
+    assert (folder / "sweep.png").stat().st_size > 10_000
+
+    lost = folder / rows[1]["run_dir"] / "summary.json"
+    summary = json.loads(lost.read_text()) | {"stopped_because": "stopped by SIGINT"}
+    lost.write_text(json.dumps(summary))
+    assert not is_finished(lost.parent)
+    again = Quiet()
+    assert len(resume_sweep(folder, again).rows) == 2
+    assert again.titles == ["m=2-seed1 (2 of 2)"]
+    assert is_finished(lost.parent)
+
+
+def test_two_varied_keys_are_drawn_as_heat_maps() -> None:
+    rows = [
+        {"m": m, "alpha": alpha, "seed": seed, "final_accuracy": m / 10, "total_latency_s": alpha}
+        for m in (1, 2)
+        for alpha in (1.0, 10.0, 100.0)
+        for seed in (1, 2)
+    ]
+    figure = draw_sweep(rows, ["m", "alpha"])
+    assert [axes.get_title() for axes in figure.axes] == ["final test accuracy (%)", "total latency (s)"]
+    assert [np.asarray(image.get_array()).shape for axes in figure.axes for image in axes.images] == [(2, 3)] * 2
+
+
+def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+
+    def interrupted(experiment: pausefl.Experiment, run_dir: Path, view: object) -> dict[str, Any]:
+        played.append(run_dir.name)
+        return {"stopped_because": "stopped by SIGINT"}
+
+    monkeypatch.setattr("pausefl.campaigns.campaign.run_experiment", interrupted)
+    with pytest.raises(Interrupted, match=r"go on with: pausefl sweep --resume .*/s$"):
+        run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", Quiet())
+    assert played == ["m=1-seed1"]
+
+
+def test_only_a_campaign_of_the_same_command_can_go_on(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no interrupted pausefl sweep"):
+        read_plan(tmp_path, "sweep")
+    begin(tmp_path, Plan("compare", "", {}))
+    with pytest.raises(ConfigError, match="was begun by pausefl compare"):
+        read_plan(tmp_path, "sweep")
