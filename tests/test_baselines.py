@@ -1,6 +1,7 @@
 """The policies that PAUSE and Fed-TS are compared with."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -9,9 +10,9 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent
 from pausefl_server.selection.clustered import Clustered
 from pausefl_server.selection.fastest import Fastest
-from pausefl_server.selection.oort import Oort
+from pausefl_server.selection.oort import Oort, scaled_utility
 from pausefl_server.selection.pow_d import PowD
-from rigs.policies import IDS, M, Play, context_of
+from rigs.policies import IDS, M, Play, context_of, true_mean_s
 
 # --- baselines
 
@@ -37,6 +38,32 @@ def test_clustered_sampling_is_unbiased_by_data_size() -> None:
     assert (np.abs(drawn - expected) < 5 * np.sqrt(expected)).all()
 
 
+def test_power_of_choice_is_the_papers_algorithm() -> None:
+    """Candidates by data size, the greatest losses of them, averaged uniformly: against plain numpy."""
+    play = Play(PowD(M, d=6))
+    table = play.table
+    table.n_examples[:] = 100 * np.arange(1, 14)
+    table.last_loss[:] = np.random.default_rng(1).random(13)
+    for t in range(1, 30):
+        context = context_of(table, t)
+        rows = np.argsort(table.tie_key)
+        p = table.n_examples[rows] / table.n_examples.sum()
+        candidates = rows[context_of(table, t).rng.choice(13, 6, replace=False, p=p)]
+        greatest = candidates[np.argsort(table.last_loss[candidates])[-M:]]
+        selection = play.policy.select(None, context)
+        assert selection.rows.tolist() == sorted(greatest.tolist())
+        assert selection.weights is not None
+        assert selection.weights.tolist() == [1 / M] * M
+
+
+def test_power_of_choice_draws_candidates_by_data_size() -> None:
+    """With d = m all candidates are taken, so the draw is seen as it is: with m = 1 its shares are p_k."""
+    table = Play(PowD(1, d=1)).table
+    table.n_examples[:] = [1000, *[100] * 12]
+    taken = np.bincount([int(PowD(1, d=1).select(None, context_of(table, t)).rows[0]) for t in range(1000)])
+    assert abs(taken[0] / 1000 - 1000 / 2200) < 5 * np.sqrt(0.25 / 1000)
+
+
 def test_power_of_choice_asks_for_the_greatest_loss() -> None:
     play = Play(PowD(M, d=13))
     play.table.last_loss[:] = np.arange(13.0)
@@ -54,6 +81,53 @@ def test_oort_explores_less_and_less(least: float, explored: list[int]) -> None:
         assert len(set(record.chosen) - seen) == new
         assert len(record.chosen) == M
         seen |= set(record.chosen)
+
+
+@pytest.mark.parametrize("known_speeds", [True, False])
+def test_oort_explores_by_size_and_speed(known_speeds: bool) -> None:
+    """Unseen clients' shares against plain numpy: size times (T/duration)², T the median of the mean latencies."""
+    policy = Oort(1, exploration=1.0, known_speeds=known_speeds)
+    table = Play(policy).table
+    table.n_examples[:] = 100
+    table.n_examples[:3] = [400, 200, 300]
+    duration_s = np.array([true_mean_s(i) for i in table.ids])
+    middle_s = np.sort(duration_s)[6]
+    speed = np.where(duration_s > middle_s, (middle_s / duration_s) ** 2, 1.0) if known_speeds else np.ones(13)
+    rounds = 3000
+    taken = np.bincount(
+        [int(policy.select(policy.start(), context_of(table, t)).rows[0]) for t in range(1, rounds + 1)], minlength=13
+    )
+    # Among five times as many as are drawn; ties for the fifth place go by the tie key.
+    promise = table.n_examples * speed
+    tied = np.lexsort((table.tie_key, -promise))[:5]
+    expected = np.zeros(13)
+    expected[tied] = promise[tied] / promise[tied].sum() * rounds
+    assert (np.abs(taken - expected) <= 5 * np.sqrt(expected)).all()
+
+
+def test_oort_scales_utilities_as_its_authors_code() -> None:
+    """Min-max over the clients seen, clipped at the value 95 % up the sorted list, plus the temporal term."""
+    utility = np.random.default_rng(2).gamma(2.0, 50.0, 40)
+    last_round = np.arange(1, 41)
+    low, high, clip = 0.999 * min(utility), max(utility), sorted(utility)[38]
+    expected = [
+        (min(u, clip) - low) / (high - low) + (0.1 * math.log(50) / last) ** 0.5
+        for u, last in zip(utility, last_round, strict=True)
+    ]
+    assert scaled_utility(utility, last_round, 50) == pytest.approx(np.array(expected))
+    # The unit of the loss does not matter, nor does an equal utility of all.
+    assert scaled_utility(1e3 * utility, last_round, 50) == pytest.approx(np.array(expected))
+    assert scaled_utility(np.full(3, 7.0), np.ones(3, np.int64), 1) == pytest.approx(np.ones(3))
+
+
+def test_oort_is_told_speeds_unless_they_are_unknown() -> None:
+    table = Play(Oort(M)).table
+    with pytest.raises(ValueError, match="oort needs the true mean latencies, or known_speeds = false"):
+        Oort(M).select(Oort(M).start(), context_of(table, 1, oracle=None))
+    blind = Oort(M, known_speeds=False)
+    assert Oort(M).needs_oracle
+    assert not blind.needs_oracle
+    assert len(blind.select(blind.start(), context_of(table, 1, oracle=None)).rows) == M
 
 
 def test_oort_prefers_useful_and_fast_clients() -> None:

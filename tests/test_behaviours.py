@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from pausefl.config.experiment import load_experiment
 from pausefl.population.behaviours import (
     BEHAVIOURS,
     Behaviour,
@@ -180,6 +181,24 @@ def test_a_slow_device_takes_a_multiple_of_the_time() -> None:
     assert time.monotonic() - started_s >= 4 * 0.02
 
 
+def test_a_share_of_a_group_is_slow() -> None:
+    """A device is slow for good: the draw is the client's own, and the same however often it is asked."""
+
+    def is_slow(k: int) -> bool:
+        return not isinstance(chain(SlowDevice(share=0.2), client_id=f"c{k}").trainer(Honest()), Honest)
+
+    slow = [is_slow(k) for k in range(500)]
+    assert slow == [is_slow(k) for k in range(500)]
+    assert 0.12 < np.mean(slow) < 0.28  # more than four standard deviations
+
+
+def test_the_new_devices_are_the_slow_ones_at_scale() -> None:
+    """Fed-TS, Section VII-G: a share of the new participating devices runs at a low frequency."""
+    for name, group in load_experiment("fedts_scale").groups.items():
+        slow = [b for b in group.behaviours if b["kind"] == "slow-device"]
+        assert len(slow) == (name != "original")
+
+
 def test_a_chain_applies_one_after_the_other() -> None:
     assert np.array_equal(updates(ScaledUpdate(3.0), SignFlip())[0], -3 * HONEST[0])
     both = chain(LabelFlip(), LabelFlip()).examples(EXAMPLES, 10)
@@ -201,6 +220,7 @@ def test_a_chain_applies_one_after_the_other() -> None:
         (StaleModel, {"participations": 0}, "participations = 0: must be"),
         (Dropout, {"probability": 2.0}, "probability = 2.0: must be"),
         (SlowDevice, {"factor": 0.5}, "factor = 0.5: must be"),
+        (SlowDevice, {"share": 1.5}, "share = 1.5: must be from 0 to 1"),
     ],
 )
 def test_bad_parameters_are_named(behaviour: type, parameters: dict[str, Any], message: str) -> None:

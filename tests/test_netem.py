@@ -61,9 +61,35 @@ def test_a_law_becomes_a_delay_and_a_jitter_of_its_mean_and_spread() -> None:
     assert netem["jitter"] == pytest.approx(12_990, rel=0.01)
 
 
-def test_no_packet_leaves_before_it_came() -> None:
-    shape, _ = ways('[latency.down]\nkind = "exponential"\nmean_s = 0.4\n')
-    assert shape.jitter_s <= shape.delay_s
+@pytest.mark.parametrize(
+    ("law", "message"),
+    [
+        (
+            '[latency.delay]\nkind = "exponential"\nmean_s = 0.1\n',
+            r"latency\.delay of client-000 has a spread of 0\.1 s;",
+        ),
+        (
+            '[latency.up]\nkind = "lognormal"\nmean_s = 0.2\nsd_s = 0.3\n',
+            r"latency\.up of client-000 .* mean of 0\.2 s netem keeps at most mean/√3 = 0\.115 s",
+        ),
+        (
+            '[latency.down]\nkind = "pareto"\nminimum_s = 0.1\nshape = 0.9\n',
+            r"a finite mean, not latency\.down of client-000",
+        ),
+    ],
+)
+def test_a_law_that_netem_cannot_spread_is_refused(law: str, message: str) -> None:
+    """Before, an exponential law of mean 0.1 s was given a spread of 0.058 s without a word."""
+    with pytest.raises(ConfigError, match=f'latency.injection = "netem": .*{message}') as refused:
+        parse_experiment(NETEM + law)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_widest_law_that_netem_keeps_passes() -> None:
+    """Uniform on (0, 2 mean): its spread is mean/√3."""
+    _, up = ways('[latency.up]\nkind = "lognormal"\nmean_s = 0.2\nsd_s = 0.115\n')
+    assert up.jitter_s == pytest.approx(up.delay_s, rel=0.01)
+    assert up.jitter_s <= up.delay_s
 
 
 def test_bandwidth_becomes_a_tbf_below_the_delay() -> None:

@@ -305,7 +305,7 @@ def test_every_preset_with_newcomers_can_be_simulated(name: str, tmp_path: Path)
     for joined in summary["insertions"]:
         assert joined["critical"].startswith("relevant")
         assert joined["mean_chosen"]["relevant"] > joined["mean_chosen"]["irrelevant"]
-    assert len(summary["insertions"]) == (4 if name.endswith(("_agnews", "_scale")) else 1)
+    assert len(summary["insertions"]) == (4 if name.endswith("_scale") else 1)
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def test_bad_parameters_are_named(policy: type[Policy], parameters: dict[str, An
         policy(m=5, **parameters)
 
 
-# --- unseen clients (decision 5)
+# --- unseen clients (docs/papers.md, decision 5)
 
 
 @unseen_first

@@ -1,4 +1,4 @@
-"""The Laplace mechanism in both units (PAUSE v2, eq. (5); PAPERS.md, decision 8)."""
+"""The Laplace mechanism in both units (PAUSE v2, eq. (5); docs/papers.md, decision 8)."""
 
 import math
 

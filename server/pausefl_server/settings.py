@@ -23,7 +23,7 @@ class PrivacySettings:
     """True: the noise can be drawn again from the seed, so the run protects nobody."""
 
     def vector_epsilon(self, epsilon: float, size: int) -> float:
-        """The whole upload's ε: itself when the unit is the vector, d·ε when it is the coordinate (decision 8)."""
+        """The whole upload's ε: itself for unit "vector", d times it for "coordinate" (docs/papers.md, decision 8)."""
         return epsilon if self.unit == "vector" else epsilon * size
 
 

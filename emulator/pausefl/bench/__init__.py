@@ -21,7 +21,8 @@ BENCHMARKS = {
     "access_points": "rounds of clients that share buckets: R1, R2, random",
     "shaping": "the token bucket against the kernel's tbf (needs root)",
     "startup": "how long clients take to connect, and the memory each has to itself",
-    "selection": "the exact searches and the annealing",
+    "selection": "how long the exact searches and the annealing take, and whole runs beside the archived ones",
+    "annealing": "how near annealing comes to the optimum, over runs with a seed and client ids of their own",
     "privacy": "what a release costs: clip, noise and the durable ledger entry",
 }
 """Name -> what it measures; each is a module here with `cases(**options)`, a generator of JSON-able objects."""

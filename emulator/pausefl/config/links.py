@@ -155,9 +155,23 @@ def check_netem(plans: Mapping[str, LinkPlan], clients_per_process: int) -> None
     """ConfigError for what the kernel cannot make of links."""
     if clients_per_process != 1:
         raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
-    for plan in plans.values():
-        if not math.isfinite(plan.exchange.mean_s):
-            raise ConfigError('latency.injection = "netem": needs laws with a finite mean')
+    for client_id, plan in plans.items():
+        laws = {"down": plan.down, "up": plan.up} if plan.delay is None else {"delay": plan.delay}
+        for name, law in laws.items():
+            _check_netem_law(law, f"latency.{name} of {client_id}")
+
+
+def _check_netem_law(law: Delay, name: str) -> None:
+    """netem draws uniformly from mean ± jitter, and no packet leaves before it came: jitter = √3 sd <= mean."""
+    if not math.isfinite(law.mean_s):
+        raise ConfigError(f'latency.injection = "netem": needs laws with a finite mean, not {name}')
+    sd_s = float(law.points().std())
+    if math.sqrt(3) * sd_s > law.mean_s * (1 + 1e-9):
+        raise ConfigError(
+            f'latency.injection = "netem": {name} has a spread of {sd_s:.3g} s; around a mean of {law.mean_s:.3g} s'
+            f" netem keeps at most mean/√3 = {law.mean_s / math.sqrt(3):.3g} s: choose another law, or injection ="
+            ' "link"'
+        )
 
 
 def _check_mode(latency: LatencyTable) -> None:

@@ -195,17 +195,20 @@ class Dropout(Behaviour):
 
 @dataclass(frozen=True)
 class SlowDevice(Behaviour):
-    """Training takes `factor` times as long as this machine needs for it."""
+    """With probability `share`, drawn once, training takes `factor` times as long as this machine needs for it."""
 
     factor: float = 3.0
+    share: float = 1.0
+    """The share of the group's clients that are slow, on average (Fed-TS, Fig. 11)."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.factor) and self.factor >= 1):
             raise ValueError(f"factor = {self.factor}: must be a finite number, at least 1")
+        _check_share("share", self.share)
 
-    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:  # noqa: ARG002
+    def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
         """Sleeps after training, so the processor is left to others as a slow one would leave it."""
-        return _Slow(trainer, self.factor)
+        return _Slow(trainer, self.factor) if draw(0).random() < self.share else trainer
 
 
 BEHAVIOURS: Mapping[str, type[Behaviour]] = {

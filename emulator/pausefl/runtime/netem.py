@@ -56,7 +56,7 @@ class Shape:
 def shapes(plan: LinkPlan, down_share: float, time_scale: float) -> tuple[Shape, Shape]:
     """A link's two ways. netem draws per packet and uniformly: mean and spread are the law's, its form is not.
 
-    Each law needs a finite mean.
+    Laws are as `check_netem` lets them pass: their means are finite, and at least √3 times their spread.
     """
     down, up = plan.down, plan.up
     if plan.delay is not None:
@@ -72,7 +72,7 @@ def _shape(law: Delay, rate_bytes_per_s: float | None, burst_bytes: int, time_sc
     mean_s, sd_s = law.mean_s, float(law.points().std())
     return Shape(
         mean_s * time_scale,
-        min(math.sqrt(3) * sd_s, mean_s) * time_scale,
+        math.sqrt(3) * sd_s * time_scale,
         rate_bytes_per_s and rate_bytes_per_s / time_scale,
         burst_bytes,
     )

@@ -14,7 +14,7 @@ from pausefl_server.records import RoundRecord
 
 @dataclass(frozen=True)
 class Oracle:
-    """What only a simulator knows: each client's true latency law, by client id. For `fastest` and `genie` alone."""
+    """What only a simulator knows: each client's true latency law, by client id. For `fastest`, `genie` and `oort`."""
 
     mean_latency_s: Mapping[str, float]
     """E[τ_k]."""
@@ -83,10 +83,13 @@ class Policy(ABC):
 
     m: int
 
-    needs_oracle: ClassVar[bool] = False
-    """True for policies that must be told the true latency laws."""
     needs_loss: ClassVar[bool] = False
     """True for policies that need clients to disclose their training loss."""
+
+    @property
+    def needs_oracle(self) -> bool:
+        """True for policies that must be told the true latency laws."""
+        return False
 
     @property
     def disclosures(self) -> frozenset[str]:

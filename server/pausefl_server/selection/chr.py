@@ -1,4 +1,4 @@
-"""CHR: newcomers whose updates point where the originals' do (cosine similarity, after FedCHR; Li et al., 2023)."""
+"""CHR: newcomers whose updates point where the originals' do (after FedCHAR; Li, Wang and An, IMWUT 2023)."""
 
 import math
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
 class Chr(NewcomerPolicy):
     """Of every insertion, the p newcomers of greatest mean cosine similarity to the originals' mean update.
 
-    Unseen newcomers first; a round without an answer counts as similarity 0. The scheme that Fed-TS is compared with:
-    FedCHR's clustering of the original clients is not part of it.
+    Unseen newcomers first; a round without an answer counts as similarity 0. The scheme that Fed-TS is compared with,
+    as far as that paper describes it. FedCHAR itself clusters clients and trains a model per cluster, which is no part
+    of this policy.
     """
 
     def start(self) -> FloatArray:

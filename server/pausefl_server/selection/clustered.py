@@ -15,6 +15,8 @@ class Clustered(Policy):
 
     Clients, largest first, are laid end to end with length m|D_k|; urn r is the r-th stretch of length |D|. A client
     may lie in several urns: drawn twice it trains once and counts twice. All draws weigh 1/m.
+
+    Deviation: with m or fewer eligible clients all of them take part, weighed by data size.
     """
 
     def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002

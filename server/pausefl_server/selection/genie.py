@@ -1,7 +1,6 @@
 """The genie: PAUSE's choice by one who knows the latency laws (PAUSE v2, eq. (10))."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +18,10 @@ class Genie(Pause):
     It has nothing to explore, so unseen clients get no precedence and ζ, discount and window no meaning.
     """
 
-    needs_oracle: ClassVar[bool] = True
+    @property
+    def needs_oracle(self) -> bool:
+        """The latency laws are its whole idea."""
+        return True
 
     def choice(self, state: Recent | None, context: Context) -> Choice:
         return self._among(state, context, rows_in_tie_order(context))

@@ -11,6 +11,9 @@ from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.terms import rows_in_tie_order
 
+_EXPLORATION_WINDOW = 5
+"""Unseen clients are drawn among this many times as many of the most promising (the code's default)."""
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -26,11 +29,21 @@ class Pace:
 
 @dataclass(frozen=True)
 class Oort(Policy):
-    """Exploits clients of great utility |D_k|·loss_k·(T/duration_k)^penalty if slower than T, and explores new ones.
+    """Exploits clients of great utility, less if they are slower than T, and explores fast ones that hold much data.
 
-    The statistical utility is |D_k| times the root mean square loss in the paper; clients report their mean loss
-    alone, which stands in for it. Durations are harmonic means of the measured latencies. Robustness to outliers: the
-    utility is clipped at its 95th percentile, as in the paper; its removal of often-chosen clients is left out.
+    After the paper's Algorithm 1 with its defaults; how utilities are normalised, clipped and mixed with the time since
+    a client last took part, and how unseen clients are drawn, as in its authors' code (github.com/SymbioticLab/Oort).
+
+    What differs:
+    - The statistical utility is |D_k| times the root mean square of the samples' losses there; clients disclose their
+      mean loss alone, which stands in for it.
+    - A client's duration is the harmonic mean of its measured latencies, there the last one. Before it is measured it
+      is the mean of its latency law, told in advance as the paper takes it from a device's model; see `known_speeds`.
+    - T is a percentile of the durations, as in the code; in the paper it is a time. The pacer relaxes it when utility
+      falls, as in the paper; the code also does so when utility is flat, and tightens it when utility jumps.
+    - Clients that were chosen often are not left out, and no more than m are asked for m updates (there 1.3 m).
+    - Utilities are scaled over the clients seen, in the code also over the data sizes of those not seen.
+    - The model averages by data size, eq. (2) of PAUSE: Oort leaves aggregation to the framework.
     """
 
     exploration: float = 0.9
@@ -50,7 +63,15 @@ class Oort(Policy):
     pacer_step: float = 10.0
     """Percentiles by which the pacer raises T."""
 
+    known_speeds: bool = True
+    """Whether unseen clients' mean latencies are known; without them exploration goes by data size alone."""
+
     needs_loss: ClassVar[bool] = True
+
+    @property
+    def needs_oracle(self) -> bool:
+        """For the speeds of clients that have not been measured."""
+        return self.known_speeds
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,38 +103,74 @@ class Oort(Policy):
         return state
 
     def select(self, state: Pace, context: Context) -> Selection:
-        """ε m unseen clients at random, the others by utility."""
+        """ε m unseen clients by size and speed, the others by utility."""
         rows, table = rows_in_tie_order(context), context.table
         m = min(self.m, len(rows))
         known = np.isfinite(table.last_loss[rows]) & (table.measured[rows] > 0)
-        seen, unseen = rows[known], rows[~known]
         share = max(self.exploration * self.exploration_decay ** (context.round - 1), self.exploration_min)
-        explored = min(max(round(share * m), m - len(seen)), len(unseen))
-        new = context.rng.choice(unseen, explored, replace=False)
-        return Selection(np.sort(np.concatenate((new, self._exploited(state, context, seen, m - explored)))))
+        explored = min(max(round(share * m), m - int(known.sum())), int((~known).sum()))
+        speed = self._speed(state, context, rows)
+        new = self._explored(context, rows[~known], speed[~known], explored)
+        seen = self._exploited(state, context, rows[known], speed[known], m - explored)
+        return Selection(np.sort(np.concatenate((new, seen))))
 
-    def _exploited(self, state: Pace, context: Context, rows: IntArray, count: int) -> IntArray:
-        """`count` rows, sampled by utility among those within the cutoff of the count-th greatest."""
+    def _explored(self, context: Context, rows: IntArray, speed: FloatArray, count: int) -> IntArray:
+        """`count` unseen rows, drawn in proportion to size times speed among the greatest of these."""
+        promise: FloatArray = speed * context.table.n_examples[rows]
+        pool = np.argsort(-promise, kind="stable")[: _EXPLORATION_WINDOW * count]
+        return _drawn(context.rng, rows[pool], promise[pool], count)
+
+    def _exploited(self, state: Pace, context: Context, rows: IntArray, speed: FloatArray, count: int) -> IntArray:
+        """`count` rows, drawn in proportion to utility among those within the cutoff of the count-th greatest."""
         if count == 0:
             return rows[:0]
-        utility = self._utility(state, context, rows)
+        table = context.table
+        statistical: FloatArray = np.maximum(table.last_loss[rows], 0.0) * table.n_examples[rows]
+        utility = scaled_utility(statistical, np.maximum(state.last_round[rows], 1), context.round) * speed
         last_admitted = np.partition(utility, len(utility) - count)[len(utility) - count]
         pool = np.flatnonzero(utility >= self.cutoff * last_admitted)
-        weight = np.maximum(utility[pool], np.finfo(np.float64).tiny)
-        return context.rng.choice(rows[pool], count, replace=False, p=weight / weight.sum())
+        return _drawn(context.rng, rows[pool], utility[pool], count)
 
-    def _utility(self, state: Pace, context: Context, rows: IntArray) -> FloatArray:
-        """Clipped statistical utility, plus what is due for not having been asked lately, times the system's part."""
+    def _speed(self, state: Pace, context: Context, rows: IntArray) -> FloatArray:
+        """(T/duration)^penalty for rows slower than T, 1 for others and where no duration is known."""
         table = context.table
-        statistical = table.n_examples[rows] * np.maximum(table.last_loss[rows], 0.0)
-        statistical = np.minimum(statistical, np.percentile(statistical, 95))
-        last_round = np.maximum(state.last_round[rows], 1)
-        # Oort, Algorithm 1, line 11 adds the square root to the utility; here to the utility over its greatest value,
-        # as in the authors' code, so that it does not depend on the unit of the loss.
-        utility: FloatArray = statistical / max(statistical.max(), np.finfo(np.float64).tiny)
-        utility = utility + np.sqrt(0.1 * math.log(max(context.round, 1)) / last_round)
-        duration_s = table.measured[rows] / table.inverse_latency_sum[rows]
-        preferred_s = np.percentile(duration_s, state.percentile)
+        duration_s = np.full(len(rows), np.nan)
+        if self.known_speeds:
+            if context.oracle is None:
+                raise ValueError("oort needs the true mean latencies, or known_speeds = false")
+            duration_s = np.array([context.oracle.mean_latency_s[table.ids[row]] for row in rows])
+        measured = table.measured[rows] > 0
+        duration_s[measured] = table.measured[rows][measured] / table.inverse_latency_sum[rows][measured]
+        known_s = duration_s[~np.isnan(duration_s)]
+        if not known_s.size:
+            return np.ones(len(rows))
+        preferred_s = _at_percentile(known_s, state.percentile)
         slower = duration_s > preferred_s
-        utility[slower] *= (preferred_s / duration_s[slower]) ** self.penalty
-        return utility
+        speed = np.ones(len(rows))
+        speed[slower] = (preferred_s / duration_s[slower]) ** self.penalty
+        return speed
+
+
+def scaled_utility(statistical: FloatArray, last_round: IntArray, round: int) -> FloatArray:
+    """Utilities from 0 to 1, clipped at their 95th percentile, plus what is due to clients not asked lately.
+
+    Min-max as in the authors' code, whose least value is taken times 0.999 so that no utility is 0; then Algorithm 1's
+    sqrt(0.1 ln R / L), R being the round and L the last one the client took part in. All arrays are (n,), n >= 1.
+    """
+    clipped = np.minimum(statistical, _at_percentile(statistical, 95.0))
+    least = 0.999 * statistical.min()
+    scaled: FloatArray = (clipped - least) / max(statistical.max() - least, 1e-4)
+    return scaled + np.sqrt(0.1 * math.log(max(round, 1)) / last_round)
+
+
+def _drawn(rng: np.random.Generator, rows: IntArray, weight: FloatArray, count: int) -> IntArray:
+    """`count` of these rows without replacement, with probabilities proportional to their weights."""
+    if count == 0:
+        return rows[:0]
+    positive = np.maximum(weight, np.finfo(np.float64).tiny)
+    return rng.choice(rows, count, replace=False, p=positive / positive.sum())
+
+
+def _at_percentile(values: FloatArray, percentile: float) -> float:
+    """The value at this place among the sorted ones, (n,), n >= 1."""
+    return float(np.sort(values)[min(int(len(values) * percentile / 100), len(values) - 1)])

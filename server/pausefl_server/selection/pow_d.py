@@ -1,4 +1,4 @@
-"""Power of choice (Cho, Wang and Joshi, 2020): of d candidates, the m with the greatest loss."""
+"""Power of choice (Cho, Wang and Joshi, AISTATS 2022): of d candidates, the m with the greatest loss."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,10 +11,11 @@ from pausefl_server.selection.terms import rows_in_tie_order
 
 @dataclass(frozen=True)
 class PowD(Policy):
-    """Draws d candidates in proportion to their data and takes the m of greatest loss.
+    """Draws d candidates with probabilities p_k = |D_k|/|D|, without replacement, and takes the m of greatest loss.
 
-    Losses are the last ones reported (the paper's variant rpow-d: no extra round trip to ask candidates); a client
-    that has reported none counts as the greatest.
+    The model averages them uniformly (the paper's update rule): data size counts once, in the draw. Losses are the last
+    ones reported (the paper's variant rpow-d: no extra round trip to ask candidates); a client that has reported none
+    counts as the greatest, as there. Deviation: with fewer than d eligible clients, all of them are candidates.
     """
 
     d: int = 10
@@ -34,4 +35,5 @@ class PowD(Policy):
         d = min(max(self.d, self.m), len(rows))
         candidates = rows[np.sort(context.rng.choice(len(rows), d, replace=False, p=sizes / sizes.sum()))]
         loss = np.nan_to_num(context.table.last_loss[candidates], nan=np.inf)
-        return Selection(np.sort(candidates[np.argsort(-loss, kind="stable")[: self.m]]))
+        chosen = np.sort(candidates[np.argsort(-loss, kind="stable")[: self.m]])
+        return Selection(chosen, weights=np.full(len(chosen), 1.0 / len(chosen)))

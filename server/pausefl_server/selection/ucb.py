@@ -13,6 +13,7 @@ from pausefl_server.selection.pause import Pause
 class Ucb(Policy):
     """Chooses the m clients of greatest ucb (PAUSE v2, eq. (13)), after Xia et al. (IEEE TWC 2020); unseen ones first.
 
+    Index and reward τ_min/τ are PAUSE's; the virtual queues of Xia et al.'s second algorithm, CS-UCB-Q, are left out.
     Nothing but latency holds it back from a client, so one that is never measured keeps its infinite index.
     """
 

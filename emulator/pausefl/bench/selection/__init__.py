@@ -1,4 +1,4 @@
-"""How long the exact searches, the annealing and the client table take, and how good the annealing is.
+"""How long the exact searches, the annealing and the client table take, and how good whole runs are.
 
 Times of a search are over several states: realistic ones, on the trajectory of PAUSE itself under the published
 latencies, and adversarial ones, in which no row can be skipped. `median_s` and `p99_s` are over the calls on
