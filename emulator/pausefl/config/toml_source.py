@@ -66,21 +66,26 @@ def _values(overrides: Overrides) -> Mapping[str, Any]:
     values = {}
     for override in overrides:
         key, separator, text = override.partition("=")
-        if not separator:
+        if not (separator and _is_dotted(key.strip())):
             raise ConfigError(f"--set {override}: must be table.key=value")
         values[key.strip()] = _toml_value(text.strip())
     return values
 
 
 def _override(document: dict[str, Any], key: str, value: Any) -> None:
+    if not _is_dotted(key):
+        raise ConfigError(f'"{key}": must be table.key')
     *tables, name = key.split(".")
-    if not (tables and all((*tables, name))):
-        raise ConfigError(f"--set {key}: must be table.key=value")
     for table in tables:
         document = document.setdefault(table, {})
         if not isinstance(document, dict):
             raise ConfigError(f"--set {key}: {table} is not a table")
     document[name] = value
+
+
+def _is_dotted(key: str) -> bool:
+    """Whether a key names a table and a key of it."""
+    return "." in key and all(key.split("."))
 
 
 def _count_groups(document: dict[str, Any]) -> None:
