@@ -362,6 +362,7 @@ def test_a_stopped_client_is_measured_not_repeated(
         *("run", "demo", "--run-dir", tmp_path / "run", "--set", "workload.model=catching:make"),
         *("--set", "clients.count=2", "--set", "selection.m=2", "--set", "experiment.rounds=100000"),
         *("--set", "latency.delay.kind=none", "--set", "privacy.enabled=false", "--set", "selection.policy=all"),
+        *("--set", "latency.signal=round_trip", "--set", "latency.time_scale=1.0"),
     )
     wait_for(lambda: rounds_in(tmp_path / "run") >= 1, "round 1", running=process)
     (tmp_path / "armed").touch()

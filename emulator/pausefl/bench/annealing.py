@@ -6,11 +6,11 @@ share. So each run here has a seed and ids of its own: what is said holds for mo
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from pausefl.bench.selection_quality import ROUNDS, SIZES, published_setting
+from pausefl.bench.selection.quality import ROUNDS, SIZES, published_setting
 from pausefl.simulation.engine import simulate
 from pausefl_proto.draws import generator
 from pausefl_server.clients import FloatArray
@@ -27,12 +27,13 @@ ANNEALINGS: tuple[dict[str, Any], ...] = (
 )
 """With the effort of the authors' code; then, for the smaller size, with this project's defaults."""
 DEFAULT_EFFORT: dict[str, Any] = {"kappa": SaPause.kappa, "steps": SaPause.steps}
+_REWARDS: tuple[Literal["R1", "R2"], ...] = ("R1", "R2")
 _RESAMPLES = 10_000
 
 
 def cases(seeds: int = 24) -> Iterator[dict[str, Any]]:
     """A case per size, reward and way of annealing, over `seeds` runs."""
-    for (clients, m, clusters, zeta, published), reward in itertools.product(SIZES, ("R1", "R2")):
+    for (clients, m, clusters, zeta, published), reward in itertools.product(SIZES, _REWARDS):
         small = clients == SIZES[0][0]
         ways = [way | published for way in ANNEALINGS]
         ways += [way | DEFAULT_EFFORT for way in (ANNEALINGS[0], ANNEALINGS[-1]) if small]
