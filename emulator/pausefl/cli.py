@@ -174,7 +174,8 @@ def _name(options: argparse.Namespace) -> str:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from pausefl.runtime.run import new_run_dir, run_experiment, stored_experiment
+    from pausefl.runtime.run import run_experiment
+    from pausefl.runtime.run_dir import new_run_dir, stored_experiment
     from pausefl.runtime.terminal import make_view
 
     if (options.config is None) == (options.resume is None):
@@ -190,7 +191,7 @@ def _run(options: argparse.Namespace) -> None:
         experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
     console = Console()
     with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
-        summary = run_experiment(experiment, run_dir, view)
+        summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume))
     _print_summary(console, summary, run_dir)
 
 
@@ -203,7 +204,7 @@ def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> 
 
 def _compare(options: argparse.Namespace) -> None:
     from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
-    from pausefl.runtime.run import new_run_dir
+    from pausefl.runtime.run_dir import new_run_dir
 
     console = Console()
     if sum(given is not None for given in (options.config, options.runs, options.resume)) != 1:
@@ -228,7 +229,7 @@ def _compare(options: argparse.Namespace) -> None:
 def _sweep(options: argparse.Namespace) -> None:
     from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
     from pausefl.config.toml_source import read_source
-    from pausefl.runtime.run import new_run_dir
+    from pausefl.runtime.run_dir import new_run_dir
 
     console = Console()
     if (options.config is None) == (options.resume is None):
@@ -260,16 +261,15 @@ def _shower(console: Console) -> "Show":
 
 
 def _server(options: argparse.Namespace) -> None:
-    from pausefl.runtime.run import made_run_dir, new_run_dir, resumed_run_dir
+    from pausefl.runtime.run_dir import made_run_dir, new_run_dir
     from pausefl.runtime.server_process import serve_experiment
 
     experiment = _load(options)
     _refuse_netem(experiment, "server")
-    if options.resume:
-        run_dir = resumed_run_dir(experiment, options.run_dir)
-    else:
-        run_dir = new_run_dir(_name(options), options.run_dir)
-    with made_run_dir(experiment, run_dir):
+    if options.resume and options.run_dir is None:
+        raise ConfigError("--resume: needs --run-dir")
+    run_dir = Path(options.run_dir) if options.resume else new_run_dir(_name(options), options.run_dir)
+    with made_run_dir(experiment, run_dir, resume=options.resume):
         serve_experiment(experiment, run_dir, print_event)
 
 
@@ -328,7 +328,7 @@ def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> Abstr
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    from pausefl.runtime.run import new_run_dir
+    from pausefl.runtime.run_dir import new_run_dir
     from pausefl.simulation.outputs import in_words, run_simulation
 
     if options.rounds < 1:

@@ -31,6 +31,7 @@ from pausefl_process.events import (
     RoundCommitted,
 )
 from pausefl_process.lifetime import BAD_INPUT, start
+from pausefl_process.files import Lock
 from pausefl_proto.errors import ConfigError, PauseflError
 
 _END_WITHIN_S = 10.0
@@ -57,7 +58,9 @@ class _Host:
 class Fleet:
     """One server process and its client processes. `run` lasts until the server is done."""
 
-    def __init__(self, experiment: Experiment, run_dir: Path) -> None:
+    def __init__(self, experiment: Experiment, run_dir: Path, lock: Lock | None = None) -> None:
+        """`lock` is the run directory's, which the server holds as well: it may outlive this process for a moment."""
+        self._lock = lock
         self._experiment = experiment
         self._run_dir = run_dir
         self._server: SpawnProcess | None = None
@@ -87,7 +90,7 @@ class Fleet:
     def _start_server(self) -> "Connection[Any, Any]":
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        arguments = (self._experiment, self._run_dir, theirs)
+        arguments = (self._experiment, self._run_dir, theirs, self._lock)
         self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
         start(self._server)
         theirs.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, tls_of
 from pausefl.config.experiment import Experiment
@@ -20,6 +20,7 @@ from pausefl.config.server_records import aggregation_of, limits_of, optimizer_o
 from pausefl.delays import known_means
 from pausefl.results.summary import summarise
 from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
+from pausefl_process.files import Lock, write_durably
 from pausefl_process.http_server import is_loopback
 from pausefl_process.lifetime import (
     allow_many_files,
@@ -39,7 +40,12 @@ from pausefl_server.store import Store
 log = logging.getLogger("pausefl.server")
 
 
-def run_server_process(experiment: Experiment, run_dir: Path, events: "Connection[Any, Any]") -> None:
+def run_server_process(
+    experiment: Experiment,
+    run_dir: Path,
+    events: "Connection[Any, Any]",
+    lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
+) -> None:
     """The main function of the server process that `fleet` started; tells its parent everything through `events`."""
     die_with_parent()
     allow_many_files()
@@ -86,7 +92,7 @@ def _keep(experiment: Experiment, policy: Policy, manifest: Manifest, run_dir: P
     _save_models(run_dir, manifest, result)
     with closing(Store(run_dir / "run.db")) as store:
         summary = summarise(experiment, policy, store.rounds(), store.late_events(), result)
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+    write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
 def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> ServerSettings:
@@ -171,4 +177,4 @@ def _save_models(run_dir: Path, manifest: Manifest, result: RunResult) -> None:
     models = {"model": result.theta} | ({"best_model": result.best.theta} if result.best else {})
     for name, theta in models.items():
         tensors = {n: np.ascontiguousarray(t) for n, t in manifest.split(theta).items()}
-        save_file(tensors, run_dir / f"{name}.safetensors")
+        write_durably(run_dir / f"{name}.safetensors", save(tensors))
