@@ -68,7 +68,7 @@ def _add_experiments(command: _AddCommand) -> None:
     sub = command("run", _run, "one server and N client processes here; live progress; a summary at the end")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
-    sub.add_argument("--resume", metavar="RUN_DIR", help="go on with an interrupted run")
+    _add_resume(sub, metavar="RUN_DIR", help="go on with an interrupted run")
     netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
     sub.add_argument(
         "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
@@ -104,7 +104,7 @@ def _add_ends(command: _AddCommand) -> None:
     sub = command("server", _server, "the server alone")
     _add_config(sub)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
-    sub.add_argument("--resume", action="store_true", help="go on with the run in --run-dir, where there is one")
+    _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
 
     sub = command("client", _client, "a client alone, or the clients of a slot")
     _add_config(sub)
@@ -143,6 +143,19 @@ def _add_tools(command: _AddCommand) -> None:
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help=_CONFIG_HELP)
     _add_set(parser)
+
+
+def _add_resume(parser: argparse.ArgumentParser, **kind: Any) -> None:
+    parser.add_argument("--resume", **kind)
+    text = "with --resume: first take back the rounds after this one, which are played again; their epsilon stays spent"
+    parser.add_argument("--back-to", type=int, metavar="ROUND", help=text)
+
+
+def _back_to(options: argparse.Namespace) -> int | None:
+    if options.back_to is not None and not options.resume:
+        raise ConfigError(f"--back-to {options.back_to}: goes with --resume")
+    back_to: int | None = options.back_to
+    return back_to
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:
@@ -189,9 +202,9 @@ def _run(options: argparse.Namespace) -> None:
             raise ConfigError(f"--resume {run_dir}: no round was ever played there")
     else:
         experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
-    console = Console()
+    console, back_to = Console(), _back_to(options)
     with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
-        summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume))
+        summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
     _print_summary(console, summary, run_dir)
 
 
@@ -270,7 +283,7 @@ def _server(options: argparse.Namespace) -> None:
         raise ConfigError("--resume: needs --run-dir")
     run_dir = Path(options.run_dir) if options.resume else new_run_dir(_name(options), options.run_dir)
     with made_run_dir(experiment, run_dir, resume=options.resume):
-        serve_experiment(experiment, run_dir, print_event)
+        serve_experiment(experiment, run_dir, print_event, _back_to(options))
 
 
 def _evaluator(options: argparse.Namespace) -> None:

@@ -12,10 +12,12 @@ from pausefl_client.privacy import ExactLaplace
 from pausefl_proto.errors import ConfigError
 
 
-def run_experiment(experiment: Experiment, run_dir: Path, view: View, *, resume: bool = False) -> dict[str, Any]:
+def run_experiment(
+    experiment: Experiment, run_dir: Path, view: View, *, resume: bool = False, back_to: int | None = None
+) -> dict[str, Any]:
     """Begin a run, or go on with it, to the end; write the report, return the summary.
 
-    Bad input leaves no directory behind.
+    `back_to` takes back the rounds after that one first. Bad input leaves no directory behind.
     """
     if experiment.workload.model != "synthetic":
         from pausefl_client.datasets import prepare_dataset
@@ -26,7 +28,7 @@ def run_experiment(experiment: Experiment, run_dir: Path, view: View, *, resume:
     if experiment.privacy.enabled and experiment.privacy.ledger_dir:
         _check_ledger_dir(Path(experiment.privacy.ledger_dir))
     with made_run_dir(experiment, run_dir, resume=resume) as lock:
-        Fleet(experiment, run_dir, lock).run(view)
+        Fleet(experiment, run_dir, lock, back_to).run(view)
     from pausefl.report import write_report
 
     write_report(run_dir)

@@ -82,7 +82,7 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     else:
         text = experiment.to_toml().encode()
         write_durably(run_dir / "config.toml", text)
-    with closing(Store(run_dir / "run.db")) as store:
+    with closing(Store(run_dir / "run.db")) as store:  # which finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
             store.set_meta(_CONFIG_DIGEST, _digest(text))
 
