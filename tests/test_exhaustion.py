@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from pausefl.config.experiment import parse_experiment
-from pausefl.report.reading import CLIENTS
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.reading import CLIENTS
 from pausefl.runtime.run_dir import made_run_dir

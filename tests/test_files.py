@@ -70,9 +70,12 @@ def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: py
     def synced(file: int) -> None:
         steps.append("folder" if os.path.samestat(os.fstat(file), tmp_path.stat()) else "data")
 
-    replace = Path.replace
+    def renamed(file: Path, to: Path) -> None:
+        steps.append("name")
+        os.replace(file, to)
+
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", lambda self, to: (steps.append("name"), replace(self, to)))
+    monkeypatch.setattr(Path, "replace", renamed)
     write_durably(tmp_path / "file", b"data")
     assert steps == ["data", "name", "folder"]
 

@@ -262,7 +262,7 @@ def test_a_flipped_bit_in_the_log_is_a_missed_release(path: Path, tmp_path: Path
     data = bytearray(wal.read_bytes())
     data[int(where * len(data))] ^= 1
     wal.write_bytes(data)
-    for look in (lambda: verified_spend(crashed), *(2 * [lambda: Ledger(crashed, BUDGET, **HOLDER)])):
+    for look in (lambda: verified_spend(crashed), lambda: Ledger(crashed, BUDGET, **HOLDER)):
         with pytest.raises(LedgerError, match=r"a\.db: counts [0-4] releases, 5 were charged: the others stood in"):
             look()
 

@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,10 @@ def record(t: int) -> RoundRecord:
         Observation(c, Timing(0.5 + t, train_s=0.25), 0.5 + t, 100, t, 1 / t, float(t), statistics={"drift": t / 7})
         for c in "abc"
     )
-    events = (LogEvent("joined", "d", n_examples=40), LogEvent("reconciled", "d", "late", released=t, epsilon_spent=t / 3))
+    events = (
+        LogEvent("joined", "d", n_examples=40),
+        LogEvent("reconciled", "d", "late", released=t, epsilon_spent=t / 3),
+    )
     return RoundRecord(t, 1, ("a", "b", "c"), None, observations, events, 0.5, float(t), 1e-4, f"digest {t}")
 
 
@@ -56,7 +58,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def killed(tmp_path: Path) -> Iterator[Path]:
+def killed(tmp_path: Path) -> Path:
     """A log whose writer was killed after ten rounds at least, most of them in its -wal."""
     here = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with subprocess.Popen(

@@ -30,8 +30,8 @@ from pausefl_process.events import (
     RollCall,
     RoundCommitted,
 )
-from pausefl_process.lifetime import BAD_INPUT, start
 from pausefl_process.files import Lock
+from pausefl_process.lifetime import BAD_INPUT, start
 from pausefl_proto.errors import ConfigError, PauseflError
 
 _END_WITHIN_S = 10.0
