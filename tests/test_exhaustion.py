@@ -16,7 +16,7 @@ import pytest
 from pausefl.config.experiment import parse_experiment
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.reading import CLIENTS
-from pausefl.runtime.run import made_run_dir
+from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError

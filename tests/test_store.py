@@ -190,7 +190,7 @@ def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
             )
         )
         store.save_evaluations(2, [Evaluation("test", True, 10, 0.5, 1.0)])
-        store.forget_round(2)
+        store.go_back_to(1)
         assert [r.round for r in store.rounds()] == [1]
         assert store.evaluations() == []
         joined, reconciled = store.late_events()
@@ -203,8 +203,7 @@ def test_events_of_several_rounds_taken_back_stay_in_order() -> None:
     with fresh_store() as (store, _):
         for t, client_id in enumerate("abc", start=1):
             store.commit_round(record(t, events=(LogEvent("joined", client_id),)))
-        for t in (3, 2, 1):
-            store.forget_round(t)
+        store.go_back_to(0)
         assert [e.client_id for e in store.late_events()] == ["a", "b", "c"]
 
 

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from pausefl_process.head import Head
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import BudgetError, LedgerError
 
@@ -96,6 +97,7 @@ class Ledger:
         self._path = path
         self._chain = ""
         self._is_settled = False
+        self._head = Head(path)
         with self._errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             has_log = _has_log(path)
@@ -138,6 +140,8 @@ class Ledger:
             if keeps:
                 self._db.execute("INSERT INTO kept VALUES (?, ?)", (charge.participation, noised))
         self.released, self.epsilon_spent, self._chain = charge.participation, charge.epsilon_spent, chain
+        with self._errors():
+            self._head.write(self.released)
         self._log_bytes += _ROW_BYTES + (len(noised) if keeps else 0)
         self._is_settled = False
 
@@ -172,6 +176,7 @@ class Ledger:
                 with self._transaction():
                     self._close_open_release()
             self._db.close()
+            self._head.close()
 
     def _open(self, belongs_to: dict[str, str], has_log: bool) -> None:
         with self._errors():
@@ -191,6 +196,7 @@ class Ledger:
             if self._db.execute("SELECT 1 FROM meta").fetchone() is None:
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", belongs_to.items())
             self.released, self.epsilon_spent, self._chain = _walk(self._path, self._db)
+            _refuse_behind(self._path, self.released, self._head.read())
             known = dict(self._db.execute("SELECT key, value FROM meta"))
         for key, value in belongs_to.items():
             if known.get(key) != value:
@@ -247,11 +253,12 @@ class Ledger:
 
 def verified_spend(path: Path) -> tuple[int, float]:
     """Releases and ε spent in a ledger, read only; LedgerError where it does not hold together."""
-    has_log = _has_log(path)
+    has_log, charged = _has_log(path), Head(path).read()
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
             _refuse_alone(path, db, has_log)
             released, spent, _ = _walk(path, db)
+            _refuse_behind(path, released, charged)
     except sqlite3.Error as error:
         raise LedgerError(f"ledger {path}: {error}") from error
     return released, spent
@@ -270,6 +277,15 @@ def _refuse_alone(path: Path, db: sqlite3.Connection, has_log: bool) -> None:
         raise LedgerError(
             f"ledger {path}: its last releases stood in {path.name}-wal, which is missing: restore both files, or use"
             " a new client id and count this one's whole budget as spent"
+        )
+
+
+def _refuse_behind(path: Path, released: int, charged: int) -> None:
+    """LedgerError for a ledger that was damaged where SQLite takes the end of its log to be."""
+    if released < charged:
+        raise LedgerError(
+            f"ledger {path}: counts {released} releases, {charged} were charged: the others stood in {path.name}-wal,"
+            " which is damaged: restore both files, or use a new client id and count this one's whole budget as spent"
         )
 
 

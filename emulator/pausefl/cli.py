@@ -68,7 +68,7 @@ def _add_experiments(command: _AddCommand) -> None:
     sub = command("run", _run, "one server and N client processes here; live progress; a summary at the end")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
-    sub.add_argument("--resume", metavar="RUN_DIR", help="go on with an interrupted run")
+    _add_resume(sub, metavar="RUN_DIR", help="go on with an interrupted run")
     netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
     sub.add_argument(
         "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
@@ -104,7 +104,7 @@ def _add_ends(command: _AddCommand) -> None:
     sub = command("server", _server, "the server alone")
     _add_config(sub)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
-    sub.add_argument("--resume", action="store_true", help="go on with the run in --run-dir, where there is one")
+    _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
 
     sub = command("client", _client, "a client alone, or the clients of a slot")
     _add_config(sub)
@@ -145,6 +145,19 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     _add_set(parser)
 
 
+def _add_resume(parser: argparse.ArgumentParser, **kind: Any) -> None:
+    parser.add_argument("--resume", **kind)
+    text = "with --resume: first take back the rounds after this one, which are played again; their epsilon stays spent"
+    parser.add_argument("--back-to", type=int, metavar="ROUND", help=text)
+
+
+def _back_to(options: argparse.Namespace) -> int | None:
+    if options.back_to is not None and not options.resume:
+        raise ConfigError(f"--back-to {options.back_to}: goes with --resume")
+    back_to: int | None = options.back_to
+    return back_to
+
+
 def _add_set(parser: argparse.ArgumentParser) -> None:
     text = "override a key, e.g. --set experiment.rounds=60; repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
@@ -174,7 +187,8 @@ def _name(options: argparse.Namespace) -> str:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from pausefl.runtime.run import new_run_dir, run_experiment, stored_experiment
+    from pausefl.runtime.run import run_experiment
+    from pausefl.runtime.run_dir import new_run_dir, stored_experiment
     from pausefl.runtime.terminal import make_view
 
     if (options.config is None) == (options.resume is None):
@@ -188,9 +202,9 @@ def _run(options: argparse.Namespace) -> None:
             raise ConfigError(f"--resume {run_dir}: no round was ever played there")
     else:
         experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
-    console = Console()
+    console, back_to = Console(), _back_to(options)
     with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
-        summary = run_experiment(experiment, run_dir, view)
+        summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
     _print_summary(console, summary, run_dir)
 
 
@@ -203,7 +217,7 @@ def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> 
 
 def _compare(options: argparse.Namespace) -> None:
     from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
-    from pausefl.runtime.run import new_run_dir
+    from pausefl.runtime.run_dir import new_run_dir
 
     console = Console()
     if sum(given is not None for given in (options.config, options.runs, options.resume)) != 1:
@@ -228,7 +242,7 @@ def _compare(options: argparse.Namespace) -> None:
 def _sweep(options: argparse.Namespace) -> None:
     from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
     from pausefl.config.toml_source import read_source
-    from pausefl.runtime.run import new_run_dir
+    from pausefl.runtime.run_dir import new_run_dir
 
     console = Console()
     if (options.config is None) == (options.resume is None):
@@ -260,17 +274,16 @@ def _shower(console: Console) -> "Show":
 
 
 def _server(options: argparse.Namespace) -> None:
-    from pausefl.runtime.run import made_run_dir, new_run_dir, resumed_run_dir
+    from pausefl.runtime.run_dir import made_run_dir, new_run_dir
     from pausefl.runtime.server_process import serve_experiment
 
     experiment = _load(options)
     _refuse_netem(experiment, "server")
-    if options.resume:
-        run_dir = resumed_run_dir(experiment, options.run_dir)
-    else:
-        run_dir = new_run_dir(_name(options), options.run_dir)
-    with made_run_dir(experiment, run_dir):
-        serve_experiment(experiment, run_dir, print_event)
+    if options.resume and options.run_dir is None:
+        raise ConfigError("--resume: needs --run-dir")
+    run_dir = Path(options.run_dir) if options.resume else new_run_dir(_name(options), options.run_dir)
+    with made_run_dir(experiment, run_dir, resume=options.resume):
+        serve_experiment(experiment, run_dir, print_event, _back_to(options))
 
 
 def _evaluator(options: argparse.Namespace) -> None:
@@ -328,7 +341,7 @@ def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> Abstr
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    from pausefl.runtime.run import new_run_dir
+    from pausefl.runtime.run_dir import new_run_dir
     from pausefl.simulation.outputs import in_words, run_simulation
 
     if options.rounds < 1:

@@ -17,7 +17,8 @@ from pausefl.config.toml_source import Overrides
 from pausefl.report.comparison import Comparison
 from pausefl.results.run import Run
 from pausefl.runtime.fleet import View
-from pausefl.runtime.run import new_run_dir, run_experiment
+from pausefl.runtime.run import run_experiment
+from pausefl.runtime.run_dir import new_run_dir
 from pausefl.runtime.terminal import make_view
 from pausefl_process.events import ProgressEvent
 

@@ -65,7 +65,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._evaluator = evaluator
         self._observer = observer
         self._members = Membership(settings, self.state.table, observer)
-        self._preparer = Preparer(settings, self.state, oracle, start.attempt)
+        self._preparer = Preparer(settings, self.state, oracle, start.attempts)
         self._stopwatch = RunStopwatch(monitor)
         self._unlogged = _Unlogged([*start.late_events])
         self._open: OpenRound | None = None  # the round whose answers are waited for

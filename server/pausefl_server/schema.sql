@@ -65,6 +65,14 @@ CREATE TABLE events (
     released INTEGER NOT NULL
 ) STRICT;
 
+CREATE INDEX events_by_round ON events(round);
+
+-- What the rows were when they were written: a changed bit that SQLite cannot see is found when the run is resumed.
+CREATE TABLE seals (
+    subject TEXT PRIMARY KEY,          -- 'round 17': its rows here and in observations and events; or a table's name
+    digest TEXT NOT NULL               -- SHA-256
+) STRICT, WITHOUT ROWID;
+
 -- Idle round-trip probes: no policy ever sees them, and no replay needs them.
 CREATE TABLE pings (
     sequence INTEGER PRIMARY KEY,

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -12,14 +13,13 @@ from pausefl_process.events import Finished, MetricsServed, Report
 from pausefl_process.host_monitor import HostMonitor
 from pausefl_process.http_server import WebServer
 from pausefl_proto.actor import ActorStopped
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
-from pausefl_proto.wire import Vector, digest
+from pausefl_proto.wire import Vector
 from pausefl_server.budget_exhaustion import budgets_end
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.coordinator import Coordinator
 from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
-from pausefl_server.global_model import GlobalModel
 from pausefl_server.leak_check import count_held, left_over
 from pausefl_server.messages import Shutdown
 from pausefl_server.monitoring.metrics import exposition, make_registry
@@ -27,10 +27,11 @@ from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Evaluation, LogEvent
+from pausefl_server.records import Evaluation
+from pausefl_server.restore import restore
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
-from pausefl_server.state import RunState, StartingPoint, replay
+from pausefl_server.state import RunState
 from pausefl_server.store import Store, StoreActor
 from pausefl_server.transport import FederationServer
 
@@ -90,24 +91,37 @@ async def serve(
     oracle: Oracle | None = None,
     on_ready: Callable[[int], None],
     keep: Callable[[RunResult], None],
+    back_to: int | None = None,
 ) -> RunResult:
     """Run one federation to its end; `folder` holds run.db and the checkpoint, and is resumed where it has rounds.
+
+    `back_to` takes back the rounds after that one.
 
     `report` gets the progress events. `keep` writes the results down, in a thread, before metrics and page are closed.
     SIGINT and SIGTERM end the run: the open round is given up, and everything is saved.
     """
     with ExitStack() as closing:
         interruption = closing.enter_context(_interruptible())
-        store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
-        closing.callback(store.close)
-        closing.callback(checkpoint.close)
-        settings = replace(settings, run_id=_run_id(store, settings.run_id))
-        telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
-        start = _restore(settings, policy, theta_0, store, checkpoint, telemetry)
+        with _disk_errors(folder):
+            store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
+            closing.callback(store.close)
+            closing.callback(checkpoint.close)
+            settings = replace(settings, run_id=_run_id(store, settings.run_id))
+            telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
+            observer = Observers(telemetry, ProgressReporter(settings, report))
+            start = restore(
+                *(settings, policy, theta_0, store, checkpoint),
+                after_each=telemetry.replayed,
+                back_to=back_to,
+                say=observer.noticed,
+            )
+        ends = (
+            budgets_end(start.state.table, settings.budget, start.state.round, policy.m) if start.state.round else None
+        )
+        telemetry.resumed(store.evaluations(), ends)
         if endpoints.metrics is not None:
             closing.enter_context(_shown(telemetry, endpoints.metrics, report))
-        store_actor = StoreActor(store, checkpoint)
-        observer = Observers(telemetry, ProgressReporter(settings, report))
+        store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
         evaluator = EvaluatorActor(evaluate, store_actor, observer)
         monitor = HostMonitor()
         closing.callback(monitor.close)
@@ -132,6 +146,15 @@ async def serve(
         telemetry.kept()
         await _linger(endpoints.metrics, interruption)
         return result
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """A disk that is full, or cannot be read, as a PauseflError that names the run directory."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise PauseflError(f"run directory {folder}: cannot be read and written ({error})") from error
 
 
 @contextmanager
@@ -216,48 +239,8 @@ async def _end(coordinator: Coordinator, interruption: _Interruption) -> None:
         await coordinator.tell(Shutdown(interruption.reason))
 
 
-def _restore(
-    settings: ServerSettings,
-    policy: Policy,
-    theta_0: Vector,
-    store: Store,
-    checkpoint: Checkpoint,
-    telemetry: Telemetry,
-) -> StartingPoint:
-    """Where to begin: at round 1, or after the last round of an interrupted run."""
-    records = store.rounds()
-    theta = None
-    while records and (theta := checkpoint.load(records[-1].round, records[-1].model_digest)) is None:
-        store.forget_round(records.pop().round)
-    if theta is None:
-        checkpoint.save(0, theta_0)
-        theta = theta_0
-        _agree_on(store, "initial_digest", digest(theta_0))
-    state = replay(policy, settings.seed, records, telemetry.replayed)
-    ends = budgets_end(state.table, settings.budget, state.round, policy.m) if records else None
-    telemetry.resumed(store.evaluations(), ends)
-    late = store.late_events()
-    model = GlobalModel.start(theta, settings.optimizer, store.optimizer_state(state.round))
-    return StartingPoint(state, model, (*late, *_departures(state, late)), store.attempt(state.round + 1))
-
-
 def _run_id(store: Store, name: str) -> str:
     """Unlike any other run's, whatever directories are called: a ledger may see many runs."""
     run_id = store.meta("run_id") or f"{name}-{secrets.token_hex(8)}"
     store.set_meta("run_id", run_id)
     return run_id
-
-
-def _agree_on(store: Store, key: str, value: str) -> None:
-    known = store.meta(key)
-    if known is not None and known != value:
-        raise ConfigError(f"this run directory was begun with another {key} ({known}, now {value})")
-    store.set_meta(key, value)
-
-
-def _departures(state: RunState, late: list[LogEvent]) -> list[LogEvent]:
-    """Nobody is connected to a server that has just started, whatever the log last said."""
-    table = state.table
-    connected = {table.ids[row] for row in table.connected.nonzero()[0]}
-    connected |= {event.client_id for event in late if event.kind == "joined"}
-    return [LogEvent("left", client_id, "the server was restarted") for client_id in sorted(connected)]

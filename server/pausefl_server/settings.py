@@ -75,6 +75,8 @@ class ServerSettings:
     """How long a chosen client whose stream broke may take to come back within the round."""
     evaluation_every: int
     """Evaluate after every so many rounds; 0: only at the end."""
+    checkpoint_every: int = 25
+    """Keep the model of every so many rounds, to go back to; 0: of none."""
     disclosed: frozenset[str] = frozenset()
     """What clients were told to disclose; anything else they report is dropped."""
     pings_per_s: float = 0.0

@@ -1,7 +1,7 @@
 """What a run knows: a fold over its log, so that resuming is replaying."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pausefl_server.clients import ClientTable
@@ -51,8 +51,8 @@ class StartingPoint:
     model: GlobalModel
     late_events: tuple[LogEvent, ...] = ()
     """Events since the last committed round."""
-    attempt: int = 1
-    """At the next round; above 1 where that round was taken back."""
+    attempts: Mapping[int, int] = field(default_factory=dict)
+    """Which attempt at a round comes next, for each that was taken back; 1 for all others."""
 
 
 def replay(

@@ -1,11 +1,12 @@
 """The observation log on disk (run.db), and the actor that writes it from a thread of its own."""
 
 import asyncio
+import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from importlib import resources
 from operator import attrgetter
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pausefl_process.head import Head
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -42,17 +44,23 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 class Store:
     """run.db: one transaction per round, durable when `commit_round` returns (WAL, synchronous = FULL)."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or begin the log of one run; ConfigError when the file is something else."""
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    def __init__(self, path: Path, *, verify: bool = True) -> None:
+        """Open or begin the log of one run; ConfigError when the file is something else, or damaged.
+
+        `verify`: read all of it and compare it with what was written.
+        """
+        self._head = Head(path)
         try:
-            self._open(path)
+            if verify and path.exists():
+                _verify(path, self._head.read())
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                self._open(path)
+            except BaseException:
+                self._db.close()
+                raise
         except sqlite3.Error as error:
-            self._db.close()
-            raise ConfigError(f"{path}: cannot be opened as a run's log ({error})") from error
-        except BaseException:
-            self._db.close()
-            raise
+            raise _unusable(path, error) from error
 
     def _open(self, path: Path) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -62,6 +70,8 @@ class Store:
             schema = resources.files("pausefl_server").joinpath("schema.sql").read_text("utf-8")
             version = f"INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}');"
             self._db.executescript(f"BEGIN IMMEDIATE; {schema} {version} COMMIT;")
+            with self._transaction():
+                self._seal_table("meta")
         elif (found := self.meta("schema_version")) != str(SCHEMA_VERSION):
             raise ConfigError(f"{path}: has schema_version {found}, this version of pausefl reads {SCHEMA_VERSION}")
 
@@ -72,7 +82,8 @@ class Store:
 
     def set_meta(self, key: str, value: str) -> None:
         """Write down a fact about the run as a whole."""
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        with self._transaction():
+            self._set_meta(key, value)
 
     def commit_round(
         self, record: RoundRecord, pings: Iterable[Ping] = (), optimizer_state: Vector | None = None
@@ -85,8 +96,8 @@ class Store:
             self._db.executemany(_INSERT_OBSERVATION, rows)
             self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
             if optimizer_state is not None and optimizer_state.size:
-                slot = (record.round % 2, record.round, optimizer_state.astype("<f4").tobytes())
-                self._db.execute("INSERT OR REPLACE INTO optimizer_states VALUES (?, ?, ?)", slot)
+                self._save_optimizer_state(record.round, optimizer_state)
+            self._seal_round(record.round)
 
     def optimizer_state(self, round: int) -> Vector | None:
         """The server optimizer's state after one of the last two rounds; None if it has none."""
@@ -98,11 +109,14 @@ class Store:
         """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
         with self._transaction():
             self._replace_events(round, events)
+            self._seal_round(round)
 
     def save_evaluations(self, round: int, evaluations: Iterable[Evaluation]) -> None:
         """Write how good θ_t is; a second opinion on the same split replaces the first."""
         rows = [(round, e.split, int(e.subset), e.n_examples, e.accuracy, e.loss) for e in evaluations]
-        self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", rows)
+        with self._transaction():
+            self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._seal_table("evaluations")
 
     def evaluations(self) -> list[tuple[int, Evaluation]]:
         """All evaluations, by round."""
@@ -119,42 +133,76 @@ class Store:
         rows = self._db.execute(f"SELECT {', '.join(_EVENT)} FROM events WHERE round > {last} ORDER BY round, sequence")
         return [LogEvent(*row) for row in rows]
 
-    def forget_round(self, round: int) -> None:
-        """Take back the last round, whose model is gone. What its clients spent stays spent.
+    def go_back_to(self, round: int, optimizer_state: Vector | None = None) -> None:
+        """Take back every round after this one. What its clients spent on them stays spent.
 
-        It is played again as another attempt: clients have answered this one, and their bytes are gone.
+        They are played again as other attempts: clients have answered these, and their bytes are gone.
+        `optimizer_state` is the server optimizer's after `round`, where it is not here.
         """
         with self._transaction():
-            (attempt,) = self._db.execute("SELECT attempt FROM rounds WHERE round = ?", (round,)).fetchone()
-            self.set_meta(f"attempt of round {round}", str(attempt + 1))
-            spent = self._db.execute(
-                "SELECT client_id, epsilon_spent, participation FROM observations"
-                " WHERE round = ? AND participation > 0",
-                (round,),
-            ).fetchall()
-            corrections = [LogEvent("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
-            events = [LogEvent(*e) for e in self._db.execute(_SELECT_EVENTS_OF_ROUND, (round,)).fetchall()]
-            self._replace_events(round, [*events, *corrections])
-            for table in ("observations", "evaluations", "rounds"):
-                self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
+            later = self._db.execute("SELECT round FROM rounds WHERE round > ? ORDER BY round DESC", (round,))
+            for (taken_back,) in later.fetchall():
+                self._forget_round(taken_back)
+            if optimizer_state is not None and optimizer_state.size:
+                self._save_optimizer_state(round, optimizer_state)
+            self._seal_table("evaluations")
 
-    def attempt(self, round: int) -> int:
-        """Which attempt at a round comes next: 1, or more if it was taken back."""
-        return int(self.meta(f"attempt of round {round}") or 1)
+    def attempts(self) -> dict[int, int]:
+        """Which attempt at a round comes next, for each that was taken back; 1 for all others."""
+        rows = self._db.execute("SELECT key, value FROM meta WHERE key LIKE 'attempt of round %'")
+        return {int(key.removeprefix("attempt of round ")): int(value) for key, value in rows}
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database, which takes its write-ahead log in."""
         self._db.close()
+        self._head.close()
+
+    def _forget_round(self, round: int) -> None:
+        (attempt,) = self._db.execute("SELECT attempt FROM rounds WHERE round = ?", (round,)).fetchone()
+        self._set_meta(f"attempt of round {round}", str(attempt + 1))
+        spent = self._db.execute(
+            "SELECT client_id, epsilon_spent, participation FROM observations WHERE round = ? AND participation > 0",
+            (round,),
+        ).fetchall()
+        corrections = [LogEvent("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
+        events = [LogEvent(*e) for e in self._db.execute(_SELECT_EVENTS_OF_ROUND, (round,)).fetchall()]
+        self._replace_events(round, [*events, *corrections])
+        for table in ("observations", "evaluations", "rounds"):
+            self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
+        self._seal_round(round)
+
+    def _set_meta(self, key: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self._seal_table("meta")
+
+    def _save_optimizer_state(self, round: int, state: Vector) -> None:
+        slot = (round % 2, round, state.astype("<f4").tobytes())
+        self._db.execute("INSERT OR REPLACE INTO optimizer_states VALUES (?, ?, ?)", slot)
+        self._seal_table("optimizer_states")
+
+    def _seal_round(self, round: int) -> None:
+        self._seal(f"round {round}", _digest_of_round(self._db, round))
+
+    def _seal_table(self, table: str) -> None:
+        self._seal(table, _digest_of_table(self._db, table))
+
+    def _seal(self, subject: str, digest: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO seals VALUES (?, ?)", (subject, digest))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """All that is written within, or nothing; counted, so that a commit that gets lost is missed."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            (commits,) = self._db.execute("PRAGMA user_version").fetchone()
+            self._db.execute(f"PRAGMA user_version = {commits + 1}")
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
+        self._head.write(commits + 1)
 
     def _replace_events(self, round: int, events: Iterable[LogEvent]) -> None:
         self._db.execute("DELETE FROM events WHERE round = ?", (round,))
@@ -169,6 +217,50 @@ def read_rounds(database: sqlite3.Connection) -> list[RoundRecord]:
         _record(row, observations.get(row[0], []), events.get(row[0], []))
         for row in database.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds ORDER BY round")
     ]
+
+
+def _verify(path: Path, commits: int) -> None:
+    """ConfigError where the log is not what was written, `commits` of them at least. Changes nothing."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise _unusable(path, found)
+        (held,) = database.execute("PRAGMA user_version").fetchone()
+        if held < commits:
+            raise _unusable(path, f"its last {commits - held} commits, which stood in {path.name}-wal, are lost")
+        if not _is_readable(database):
+            return  # it is empty, another program's or another version's, which opening it tells
+        seals = dict(database.execute("SELECT subject, digest FROM seals"))
+        rounds = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")}
+        for subject in sorted(seals.keys() | rounds | {"meta"}):
+            kind, _, number = subject.partition(" ")
+            read = _digest_of_round(database, int(number)) if kind == "round" else _digest_of_table(database, kind)
+            if seals.get(subject) != read:
+                raise _unusable(path, f"{subject} is not what was written")
+
+
+def _is_readable(database: sqlite3.Connection) -> bool:
+    """Whether it is a log of this version."""
+    if database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'seals'").fetchone() is None:
+        return False
+    version = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    return bool(version == (str(SCHEMA_VERSION),))
+
+
+def _unusable(path: Path, reason: object) -> ConfigError:
+    return ConfigError(f"{path}: cannot be used as a run's log ({reason}); restore it from a copy")
+
+
+def _digest_of_round(database: sqlite3.Connection, round: int) -> str:
+    parts = (database.execute(query, (round,)).fetchall() for query in _SELECT_ROUND)
+    return hashlib.sha256(repr([*parts]).encode()).hexdigest()
+
+
+def _digest_of_table(database: sqlite3.Connection, table: str) -> str:
+    if table not in _SEALED_TABLES:
+        return "of a table that is not sealed"
+    rows = database.execute(f"SELECT * FROM {table} ORDER BY 1, 2")
+    return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
 
 
 def _by_round(
@@ -189,6 +281,12 @@ _INSERT_ROUND = _insert("rounds", (*_ROUND, *_HOST))
 _INSERT_OBSERVATION = _insert("observations", ("round", *_OBSERVATION))
 _INSERT_PING = _insert("pings", ("round", "client_id", "ping_s"))
 _INSERT_EVENT = _insert("events", ("round", *_EVENT))
+_SELECT_ROUND = (
+    f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds WHERE round = ?",
+    f"SELECT {', '.join(_OBSERVATION)} FROM observations WHERE round = ? ORDER BY client_id",
+    f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence",
+)
+_SEALED_TABLES = ("meta", "evaluations", "optimizer_states")
 _SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence"
 
 
@@ -260,8 +358,10 @@ class SaveLateEvents:
 class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
     """Owns run.db and the checkpoint; every write runs on one thread of its own, never on the event loop."""
 
-    def __init__(self, store: Store, checkpoint: Checkpoint) -> None:
+    def __init__(self, store: Store, checkpoint: Checkpoint, keep_every: int = 0) -> None:
+        """`keep_every`: keep the model of every so many rounds for good, to go back to; 0: of none."""
         super().__init__("store")
+        self._keep_every = keep_every
         self._store = store
         self._checkpoint = checkpoint
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -282,6 +382,8 @@ class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
             case CommitRound(record, theta, pings, optimizer_state):
                 self._checkpoint.save(record.round, theta)
                 self._store.commit_round(record, pings, optimizer_state)
+                if self._keep_every and record.round % self._keep_every == 0:
+                    self._checkpoint.keep(record.round, theta, optimizer_state)
             case SaveEvaluations(round_, evaluations):
                 self._store.save_evaluations(round_, evaluations)
             case SaveLateEvents(round_, events):

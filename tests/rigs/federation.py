@@ -68,7 +68,7 @@ class Federation:
 
 
 def make(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 @asynccontextmanager
@@ -76,7 +76,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
     """Serve in `folder`; the server is gone with the block."""
     make(folder)
     evaluate, keep = changes.pop("evaluate", None), changes.pop("keep", lambda _: None)
-    endpoints = Endpoints("127.0.0.1", 0, changes.pop("metrics", None))
+    endpoints, back_to = Endpoints("127.0.0.1", 0, changes.pop("metrics", None)), changes.pop("back_to", None)
     settings, run = network_settings(**changes), Federation()
     theta_0 = np.zeros(settings.manifest.size, np.float32)
     run.task = asyncio.ensure_future(
@@ -90,6 +90,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
             run.tell,
             on_ready=run.port.set_result,
             keep=keep,
+            back_to=back_to,
         )
     )
     started: list[asyncio.Future[Any]] = [run.task, run.port]

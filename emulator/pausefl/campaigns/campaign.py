@@ -10,6 +10,7 @@ from typing import Any
 from pausefl.config.experiment import Experiment
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
+from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 
 PLAN = "campaign.json"
@@ -47,7 +48,7 @@ def begin(folder: Path, plan: Plan) -> None:
     """Make the campaign's folder and write down what it is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PLAN).write_text(json.dumps(asdict(plan), indent=1) + "\n", "utf-8")
+        write_durably(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
     except OSError as error:
         raise ConfigError(f"--run-dir {folder}: cannot be written ({error.strerror})") from error
 
@@ -73,7 +74,7 @@ def play(runs: Sequence[Planned], folder: Path, command: str, show: Show) -> lis
         if is_finished(run_dir):
             continue
         with show(f"{run.name} ({number} of {len(runs)})") as view:
-            summary = run_experiment(run.experiment, run_dir, view)
+            summary = run_experiment(run.experiment, run_dir, view, resume=True)
         if was_interrupted(summary):
             how = f"pausefl {command} --resume {folder}"
             raise Interrupted(f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {how}")

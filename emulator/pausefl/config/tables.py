@@ -167,6 +167,8 @@ class ServerTable(Table):
     port: Port = 0
     round_timeout_s: Positive = 300.0
     rejoin_timeout_s: NonNegative = 5.0
+    checkpoint_every: Annotated[int, Field(ge=0)] = 25
+    """Keep the model of every so many rounds, to go back to with `--back-to`; 0: only those of the last two."""
     pings_per_s: NonNegative = 5.0
     """Idle round-trip probes over all clients together, for a baseline of who is not chosen; no policy sees them."""
 

@@ -8,6 +8,7 @@ from pausefl.report.html import run_page
 from pausefl.report.plots import draw_all
 from pausefl.report.style import save_png
 from pausefl.results.reading import read_run
+from pausefl_process.files import write_durably
 
 __all__ = ["report_runs", "write_report"]
 
@@ -21,7 +22,7 @@ def write_report(run_dir: Path) -> Path:
     for name, figure in figures.items():
         save_png(figure, plots / f"{name}.png")
     page = run_dir / "report.html"
-    page.write_text(run_page(run, figures), encoding="utf-8")
+    write_durably(page, run_page(run, figures))
     return page
 
 

@@ -10,6 +10,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pausefl_process.files import write_durably
+
 
 @dataclass(frozen=True)
 class Colour:
@@ -99,8 +101,10 @@ RC: dict[Any, Any] = {
 
 def save_png(figure: Figure, path: Path) -> None:
     """Write the figure as it appears on paper: light."""
+    buffer = io.BytesIO()
     with mpl.rc_context(RC):
-        figure.savefig(path, dpi=160)
+        figure.savefig(buffer, format="png", dpi=160)
+    write_durably(path, buffer.getvalue())
 
 
 def to_svg(figure: Figure, label: str) -> str:

@@ -30,6 +30,7 @@ from pausefl_process.events import (
     RollCall,
     RoundCommitted,
 )
+from pausefl_process.files import Lock
 from pausefl_process.lifetime import BAD_INPUT, start
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -57,7 +58,15 @@ class _Host:
 class Fleet:
     """One server process and its client processes. `run` lasts until the server is done."""
 
-    def __init__(self, experiment: Experiment, run_dir: Path) -> None:
+    def __init__(
+        self, experiment: Experiment, run_dir: Path, lock: Lock | None = None, back_to: int | None = None
+    ) -> None:
+        """`lock` is the run directory's, which the server holds as well: it may outlive this process for a moment.
+
+        `back_to` takes back the rounds after that one first.
+        """
+        self._lock = lock
+        self._back_to = back_to
         self._experiment = experiment
         self._run_dir = run_dir
         self._server: SpawnProcess | None = None
@@ -87,7 +96,7 @@ class Fleet:
     def _start_server(self) -> "Connection[Any, Any]":
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        arguments = (self._experiment, self._run_dir, theirs)
+        arguments = (self._experiment, self._run_dir, theirs, self._lock, self._back_to)
         self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
         start(self._server)
         theirs.close()

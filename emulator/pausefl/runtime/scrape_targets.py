@@ -7,6 +7,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+from pausefl_process.files import write_durably
+
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
@@ -54,6 +56,4 @@ class Targets:
             for job, addresses in self._addresses.items()
         ]
         # In one step: Prometheus reads it whenever it changes.
-        fresh = self._run_dir / "targets.json.new"
-        fresh.write_text(json.dumps(groups, indent=1) + "\n", "utf-8")
-        fresh.replace(self._run_dir / "targets.json")
+        write_durably(self._run_dir / "targets.json", json.dumps(groups, indent=1) + "\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, tls_of
 from pausefl.config.experiment import Experiment
@@ -20,6 +20,7 @@ from pausefl.config.server_records import aggregation_of, limits_of, optimizer_o
 from pausefl.delays import known_means
 from pausefl.results.summary import summarise
 from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
+from pausefl_process.files import Lock, write_durably
 from pausefl_process.http_server import is_loopback
 from pausefl_process.lifetime import (
     allow_many_files,
@@ -39,7 +40,13 @@ from pausefl_server.store import Store
 log = logging.getLogger("pausefl.server")
 
 
-def run_server_process(experiment: Experiment, run_dir: Path, events: "Connection[Any, Any]") -> None:
+def run_server_process(
+    experiment: Experiment,
+    run_dir: Path,
+    events: "Connection[Any, Any]",
+    lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
+    back_to: int | None = None,
+) -> None:
     """The main function of the server process that `fleet` started; tells its parent everything through `events`."""
     die_with_parent()
     allow_many_files()
@@ -47,7 +54,7 @@ def run_server_process(experiment: Experiment, run_dir: Path, events: "Connectio
     write_output_to(run_dir / "server.log")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
-        serve_experiment(experiment, run_dir, events.send)
+        serve_experiment(experiment, run_dir, events.send, back_to)
     except PauseflError as error:
         log.error("%s", error)
         events.send(Failed(str(error), isinstance(error, ConfigError)))
@@ -55,16 +62,18 @@ def run_server_process(experiment: Experiment, run_dir: Path, events: "Connectio
         events.send(Done())
 
 
-def serve_experiment(experiment: Experiment, run_dir: Path, report: Report) -> None:
+def serve_experiment(experiment: Experiment, run_dir: Path, report: Report, back_to: int | None = None) -> None:
     """Serve one run to its end and write summary.json and the models. `report` gets the run's progress events.
+
+    `back_to` takes back the rounds after that one first.
 
     ConfigError for bad input, PauseflError for a run that failed.
     """
     with first_error():
-        asyncio.run(_serve(experiment, run_dir, report))
+        asyncio.run(_serve(experiment, run_dir, report, back_to))
 
 
-async def _serve(experiment: Experiment, run_dir: Path, report: Report) -> None:
+async def _serve(experiment: Experiment, run_dir: Path, report: Report, back_to: int | None) -> None:
     policy, log_and_report = selected_policy(experiment.selection), _logged(report)
     async with _evaluator(experiment, log_and_report) as (manifest, theta_0, evaluate):
         await serve(
@@ -78,15 +87,16 @@ async def _serve(experiment: Experiment, run_dir: Path, report: Report) -> None:
             oracle=_oracle(experiment, policy),
             on_ready=lambda port: report(Ready(port)),
             keep=partial(_keep, experiment, policy, manifest, run_dir),
+            back_to=back_to,
         )
 
 
 def _keep(experiment: Experiment, policy: Policy, manifest: Manifest, run_dir: Path, result: RunResult) -> None:
     """Write the models and, last of all, summary.json."""
     _save_models(run_dir, manifest, result)
-    with closing(Store(run_dir / "run.db")) as store:
+    with closing(Store(run_dir / "run.db", verify=False)) as store:
         summary = summarise(experiment, policy, store.rounds(), store.late_events(), result)
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+    write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
 def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> ServerSettings:
@@ -112,6 +122,7 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         round_timeout_s=experiment.server.round_timeout_s,
         rejoin_timeout_s=experiment.server.rejoin_timeout_s,
         evaluation_every=experiment.evaluation.every,
+        checkpoint_every=experiment.server.checkpoint_every,
         disclosed=experiment.disclosed,
         pings_per_s=experiment.server.pings_per_s,
         limits=limits_of(experiment.host),
@@ -171,4 +182,4 @@ def _save_models(run_dir: Path, manifest: Manifest, result: RunResult) -> None:
     models = {"model": result.theta} | ({"best_model": result.best.theta} if result.best else {})
     for name, theta in models.items():
         tensors = {n: np.ascontiguousarray(t) for n, t in manifest.split(theta).items()}
-        save_file(tensors, run_dir / f"{name}.safetensors")
+        write_durably(run_dir / f"{name}.safetensors", save(tensors))

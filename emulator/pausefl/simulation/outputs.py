@@ -34,6 +34,7 @@ from pausefl.simulation.newcomer_outputs import (
     newcomers_in_words,
 )
 from pausefl_client.partition import partition
+from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.selection import Policy
@@ -56,7 +57,7 @@ def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[s
     else:
         summary, tables, figure = _findings(experiment, policy, rounds)
     out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / "simulation.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+    write_durably(out_dir / "simulation.json", json.dumps(summary, indent=2) + "\n")
     for name, (columns, rows) in tables.items():
         _write_csv(out_dir / f"{name}.csv", columns, rows)
     figure.savefig(out_dir / "simulation.png", dpi=120)

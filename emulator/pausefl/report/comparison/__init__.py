@@ -19,6 +19,7 @@ from pausefl.report.html import embed, render
 from pausefl.report.style import save_png
 from pausefl.results.reading import PrivacyFigures, RunData, Split, read_run
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
+from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 
 FEW_SEEDS = 5
@@ -153,9 +154,9 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
     for name, figure in figures.items():
         save_png(figure, folder / f"{name}.png")
     text = json.dumps(as_json(comparison), indent=2, ensure_ascii=False)
-    (folder / "comparison.json").write_text(f"{text}\n", "utf-8")
+    write_durably(folder / "comparison.json", f"{text}\n")
     page = folder / "comparison.html"
-    page.write_text(_page(comparison, figures), "utf-8")
+    write_durably(page, _page(comparison, figures))
     return page
 
 

@@ -1,0 +1,141 @@
+"""The directory of a run: begun or gone on with by one process at a time, and bound to its configuration."""
+
+import hashlib
+import re
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl_process.files import Lock, locked, write_durably
+from pausefl_proto.errors import ConfigError
+from pausefl_server.store import Store
+
+# All that the processes of a run write there before its first round.
+_MADE = (
+    *("lock", "config.toml", "run.db", "run.db-wal", "run.db-shm", "checkpoints", "ledgers"),
+    *("server.log", "clients.log", "targets.json"),
+)
+_CONFIG_DIGEST = "config_digest"
+
+
+def new_run_dir(name: str, run_dir: str | None) -> Path:
+    """The directory asked for, or runs/<name>-<time>; ConfigError when it holds a run already."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = Path(run_dir) if run_dir else Path("runs") / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{stamp}"
+    _refuse_run_in(path)
+    return path
+
+
+@contextmanager
+def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False) -> Iterator[Lock]:
+    """The directory of a run that is to begin, or with `resume` to go on where there is one; locked meanwhile.
+
+    ConfigError when another process uses it, when it cannot be written, or when it holds another run. Input that is
+    refused leaves nothing that was not there before, unless a round was played or an update released.
+    """
+    missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        before = {name for name in _MADE if (run_dir / name).exists()}
+        with locked(run_dir / "lock", f"run directory {run_dir}") as lock:
+            try:
+                _begin_or_go_on(experiment, run_dir, resume=resume)
+                yield lock
+            except ConfigError:
+                if not _was_played(run_dir):
+                    _remove(run_dir / name for name in _MADE if name not in before)
+                    _remove_empty(missing)
+                raise
+    except OSError as error:
+        _remove_empty(missing)
+        raise ConfigError(f"--run-dir {run_dir}: cannot be written ({error.strerror})") from error
+
+
+def stored_experiment(run_dir: Path) -> Experiment:
+    """The experiment of an existing run directory; ConfigError when it is none, or config.toml was changed."""
+    path = run_dir / "config.toml"
+    if not (run_dir.is_dir() and (path.exists() or (run_dir / "run.db").exists())):
+        raise ConfigError(f"{run_dir}: is not a run directory (no config.toml)")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
+    begun_with = _begun_with(run_dir / "run.db")
+    if begun_with is not None and begun_with != _digest(data):
+        what = "was changed since the run began" if data else "is empty"
+        raise ConfigError(f"{path}: {what}; restore the file that it began with from a copy")
+    return parse_experiment(data.decode("utf-8", "replace"), file=str(path))
+
+
+def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> None:
+    """Bind the run to its configuration; the file is written once, and read ever after."""
+    if (run_dir / "run.db").exists():
+        if not resume:
+            _refuse_run_in(run_dir)
+        if stored_experiment(run_dir) != experiment:
+            raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment, see its config.toml")
+        text = (run_dir / "config.toml").read_bytes()
+    else:
+        text = experiment.to_toml().encode()
+        write_durably(run_dir / "config.toml", text)
+    with closing(Store(run_dir / "run.db")) as store:  # which finds damage before any process is started
+        if store.meta(_CONFIG_DIGEST) is None:
+            store.set_meta(_CONFIG_DIGEST, _digest(text))
+
+
+def _refuse_run_in(run_dir: Path) -> None:
+    if (run_dir / "run.db").exists():
+        raise ConfigError(f"--run-dir {run_dir}: holds a run already; go on with it by --resume {run_dir}")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _begun_with(log: Path) -> str | None:
+    """The digest of the configuration that a run's log names; None where it names none yet."""
+    try:
+        with closing(_open_read_only(log)) as database:
+            row = database.execute("SELECT value FROM meta WHERE key = ?", (_CONFIG_DIGEST,)).fetchone()
+    except sqlite3.Error:  # there is none yet, or it is damaged, which the server says
+        return None
+    return None if row is None else str(row[0])
+
+
+def _was_played(run_dir: Path) -> bool:
+    ledgers = (run_dir / "ledgers").glob("*.db")
+    return _has_rows(run_dir / "run.db", "rounds") or any(_has_rows(ledger, "releases") for ledger in ledgers)
+
+
+def _has_rows(path: Path, table: str) -> bool:
+    """Whether a table has rows, as far as can be told: a file that cannot be read is not to be deleted either."""
+    if not path.exists():
+        return False
+    try:
+        with closing(_open_read_only(path)) as database:
+            return database.execute(f"SELECT 1 FROM {table}").fetchone() is not None
+    except sqlite3.Error as error:
+        return "no such table" not in str(error)
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """From the innermost on, as long as nobody else has put anything there."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,104 @@
+"""Files that survive a crash: written whole or not at all, and locked while a process uses them."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+from pausefl_proto.errors import ConfigError
+
+# How long a process that was just killed may keep its lock: its children end a moment after it.
+_GRACE_S = 2.0
+_AGAIN_EVERY_S = 0.05
+
+
+def write_durably(path: Path, data: bytes | str) -> None:
+    """Replace the file at `path` by `data`; OSError leaves what was there before.
+
+    The data reach the disk before the name does (temporary file, fsync, rename, fsync of the folder), so a crash at
+    any instant leaves the old file or the new one, whole.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        with fresh.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            fresh.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+class Lock:
+    """A lock file that this process holds, and every process that it hands the lock to as an argument."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inherited, (DupFd(self._file),)
+
+
+def _inherited(file: Any) -> Lock:
+    return Lock(file.detach())
+
+
+@contextmanager
+def locked(path: Path, user: str) -> Iterator[Lock]:
+    """Hold the lock file at `path` for the time of the block; ConfigError where another process does.
+
+    The kernel lets go of it when the last process that holds it ends, kill -9 included. `user` names in the error what
+    is in use.
+    """
+    file = _acquired(path, user)
+    try:
+        yield Lock(file)
+    finally:
+        os.close(file)
+
+
+def _acquired(path: Path, user: str) -> int:
+    until = time.monotonic() + _GRACE_S
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    while not (_is_free(file) and _is_at(file, path)):
+        if not _is_at(file, path):  # its last user has deleted it
+            os.close(file)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        elif time.monotonic() > until:
+            os.close(file)
+            raise ConfigError(f"{user}: another process is using it")
+        else:
+            time.sleep(_AGAIN_EVERY_S)
+    return file
+
+
+def _is_free(file: int) -> bool:
+    """Take the lock, if no other process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(file: int, path: Path) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(file).st_ino
+    except FileNotFoundError:
+        return False

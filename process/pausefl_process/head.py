@@ -1,0 +1,42 @@
+"""How many commits a database holds, beside it: SQLite drops the end of a damaged write-ahead log without a word."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_DIGITS = 20
+
+
+class Head:
+    """The count of a database's commits, in a file beside it for as long as the database is open or was not closed.
+
+    It is written after each commit, and so never ahead of what is durable: it needs no fsync of its own. A database
+    that holds fewer has lost the end of its log. A file that was itself lost or torn says 0.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._path = database.with_name(f"{database.name}-head")
+        self._file: int | None = None
+
+    def read(self) -> int:
+        """The commits there were; 0 where nothing is known."""
+        try:
+            data = self._path.read_bytes()
+        except OSError:
+            return 0
+        return int(data) if len(data) == _DIGITS and data.isdigit() else 0
+
+    def write(self, count: int) -> None:
+        """Note that so many commits are durable."""
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(self._file, f"{count:0{_DIGITS}}".encode(), 0)
+
+    def close(self, *, keep: bool = False) -> None:
+        """Forget it: the database was closed, so its log is part of it. `keep`: it could not be closed as it should."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        if not keep:
+            with suppress(OSError):
+                self._path.unlink()

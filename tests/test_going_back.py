@@ -1,0 +1,152 @@
+"""Which model a resumed run goes on with: its last, the one before, or one that was kept. Nothing happens silently."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.wire import digest
+from pausefl_server import checkpoint as checkpoints
+from pausefl_server.checkpoint import Checkpoint
+from pausefl_server.optimizers import ServerOptimizer
+from pausefl_server.selection.everyone import All
+from pausefl_server.service import RunResult
+from rigs.federation import BUDGET, PRIVATE, clients, federation, log_of, private
+
+ADAM = ServerOptimizer("fedadam", learning_rate=0.1)
+
+
+async def play(folder: Path, rounds: int, **changes: Any) -> tuple[RunResult, list[str]]:
+    """Begin or go on with the run in `folder` until it has so many rounds; its result, and what it said."""
+    privacy = {c: private(folder / "ledgers", c) for c in "ab"}
+    settings = {"privacy": PRIVATE, "optimizer": ADAM, "checkpoint_every": 2, "minimum_clients": 2} | changes
+    try:
+        async with federation(folder, All(1), rounds=rounds, **settings) as run, clients() as some:
+            for c in "ab":
+                some.start(c, await run.port, privacy=privacy[c])
+            result = await run.finished()
+    finally:
+        for p in privacy.values():
+            p.ledger.close()
+    said = [run.events.get_nowait() for _ in range(run.events.qsize())]
+    return result, [event["message"] for event in said if event["kind"] == "notice"]
+
+
+async def refused(folder: Path, **changes: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        async with federation(folder, All(1), rounds=9, privacy=PRIVATE, optimizer=ADAM, **changes) as run:
+            await run.finished()
+    return str(error.value)
+
+
+def tear(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / "checkpoints" / name
+        path.write_bytes(path.read_bytes()[:-4])
+
+
+@pytest.mark.parametrize("loss", ["torn", "gone"])
+async def test_rounds_whose_models_are_lost_are_not_taken_back_silently(tmp_path: Path, loss: str) -> None:
+    await play(tmp_path, 5, checkpoint_every=3)
+    if loss == "torn":
+        tear(tmp_path, "slot-0.f32", "slot-1.f32")
+    else:
+        shutil.rmtree(tmp_path / "checkpoints")
+    before = [r.round for r in log_of(tmp_path)]
+    line = await refused(tmp_path)
+    left = "3, 0" if loss == "torn" else "0"
+    assert "the models of rounds 4 and 5, which the log ends with, are missing or damaged" in line
+    assert f"--back-to ROUND, one of {left} (going back to round" in line
+    assert [r.round for r in log_of(tmp_path)] == before
+
+
+async def test_going_back_says_its_cost_and_keeps_what_was_spent(tmp_path: Path) -> None:
+    before, _ = await play(tmp_path, 5)
+    tear(tmp_path, "slot-0.f32", "slot-1.f32")
+    after, said = await play(tmp_path, 6, back_to=2)
+    most = BUDGET.spent(5) - BUDGET.spent(2)
+    assert any(
+        f"going back to round 2 plays rounds 3 to 5 again: the epsilon spent on them, up to {most:.4g} by a client and"
+        f" {2 * most:.4g} by all, stays spent" in line
+        for line in said
+    )
+    records = log_of(tmp_path)
+    assert [(r.round, r.attempt) for r in records] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2), (6, 1)]
+    assert [o.participation for r in records for o in r.observations if o.client_id == "a"] == [1, 2, 6, 7, 8, 9]
+    assert after.state.table.epsilon_spent.tolist() == [BUDGET.spent(9)] * 2
+    assert before.state.table.epsilon_spent.tolist() == [BUDGET.spent(5)] * 2
+
+
+async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path) -> None:
+    """Without noise, rounds that are played again are the same but for their attempt."""
+    plain = {"privacy": None}
+    async with (
+        federation(tmp_path / "one", All(1), rounds=5, optimizer=ADAM, minimum_clients=1) as run,
+        clients() as some,
+    ):
+        some.start("a", await run.port)
+        whole = await run.finished()
+    for rounds, more in ((5, {}), (5, {"back_to": 2})):
+        settings = {"optimizer": ADAM, "checkpoint_every": 2, "minimum_clients": 1, **plain, **more}
+        async with federation(tmp_path / "two", All(1), rounds=rounds, **settings) as run, clients() as some:
+            some.start("a", await run.port)
+            again = await run.finished()
+    assert [r.attempt for r in log_of(tmp_path / "two")] == [1, 1, 2, 2, 2]
+    assert again.theta.tobytes() == whole.theta.tobytes()
+
+
+async def test_going_back_needs_a_round_with_a_model(tmp_path: Path) -> None:
+    await play(tmp_path, 5)
+    assert "--back-to 9: must be a round from 0 to 5" in await refused(tmp_path, back_to=9)
+    assert "--back-to 3: its model is not there; those of rounds 5, 4, 2, 0 are" in await refused(tmp_path, back_to=3)
+
+
+async def test_a_crash_after_going_back_goes_on_from_there(tmp_path: Path) -> None:
+    await play(tmp_path, 5)
+    async with federation(tmp_path, All(1), rounds=2, privacy=PRIVATE, optimizer=ADAM, back_to=2) as run:
+        await run.finished()
+    assert [r.round for r in log_of(tmp_path)] == [1, 2]
+    await play(tmp_path, 3)
+    assert [(r.round, r.attempt) for r in log_of(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
+
+
+async def test_a_disk_that_cannot_be_written_at_a_resume_is_one_line(tmp_path: Path) -> None:
+    await play(tmp_path, 2)
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("no folder")
+    with pytest.raises(PauseflError, match=rf"run directory {tmp_path}: cannot be read and written \(.*\)"):
+        await play(tmp_path, 3)
+
+
+def model(value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.full(1000, value, np.float32)
+
+
+def test_kept_models_come_back_whole_or_not_at_all(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.keep(25, model(1.0), model(2.0))
+    checkpoint.keep(50, model(3.0), None)
+    assert checkpoint.kept() == [25, 50]
+    theta, state = checkpoint.load_kept(25, digest(model(1.0))) or (None, None)
+    assert theta is not None
+    assert state is not None
+    assert (theta.tolist(), state.tolist()) == (model(1.0).tolist(), model(2.0).tolist())
+    assert checkpoint.load_kept(50, digest(model(1.0))) is None
+    path = tmp_path / "round-00000025.f32"
+    data = path.read_bytes()
+    for torn in (b"", data[:10], data[:-1], data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]):
+        path.write_bytes(torn)
+        assert checkpoint.load_kept(25, digest(model(1.0))) is None
+    checkpoint.close()
+
+
+def test_the_oldest_kept_models_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "KEPT_BYTES_MAX", 3 * 4100)
+    checkpoint = Checkpoint(tmp_path)
+    for t in range(25, 151, 25):
+        checkpoint.keep(t, model(t), None)
+    assert checkpoint.kept() == [100, 125, 150]
+    checkpoint.close()

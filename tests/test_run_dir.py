@@ -1,0 +1,184 @@
+"""A run directory belongs to one run, one configuration and one process at a time."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pausefl.cli import main
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.run_dir import made_run_dir, stored_experiment
+from pausefl_proto.errors import ConfigError
+from rigs.waiting import wait_for
+
+pytestmark = pytest.mark.end_to_end
+
+PAUSEFL = [sys.executable, "-m", "pausefl"]
+SYNTHETIC = """
+[experiment]
+rounds = {rounds}
+[clients]
+count = 3
+[selection]
+policy = "random"
+m = 2
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+train_s = {train_s}
+[metrics]
+enabled = false
+"""
+
+
+def config_in(folder: Path, rounds: int = 3, train_s: float = 0.0) -> Path:
+    path = folder / "synthetic.toml"
+    path.write_text(SYNTHETIC.format(rounds=rounds, train_s=train_s))
+    return path
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def background(tmp_path: Path) -> Iterator[Start]:
+    """Starts `pausefl` in a process group of its own; the group is gone afterwards."""
+    started = []
+
+    def start(*arguments: object) -> "subprocess.Popen[bytes]":
+        with (tmp_path / "output").open("wb") as output:
+            process = subprocess.Popen(
+                [*PAUSEFL, *map(str, arguments)], stdout=output, stderr=output, start_new_session=True
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """The one line with which a command is refused."""
+
+    def run(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory whose run was killed after some rounds."""
+    folder = tmp_path_factory.mktemp("killed")
+    with subprocess.Popen(
+        [*PAUSEFL, "run", config_in(folder, rounds=100_000), "--run-dir", folder / "run"],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        log = folder / "run/server.log"
+        wait_for(lambda: log.exists() and '"round": 3' in log.read_text(), "some rounds", running=process)
+        os.killpg(process.pid, signal.SIGKILL)
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(b""), "config.toml: is empty; restore"),
+        (lambda path: path.unlink(), "config.toml: cannot be read (No such file or directory); restore"),
+        (lambda path: path.write_text(path.read_text().replace("m = 2", "m = 1")), "config.toml: was changed since"),
+    ],
+    ids=["empty", "missing", "changed"],
+)
+def test_a_run_goes_on_with_no_other_configuration(
+    killed: Path, tmp_path: Path, refused: Refused, damage: Callable[[Path], object], message: str
+) -> None:
+    run_dir = shutil.copytree(killed, tmp_path / "run")
+    damage(run_dir / "config.toml")
+    for arguments in (
+        ("run", "--resume", run_dir),
+        ("server", config_in(tmp_path, rounds=100_000), "--resume", "--run-dir", run_dir),
+    ):
+        assert message in refused(*arguments)
+    for name in ("run.db", "server.log", "ledgers/client-000.db"):
+        assert (run_dir / name).read_bytes() == (killed / name).read_bytes()
+
+
+def test_the_configuration_is_written_once(tmp_path: Path) -> None:
+    experiment = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
+    with made_run_dir(experiment, tmp_path / "run"):
+        before = (tmp_path / "run/config.toml").stat()
+    with made_run_dir(stored_experiment(tmp_path / "run"), tmp_path / "run", resume=True):
+        after = (tmp_path / "run/config.toml").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: Start, refused: Refused) -> None:
+    config = config_in(tmp_path, rounds=100_000, train_s=0.05)
+    first = background("run", config, "--run-dir", tmp_path / "run")
+    log = tmp_path / "run/server.log"
+    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=first)
+    for arguments in (
+        ("run", "--resume", tmp_path / "run"),
+        ("server", config, "--resume", "--run-dir", tmp_path / "run"),
+    ):
+        assert f"run directory {tmp_path / 'run'}: another process is using it" in refused(*arguments)
+    first.send_signal(signal.SIGINT)
+    assert first.wait(60) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] > 0
+
+
+def test_the_server_keeps_the_lock_when_the_process_that_started_it_is_gone(
+    tmp_path: Path, background: Start, refused: Refused
+) -> None:
+    first = background("run", config_in(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
+    log = tmp_path / "run/server.log"
+    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=first)
+    (server,) = (p for p in psutil.Process(first.pid).children() if "spawn_main" in " ".join(p.cmdline()))
+    server.suspend()
+    first.kill()
+    first.wait()
+    try:
+        assert "another process is using it" in refused("run", "--resume", tmp_path / "run")
+    finally:
+        server.kill()
+
+
+def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_path: Path) -> None:
+    """Also what was put there while the run was tried."""
+    experiment = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
+
+    def refuse() -> None:
+        (tmp_path / "run/notes.txt").write_text("keep me")
+        raise ConfigError("bad input")
+
+    with pytest.raises(ConfigError, match="bad input"), made_run_dir(experiment, tmp_path / "run"):
+        refuse()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_second_run_leaves_the_first_ones_directory_alone(tmp_path: Path, background: Start) -> None:
+    """Both begin at once, so neither sees a log of the other when it looks for one."""
+    config = config_in(tmp_path, rounds=5)
+    both = [background("run", config, "--run-dir", tmp_path / "run") for _ in range(2)]
+    assert sorted(process.wait(120) for process in both) == [0, 2]
+    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 5

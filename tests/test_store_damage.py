@@ -1,0 +1,172 @@
+"""A run's log that is not what was written is found when it is opened, in one line, and left as it is."""
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl_proto.errors import ConfigError
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.store import Store
+
+ROUNDS = 10
+COMMITTER = """
+import sys
+from pathlib import Path
+from test_store_damage import commit, record
+from pausefl_server.store import Store
+store = Store(Path(sys.argv[1]))
+for t in range(1, 10**6):
+    store.commit_round(record(t))
+    print(t, flush=True)
+"""
+
+
+def record(t: int) -> RoundRecord:
+    observations = tuple(
+        Observation(c, Timing(0.5 + t, train_s=0.25), 0.5 + t, 100, t, 1 / t, float(t), statistics={"drift": t / 7})
+        for c in "abc"
+    )
+    events = (
+        LogEvent("joined", "d", n_examples=40),
+        LogEvent("reconciled", "d", "late", released=t, epsilon_spent=t / 3),
+    )
+    return RoundRecord(t, 1, ("a", "b", "c"), None, observations, events, 0.5, float(t), 1e-4, f"digest {t}")
+
+
+def commit(store: Store, rounds: int = ROUNDS) -> None:
+    for t in range(1, rounds + 1):
+        store.commit_round(record(t), optimizer_state=np.full(50, t, np.float32))
+        store.save_evaluations(t, [Evaluation("test", True, 100, t / 100, 1.0)])
+    store.save_late_events(rounds + 1, [LogEvent("left", "a", "gone")])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A log that was closed."""
+    store = Store(tmp_path / "run.db")
+    commit(store)
+    store.close()
+    return tmp_path / "run.db"
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A log whose writer was killed after ten rounds at least, most of them in its -wal."""
+    here = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMITTER, tmp_path / "run.db"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": here},
+    ) as writer:
+        assert writer.stdout is not None
+        for _ in range(10):
+            assert writer.stdout.readline()
+        writer.send_signal(signal.SIGKILL)
+    return tmp_path / "run.db"
+
+
+def refusal(path: Path) -> str:
+    """Why a log is refused, in one line; it is left as it is."""
+    before = files(path)
+    with pytest.raises(ConfigError) as refused:
+        Store(path).close()
+    assert files(path) == before
+    (line,) = str(refused.value).splitlines()
+    assert str(path) in line
+    return line
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """The log's files with their contents, without what any reader leaves: an empty -wal, and shared memory."""
+    found = {file.name: file.read_bytes() for file in path.parent.glob("run.db*") if not file.name.endswith("-shm")}
+    return {name: data for name, data in found.items() if data}
+
+
+def contents(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """All rows but the idle pings, which nothing is replayed from."""
+    database = sqlite3.connect(path)
+    try:
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return {name: database.execute(f"SELECT * FROM {name}").fetchall() for name in names if name != "pings"}
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flipped_bits_are_found_or_change_nothing(path: Path, seed: int) -> None:
+    before, rng = contents(path), random.Random(seed)
+    data = bytearray(path.read_bytes())
+    for _ in range(rng.choice((1, 1, 1, 40))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+    try:
+        Store(path).close()
+    except ConfigError:
+        return
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("UPDATE observations SET epsilon_spent = 0.5 WHERE round = 7 AND client_id = 'b'", "round 7"),
+        ("UPDATE events SET released = 0 WHERE round = 9", "round 9"),
+        ("DELETE FROM events WHERE round = 11", "round 11"),
+        ("UPDATE rounds SET model_digest = 'other' WHERE round = 10", "round 10"),
+        ("DELETE FROM rounds WHERE round = 10", "round 10"),
+        ("UPDATE evaluations SET accuracy = 1.0 WHERE round = 2", "evaluations"),
+        ("UPDATE optimizer_states SET state = zeroblob(200) WHERE round = 10", "optimizer_states"),
+        ("UPDATE meta SET value = '0' WHERE key LIKE 'attempt%'", "meta"),
+        ("DELETE FROM seals WHERE subject = 'round 5'", "round 5"),
+    ],
+)
+def test_a_changed_row_is_named(path: Path, change: str, found: str) -> None:
+    store = Store(path)
+    store.set_meta("attempt of round 99", "2")
+    store.close()
+    database = sqlite3.connect(path)
+    assert database.execute(change).rowcount > 0
+    database.commit()
+    database.close()
+    assert f"({found} is not what was written); restore it from a copy" in refusal(path)
+
+
+def test_half_a_log_is_refused(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert "cannot be used as a run's log" in refusal(path)
+
+
+def test_a_log_whose_writer_was_killed_is_whole(killed: Path) -> None:
+    store = Store(killed)
+    assert [r.round for r in store.rounds()] == list(range(1, len(store.rounds()) + 1))
+    assert len(store.rounds()) >= 10
+    store.close()
+
+
+@pytest.mark.parametrize("where", [0.1, 0.5, 0.99])
+def test_a_flipped_bit_in_the_write_ahead_log_is_missed_commits(killed: Path, where: float) -> None:
+    """SQLite takes the log to end there, and would go on as if the commits behind it had never been."""
+    wal = killed.with_name("run.db-wal")
+    data = bytearray(wal.read_bytes())
+    data[int(where * len(data))] ^= 1
+    wal.write_bytes(data)
+    assert "commits, which stood in run.db-wal, are lost" in refusal(killed)
+
+
+def test_a_log_without_its_write_ahead_log_is_missed_commits(killed: Path) -> None:
+    killed.with_name("run.db-wal").unlink()
+    assert "are lost" in refusal(killed)
+
+
+def test_a_closed_log_is_one_file(path: Path) -> None:
+    assert [file.name for file in path.parent.iterdir()] == ["run.db"]
+    shutil.copy(path, path.with_name("copy.db"))
+    Store(path.with_name("copy.db")).close()
