@@ -233,7 +233,14 @@ def _restore(
         checkpoint.save(0, theta_0)
         theta = theta_0
         _agree_on(store, "initial_digest", digest(theta_0))
-    state = replay(policy, settings.seed, records, telemetry.replayed)
+    state = replay(
+        policy,
+        settings.seed,
+        records,
+        telemetry.replayed,
+        tau_min_s=settings.tau_min_s,
+        examples_max=settings.examples_max,
+    )
     ends = budgets_end(state.table, settings.budget, state.round, policy.m) if records else None
     telemetry.resumed(store.evaluations(), ends)
     late = store.late_events()
