@@ -22,6 +22,7 @@ BENCHMARKS = {
     "shaping": "the token bucket against the kernel's tbf (needs root)",
     "startup": "how long clients take to connect, and the memory each has to itself",
     "selection": "the exact searches and the annealing",
+    "censoring": "estimates of latency and regret where rounds have deadlines and links heavy tails",
     "privacy": "what a release costs: clip, noise and the durable ledger entry",
 }
 """Name -> what it measures; each is a module here with `cases(**options)`, a generator of JSON-able objects."""
