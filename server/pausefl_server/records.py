@@ -11,14 +11,19 @@ from typing import Literal
 from pausefl_process.host_monitor import HostReport
 
 Signal = Literal["round_trip", "communication"]
-EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired"]
+MissKind = Literal["timeout", "lost", "refused", "rejected"]
+"""No answer by the deadline; the stream broke and did not come back in time; no update, as the client said; an update
+that was not accepted."""
+EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Where the time of one exchange went, in seconds, each part measured where it happens.
 
-    round_trip is the server's clock from the first model frame handed over to the last update frame received;
+    round_trip is the server's clock from the first model frame handed over to the last update frame received. It runs
+    on while a client has lost its stream; reconnect is its part from that first hand-over to the last one, after which
+    the other parts follow, and 0 for an unbroken stream;
     upload is the server's clock from the first to the last update frame. Framing (of the model, once a round) and
     server_wait (of the framed job for its turn to be handed over, and of the received update for the coordinator to
     take it) lie before and after the round trip, on the server's clock. All others are the client's clock.
@@ -34,6 +39,7 @@ class Timing:
     upload_s: float = 0.0
     framing_s: float = 0.0
     server_wait_s: float = 0.0
+    reconnect_s: float = 0.0
 
     @property
     def exchange_s(self) -> float:
@@ -53,8 +59,8 @@ class Timing:
     @property
     def propagation_s(self) -> float:
         """The residual, what no part explains: the network and the software between the two clocks."""
-        explained = self.download_s + self.injected_down_s + self.device_s + self.injected_up_s + self.upload_s
-        return self.round_trip_s - explained
+        injected_s = self.injected_down_s + self.injected_up_s
+        return self.round_trip_s - self.reconnect_s - self.download_s - injected_s - self.device_s - self.upload_s
 
     def signal_s(self, signal: Signal, time_scale: float) -> float:
         """The latency a policy sees: injected delays were multiplied by `time_scale`, which is undone here."""
@@ -88,6 +94,23 @@ class Observation:
     """How well the client's host kept time meanwhile."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     """What the policy asked to be computed while the vectors were at hand (e.g. Fed-TS's drift)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A chosen client without an accepted update in its round: a latency censored at what was waited for.
+
+    The client would have taken longer than `latency_s` to give an update that could be used. For a client that answered
+    something else before the deadline (`kind` "refused" or "rejected") that is when it answered.
+    """
+
+    client_id: str
+    kind: MissKind
+    waited_s: float
+    """From the first hand-over of the job until the server waited no longer, on the server's clock."""
+    latency_s: float
+    """The same at the emulated scale: a lower bound of the latency. The whole wait counts as communication."""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +154,7 @@ class RoundRecord:
     events: tuple[LogEvent, ...]
     """In the order they happened: all the round's selection knew that the round before did not."""
     round_latency_s: float
-    """Eq. (3) on the signal: the greatest latency of the round's observations, 0 when there is none."""
+    """Eq. (3) on the signal: the greatest latency of the round's observations and of its misses' lower bounds."""
     wall_clock_s: float
     selection_s: float
     model_digest: str
@@ -142,5 +165,17 @@ class RoundRecord:
     """R2's δ_τ term, eq. (22): a column of its own, never mixed into a measurement."""
     host: HostReport = field(default_factory=HostReport)
     """How well the server's host kept time during the round."""
+    misses: tuple[Miss, ...] = ()
+    """The chosen clients without an observation. With these, every chosen client has one or the other."""
     suspect: tuple[str, ...] = ()
     """Why the round's measurements are in doubt (`host_limits.HostLimits.doubts`); empty: they are not."""
+
+    @property
+    def measured_latency_s(self) -> float:
+        """The greatest latency that was measured, 0 when none was."""
+        return max((o.latency_s for o in self.observations), default=0.0)
+
+    @property
+    def is_censored(self) -> bool:
+        """Whether a miss decides the round's latency, which is then a lower bound."""
+        return self.round_latency_s > self.measured_latency_s

@@ -8,6 +8,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.global_model import GlobalModel
 from pausefl_server.records import LogEvent, RoundRecord
 from pausefl_server.selection.base import Policy
+from pausefl_server.selection.observed import seen_by_policy
 
 
 @dataclass
@@ -21,13 +22,20 @@ class RunState:
     total_latency_s: float = 0.0
     """Σ of eq. (3) over the rounds."""
     wall_clock_s: float = 0.0
+    measured_latency_s: float = 0.0
+    """Σ over the rounds of the greatest measured latency: what total_latency_s is without the waits for misses."""
+    missed_jobs: int = 0
+    censored_rounds: int = 0
+    """Rounds whose latency is a lower bound, as a miss decided it."""
     suspect_rounds: int = 0
     """Rounds whose measurements are in doubt."""
 
     @staticmethod
-    def start(policy: Policy, seed: int) -> "RunState":
-        """Before round 1, when no client is known."""
-        return RunState(policy, ClientTable(seed=seed), policy.start())
+    def start(
+        policy: Policy, seed: int, *, tau_min_s: float | None = None, examples_max: int | None = None
+    ) -> "RunState":
+        """Before round 1, when no client is known; the last two are `ClientTable`'s."""
+        return RunState(policy, ClientTable(seed, tau_min_s, examples_max), policy.start())
 
     def before_round(self, round: int, events: Iterable[LogEvent]) -> None:
         """Fold the events that `round`'s selection gets to know."""
@@ -36,9 +44,12 @@ class RunState:
     def after_round(self, record: RoundRecord) -> None:
         """Fold a committed round, whose events `before_round` has taken already."""
         self.table.apply_round(record)
-        self.policy_state = self.policy.observe(self.policy_state, record, self.table)
+        self.policy_state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
         self.round = record.round
         self.total_latency_s += record.round_latency_s
+        self.measured_latency_s += record.measured_latency_s
+        self.missed_jobs += len(record.misses)
+        self.censored_rounds += record.is_censored
         self.wall_clock_s = record.wall_clock_s
         self.suspect_rounds += bool(record.suspect)
 
@@ -60,9 +71,12 @@ def replay(
     seed: int,
     records: Iterable[RoundRecord],
     after_each: Callable[[RoundRecord, RunState], None] = lambda *_: None,
+    *,
+    tau_min_s: float | None = None,
+    examples_max: int | None = None,
 ) -> RunState:
     """The state after a recorded log: the one an uninterrupted run would have. `after_each` sees it grow."""
-    state = RunState.start(policy, seed)
+    state = RunState.start(policy, seed, tau_min_s=tau_min_s, examples_max=examples_max)
     for record in records:
         state.before_round(record.round, record.events)
         state.after_round(record)
