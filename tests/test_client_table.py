@@ -72,8 +72,8 @@ def test_latencies_are_kept_as_inverses_so_that_tau_min_may_fall() -> None:
     table = table_of("a")
     for t, latency_s in enumerate((0.5, 0.25), start=1):
         table.apply_round(record(t, ("a",), observation("a", latency_s)))
-    assert table.min_latency_s == 0.25
-    mean = table.min_latency_s * table.inverse_latency_sum[0] / table.measured[0]
+    assert table.effective_tau_min_s == 0.25
+    mean = table.effective_tau_min_s * table.inverse_latency_sum[0] / table.measured[0]
     assert mean == pytest.approx((0.25 / 0.5 + 0.25 / 0.25) / 2)
 
 

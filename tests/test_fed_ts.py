@@ -15,6 +15,7 @@ from pausefl_server.selection import Policy
 from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
 from pausefl_server.selection.fed_ts import DriftUcb, FedTs
+from pausefl_server.selection.observed import seen_by_policy
 from rigs.newcomers import ORIGINALS, POISONED, RELEVANT, SIZE, NewcomerPlay, update_of, with_newcomers
 
 quickly = settings(max_examples=60, deadline=None, derandomize=True)
@@ -144,7 +145,7 @@ def test_what_is_learnt_is_a_fold_over_the_log(policy: Policy) -> None:
     for record in play.records:
         assert tuple(again.table.ids[row] for row in again.select().rows) == record.chosen
         again.table.apply_round(record)
-        again.state = policy.observe(again.state, record, again.table)
+        again.state = policy.observe(again.state, seen_by_policy(record), again.table)
         again.records.append(record)
     assert again.select().rows.tolist() == play.select().rows.tolist()
 
@@ -250,7 +251,9 @@ def test_without_two_originals_the_guard_lets_no_newcomer_in_and_learns_nothing(
         dataclasses.replace(seen.get(client_id, record.observations[0]), client_id=client_id, statistics=found)
         for client_id, found in zip(answered, inspection.statistics, strict=True)
     )
-    after = policy.observe(play.state, dataclasses.replace(record, observations=observations), play.table)
+    after = policy.observe(
+        play.state, seen_by_policy(dataclasses.replace(record, observations=observations)), play.table
+    )
     assert after == play.state
     with pytest.raises(ValueError, match=r"needs m of at least 2"):
         FedTs(1, guard="leave-one-out")

@@ -34,7 +34,7 @@ def test_pause_takes_the_optimum_of_equation_14() -> None:
 
 def test_the_energy_is_equation_14_by_hand() -> None:
     """Two clients, one seen twice, the other once, in round 4 (ln 3 and T/3)."""
-    table = ClientTable(seed=1)
+    table = ClientTable(1, tau_min_s=0.05)
     table.apply_events([LogEvent("joined", i, n_examples=n) for i, n in (("a", 300), ("b", 100))], round=1)
     table.chosen[:] = table.measured[:] = [2, 1]
     table.inverse_latency_sum[:] = [1 / 0.1 + 1 / 0.2, 1 / 0.5]

@@ -33,6 +33,9 @@ class Aggregation:
     """f: how many updates of a round trimmed-mean, krum and multi-krum are to withstand; fewer where too few came."""
     clip_norm: float | None = None
     """norm-clip: the greatest L2 norm of an update; the median of the round's norms unless said otherwise."""
+    weight_share_max: float = 1.0
+    """The greatest share of a round's average, and of |D| in g, that one client has; 1: no limit. Where n updates came
+    and this is below 1/n, all weigh 1/n."""
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(RuleName):
@@ -41,6 +44,9 @@ class Aggregation:
             raise ValueError(f"harmful = {self.harmful}: must be at least 0")
         if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
             raise ValueError(f"clip_norm = {self.clip_norm}: must be a finite number above 0")
+
+        if not 0 < self.weight_share_max <= 1:
+            raise ValueError(f"weight_share_max = {self.weight_share_max}: must be above 0 and at most 1")
 
     def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
         """The round's one update, a new vector; weights are (n,) and positive."""
@@ -53,6 +59,17 @@ class Aggregation:
             "norm-clip": lambda: weighted_mean(clipped(updates, self.clip_norm), weights),
         }
         return rules[self.rule]()
+
+
+def capped_shares(weights: FloatArray, share_max: float) -> FloatArray:
+    """(n,) weights/Σ weights, none above max(share_max, 1/n); what is cut off goes to the others in proportion."""
+    shares: FloatArray = weights / weights.sum()
+    if share_max * len(shares) <= 1:
+        return np.full(len(shares), 1 / len(shares))
+    while (over := shares > share_max * (1 + 1e-12)).any():
+        full = over | (shares == share_max)
+        shares = np.where(full, share_max, shares * (1 - share_max * full.sum()) / shares[~full].sum())
+    return shares
 
 
 def weighted_mean(updates: Sequence[Vector], weights: FloatArray) -> Vector:

@@ -1,7 +1,8 @@
 """The table of who is known: one row per client, a fold over the observation log.
 
 Rows are sorted by client id at the start; newcomers are appended by (round joined, id) and a row never moves.
-Three counts are kept apart: `chosen` (for g), `measured` (for ucb and μ̄) and `released` (for p).
+Three counts are kept apart: `chosen` (for g), `measured` (for ucb and μ̄) and `released` (for p). A miss is a censored
+measurement: it counts in `measured`, and in `missed` as well.
 """
 
 from collections.abc import Iterable
@@ -20,12 +21,19 @@ BoolArray = npt.NDArray[np.bool_]
 
 _COLUMNS: dict[str, tuple[type, Any]] = {
     "n_examples": (np.int64, 0),
+    "stated_examples": (np.int64, 0),
     "joined_round": (np.int64, 1),
     "chosen": (np.int64, 0),
     "measured": (np.int64, 0),
+    "missed": (np.int64, 0),
+    "misses_in_a_row": (np.int64, 0),
+    "last_missed_round": (np.int64, 0),
+    "clamped": (np.int64, 0),
     "released": (np.int64, 0),
     "used": (np.int64, 0),
     "inverse_latency_sum": (np.float64, 0.0),
+    "censored_inverse_sum": (np.float64, 0.0),
+    "least_latency_s": (np.float64, np.inf),
     "epsilon_spent": (np.float64, 0.0),
     "last_loss": (np.float64, np.nan),
     "connected": (np.bool_, False),
@@ -34,27 +42,50 @@ _COLUMNS: dict[str, tuple[type, Any]] = {
 }
 
 
+# A client that states more examples than so many times the median counts for as many as that.
+_EXAMPLES_TIMES_MEDIAN = 5
+
+
 @dataclass
 class ClientTable:
     """Columns of length K, dense rows; `ids[row]` is the client's name and `row_of[id]` its row.
 
-    inverse_latency_sum is Σ 1/τ over the client's measured rounds, so μ̄_k = τ_min · sum / measured stays right when
-    an automatic τ_min falls (PAUSE v2, eq. (11)). tie_key is a seeded hash of the id that breaks ties.
+    Sums behind μ_k = E[τ_min/τ_k] (PAUSE v2, eq. (11)), kept as inverses so that an automatic τ_min may move:
+    inverse_latency_sum is Σ min(1/τ, 1/τ_min) over the client's answers, where a miss adds 0;
+    censored_inverse_sum is Σ min(1/d, 1/τ_min) over its misses, d the censored latency. The mean of the uncensored
+    rewards lies between τ_min · inverse_latency_sum / measured and τ_min · (both sums) / measured.
+    tie_key is a seeded hash of the id that breaks ties.
     """
 
     seed: int = 0
+    tau_min_s: float | None = None
+    """The configured τ_min; None: it is estimated, see `effective_tau_min_s`."""
+    examples_max: int | None = None
+    """The greatest |D_k| that counts; None: 5 times the median of what the connected clients state."""
     ids: list[str] = field(default_factory=list)
     row_of: dict[str, int] = field(default_factory=dict)
-    min_latency_s: float = np.inf
-    """The least latency seen so far, for τ_min = "auto"."""
+    estimated_tau_min_s: float = np.inf
+    """τ_min from the latencies seen, for τ_min = "auto"."""
     n_examples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """|D_k| as it counts: what the client states, up to the cap."""
+    stated_examples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     joined_round: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     chosen: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     measured: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    missed: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """How many of the measured rounds were misses."""
+    misses_in_a_row: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Misses since the last answer."""
+    last_missed_round: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    clamped: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """How many latencies were below τ_min, so that their reward τ_min/τ was clamped at 1."""
     released: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     used: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """i of the last release whose update was used."""
     inverse_latency_sum: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
+    censored_inverse_sum: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
+    least_latency_s: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
+    """The client's own least latency."""
     epsilon_spent: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     last_loss: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     connected: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
@@ -65,6 +96,8 @@ class ClientTable:
 
     def __post_init__(self) -> None:
         """A table made of some columns has the others at their defaults."""
+        if len(self.stated_examples) != len(self.n_examples):
+            self.stated_examples = self.n_examples.copy()
         for name, (dtype, default) in _COLUMNS.items():
             if len(getattr(self, name)) != len(self.ids):
                 setattr(self, name, np.full(len(self.ids), default, dtype))
@@ -72,8 +105,17 @@ class ClientTable:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def effective_tau_min_s(self) -> float:
+        """τ_min as configured; else estimated, infinite before the first answer.
+
+        The estimate is the 5 % quantile (the lower one) of the clients' own least latencies, and at least a tenth of
+        their median: neither one observation nor a twentieth of the clients can push the others' rewards towards 0.
+        """
+        return self.estimated_tau_min_s if self.tau_min_s is None else self.tau_min_s
+
     def eligible(self) -> IntArray:
-        """Rows that may be chosen now, ascending: connected and not retired."""
+        """Rows that can be asked now, ascending: connected and not retired. `resting.awake` says who should be."""
         return np.flatnonzero(self.connected & ~self.retired)
 
     def rows(self, ids: Iterable[str]) -> IntArray:
@@ -90,17 +132,18 @@ class ClientTable:
             row = self.row_of.get(event.client_id)
             if row is not None:
                 self._apply_event(event, row)
+        if events:
+            self._cap_examples()
 
     def apply_round(self, record: RoundRecord) -> None:
         """Fold one committed round's choices and observations (O(m), in place)."""
         np.add.at(self.chosen, self.rows(record.chosen), 1)
+        if record.misses:
+            self._fold_misses(record)
         if not record.observations:
             return
         rows = self.rows(o.client_id for o in record.observations)
-        latency_s = np.array([o.latency_s for o in record.observations])
-        self.measured[rows] += 1
-        self.inverse_latency_sum[rows] += 1.0 / latency_s
-        self.min_latency_s = min(self.min_latency_s, float(latency_s.min()))
+        self._fold_latencies(rows, np.array([o.latency_s for o in record.observations]))
         for row, o in zip(rows, record.observations, strict=True):
             self._raise_spent(row, o.participation, o.epsilon_spent)
             self.used[row] = o.participation
@@ -111,10 +154,42 @@ class ClientTable:
                 # A client may leave some out: it is not believed to have said all.
                 self.label_counts[int(row)] = np.array([o.statistics.get(f"label_{c}", 0.0) for c in range(labels)])
 
+    def _fold_latencies(self, rows: IntArray, latency_s: FloatArray) -> None:
+        """Count answers; a reward is clamped by the τ_min in force once they are known."""
+        self.measured[rows] += 1
+        self.misses_in_a_row[rows] = 0
+        self.least_latency_s[rows] = np.minimum(self.least_latency_s[rows], latency_s)
+        if self.tau_min_s is None:
+            self.estimated_tau_min_s = _estimated_tau_min_s(self.least_latency_s[np.isfinite(self.least_latency_s)])
+        tau_min_s = self.effective_tau_min_s
+        self.clamped[rows] += latency_s < tau_min_s
+        self.inverse_latency_sum[rows] += 1.0 / np.maximum(latency_s, tau_min_s)
+
+    def _fold_misses(self, record: RoundRecord) -> None:
+        """Count misses: latencies of which a lower bound is known."""
+        rows = self.rows(miss.client_id for miss in record.misses)
+        self.measured[rows] += 1
+        self.missed[rows] += 1
+        self.misses_in_a_row[rows] += 1
+        self.last_missed_round[rows] = record.round
+        tau_min_s = self.effective_tau_min_s
+        bound_s = np.array([miss.latency_s for miss in record.misses])
+        self.censored_inverse_sum[rows] += 1.0 / np.maximum(bound_s, tau_min_s if np.isfinite(tau_min_s) else 1e-6)
+
+    def _cap_examples(self) -> None:
+        """|D_k| up to the cap. The default one follows the median, which half the clients cannot move at will."""
+        stated, connected = self.stated_examples, np.flatnonzero(self.connected)
+        cap = self.examples_max
+        if cap is None and connected.size:
+            middle = (connected.size - 1) // 2
+            cap = _EXAMPLES_TIMES_MEDIAN * int(np.partition(stated[connected], middle)[middle])
+        if cap is not None:
+            self.n_examples = np.minimum(stated, cap)
+
     def _apply_event(self, event: LogEvent, row: int) -> None:
         if event.kind == "joined":
             self.connected[row] = True
-            self.n_examples[row] = event.n_examples
+            self.stated_examples[row] = event.n_examples
             self._raise_spent(row, event.released, event.epsilon_spent)
         elif event.kind == "left":
             self.connected[row] = False
@@ -138,3 +213,10 @@ class ClientTable:
             setattr(self, name, np.concatenate([getattr(self, name), np.full(len(ids), default, dtype)]))
         self.joined_round[start:] = round
         self.tie_key[start:] = [stable_hash(self.seed, "tie", client_id) for client_id in ids]
+
+
+def _estimated_tau_min_s(least_latency_s: FloatArray) -> float:
+    """τ_min from n ≥ 1 clients' own least latencies."""
+    ordered = np.sort(least_latency_s)
+    last = len(ordered) - 1
+    return float(max(ordered[int(0.05 * last)], 0.1 * ordered[last // 2]))

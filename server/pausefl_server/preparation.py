@@ -10,6 +10,7 @@ from pausefl_proto.draws import generator
 from pausefl_proto.wire import MAX_FRAME_BYTES, pack_job
 from pausefl_server.global_model import GlobalModel
 from pausefl_server.messages import Dispatch
+from pausefl_server.resting import awake
 from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.selection.validation import checked
 from pausefl_server.settings import ServerSettings
@@ -56,10 +57,10 @@ class Preparer:
         context = Context(
             round=round,
             table=table,
-            eligible=table.eligible(),
+            eligible=awake(table, round, self._state.policy.m, settings.rest_rounds_max),
             rng=generator(settings.seed, "selection", round, attempt),
             epsilon_budget=settings.budget.epsilon_budget if settings.budget else None,
-            tau_min_s=settings.tau_min_s,
+            weight_share_max=settings.aggregation.weight_share_max,
             oracle=self._oracle,
             clock=time.monotonic,
         )

@@ -11,6 +11,9 @@ from typing import Literal
 from pausefl_process.host_monitor import HostReport
 
 Signal = Literal["round_trip", "communication"]
+MissKind = Literal["timeout", "lost", "refused", "rejected"]
+"""No answer by the deadline; the stream broke and did not come back in time; no update, as the client said; an update
+that was not accepted."""
 EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired"]
 
 
@@ -91,6 +94,23 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class Miss:
+    """A chosen client without an accepted update in its round: a latency censored at what was waited for.
+
+    The client would have taken longer than `latency_s` to give an update that could be used. For a client that answered
+    something else before the deadline (`kind` "refused" or "rejected") that is when it answered.
+    """
+
+    client_id: str
+    kind: MissKind
+    waited_s: float
+    """From the first hand-over of the job until the server waited no longer, on the server's clock."""
+    latency_s: float
+    """The same at the emulated scale: a lower bound of the latency. The whole wait counts as communication."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LogEvent:
     """Something that happened to one client outside an accepted update; the log could not be replayed without it."""
 
@@ -131,7 +151,7 @@ class RoundRecord:
     events: tuple[LogEvent, ...]
     """In the order they happened: all the round's selection knew that the round before did not."""
     round_latency_s: float
-    """Eq. (3) on the signal: the greatest latency of the round's observations, 0 when there is none."""
+    """Eq. (3) on the signal: the greatest latency of the round's observations and of its misses' lower bounds."""
     wall_clock_s: float
     selection_s: float
     model_digest: str
@@ -142,5 +162,17 @@ class RoundRecord:
     """R2's δ_τ term, eq. (22): a column of its own, never mixed into a measurement."""
     host: HostReport = field(default_factory=HostReport)
     """How well the server's host kept time during the round."""
+    misses: tuple[Miss, ...] = ()
+    """The chosen clients without an observation. With these, every chosen client has one or the other."""
     suspect: tuple[str, ...] = ()
     """Why the round's measurements are in doubt (`host_limits.HostLimits.doubts`); empty: they are not."""
+
+    @property
+    def measured_latency_s(self) -> float:
+        """The greatest latency that was measured, 0 when none was."""
+        return max((o.latency_s for o in self.observations), default=0.0)
+
+    @property
+    def is_censored(self) -> bool:
+        """Whether a miss decides the round's latency, which is then a lower bound."""
+        return self.round_latency_s > self.measured_latency_s

@@ -67,7 +67,7 @@ class ServerSettings:
     signal: Signal
     time_scale: float
     tau_min_s: float | None
-    """None: the least latency seen."""
+    """None: estimated from the latencies seen (`ClientTable.effective_tau_min_s`)."""
     connect_timeout_s: float
     """How long to wait for `minimum_clients` before round 1, and for anybody at all later."""
     round_timeout_s: float
@@ -77,6 +77,10 @@ class ServerSettings:
     """Evaluate after every so many rounds; 0: only at the end."""
     checkpoint_every: int = 25
     """Keep the model of every so many rounds, to go back to; 0: of none."""
+    rest_rounds_max: int = 64
+    """The longest rest after misses in a row, in rounds (`resting.awake`); 0: no client rests."""
+    examples_max: int | None = None
+    """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
     disclosed: frozenset[str] = frozenset()
     """What clients were told to disclose; anything else they report is dropped."""
     pings_per_s: float = 0.0

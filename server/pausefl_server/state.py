@@ -8,6 +8,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.global_model import GlobalModel
 from pausefl_server.records import LogEvent, RoundRecord
 from pausefl_server.selection.base import Policy
+from pausefl_server.selection.observed import seen_by_policy
 
 
 @dataclass
@@ -25,9 +26,11 @@ class RunState:
     """Rounds whose measurements are in doubt."""
 
     @staticmethod
-    def start(policy: Policy, seed: int) -> "RunState":
-        """Before round 1, when no client is known."""
-        return RunState(policy, ClientTable(seed=seed), policy.start())
+    def start(
+        policy: Policy, seed: int, *, tau_min_s: float | None = None, examples_max: int | None = None
+    ) -> "RunState":
+        """Before round 1, when no client is known; the last two are `ClientTable`'s."""
+        return RunState(policy, ClientTable(seed, tau_min_s, examples_max), policy.start())
 
     def before_round(self, round: int, events: Iterable[LogEvent]) -> None:
         """Fold the events that `round`'s selection gets to know."""
@@ -36,7 +39,7 @@ class RunState:
     def after_round(self, record: RoundRecord) -> None:
         """Fold a committed round, whose events `before_round` has taken already."""
         self.table.apply_round(record)
-        self.policy_state = self.policy.observe(self.policy_state, record, self.table)
+        self.policy_state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
         self.round = record.round
         self.total_latency_s += record.round_latency_s
         self.wall_clock_s = record.wall_clock_s
@@ -60,9 +63,12 @@ def replay(
     seed: int,
     records: Iterable[RoundRecord],
     after_each: Callable[[RoundRecord, RunState], None] = lambda *_: None,
+    *,
+    tau_min_s: float | None = None,
+    examples_max: int | None = None,
 ) -> RunState:
     """The state after a recorded log: the one an uninterrupted run would have. `after_each` sees it grow."""
-    state = RunState.start(policy, seed)
+    state = RunState.start(policy, seed, tau_min_s=tau_min_s, examples_max=examples_max)
     for record in records:
         state.before_round(record.round, record.events)
         state.after_round(record)

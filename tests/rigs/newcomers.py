@@ -11,6 +11,7 @@ from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Policy, Selection
+from pausefl_server.selection.observed import seen_by_policy
 from rigs.policies import Play
 
 SIZE = 40
@@ -69,7 +70,7 @@ class NewcomerPlay(Play):
             for i, d in drifts.items()
         )
         record = RoundRecord(9, 0, (), None, observations, (), 1.0, 0.0, 0.0, "")
-        self.state = self.policy.observe(self.state, record, self.table)
+        self.state = self.policy.observe(self.state, seen_by_policy(record), self.table)
         return self.state
 
     def times_chosen(self) -> Counter[str]:

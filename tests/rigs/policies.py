@@ -10,8 +10,10 @@ import pytest
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.resting import awake
 from pausefl_server.selection import Context, Oracle, Policy, Selection, policy_class
+from pausefl_server.selection.observed import seen_by_policy
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pause": ("pause", {}),
@@ -38,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chr": ("chr", {}),
 }
 M = 4
+DEADLINE_S = 2.0
 BUDGET = Budget(100.0, 0.04)
 IDS = tuple(f"client-{k:02}" for k in range(13))
 
@@ -74,7 +77,6 @@ def context_of(table: ClientTable, round: int, seed: int = 1, **changes: Any) ->
         "eligible": table.eligible(),
         "rng": generator(seed, "selection", round, 0),
         "epsilon_budget": BUDGET.epsilon_budget,
-        "tau_min_s": 0.05,
         "oracle": ORACLE,
     }
     return Context(**(fields | changes))
@@ -83,9 +85,16 @@ def context_of(table: ClientTable, round: int, seed: int = 1, **changes: Any) ->
 class Play:
     """Rounds of one policy on a table, with latencies that are functions of (client, round)."""
 
-    def __init__(self, policy: Policy, ids: Iterable[str] = IDS, seed: int = 1, silent: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        ids: Iterable[str] = IDS,
+        seed: int = 1,
+        silent: Iterable[str] = (),
+        tau_min_s: float | None = 0.05,
+    ) -> None:
         self.policy, self.seed, self.silent = policy, seed, frozenset(silent)
-        self.table = ClientTable(seed=seed)
+        self.table = ClientTable(seed, tau_min_s)
         self.events = tuple(joined(ids))
         self.table.apply_events(self.events, round=1)
         self.state = policy.start()
@@ -98,7 +107,9 @@ class Play:
 
     def select(self) -> Selection:
         """The policy's choice of the next round."""
-        return self.policy.select(self.state, context_of(self.table, len(self.records) + 1, self.seed))
+        t = len(self.records) + 1
+        eligible = awake(self.table, t, self.policy.m, rest_rounds_max=64)
+        return self.policy.select(self.state, context_of(self.table, t, self.seed, eligible=eligible))
 
     def answers(self, selection: Selection, t: int) -> tuple[Observation, ...]:
         """What those chosen answer in round t, the silent left out."""
@@ -108,6 +119,8 @@ class Play:
     def one_round(self) -> RoundRecord:
         t, selection = len(self.records) + 1, self.select()
         answers = self.answers(selection, t)
+        chosen = dict.fromkeys(self.table.ids[row] for row in selection.rows)
+        missed = tuple(Miss(i, "timeout", DEADLINE_S, DEADLINE_S) for i in chosen if i in self.silent)
         record = RoundRecord(
             round=t,
             attempt=0,
@@ -115,15 +128,16 @@ class Play:
             weights=None if selection.weights is None else tuple(selection.weights.tolist()),
             observations=answers,
             events=self.events if t == 1 else (),
-            round_latency_s=max((o.latency_s for o in answers), default=0.0),
+            round_latency_s=max([DEADLINE_S] * bool(missed) + [o.latency_s for o in answers]),
             wall_clock_s=0.0,
             selection_s=0.0,
             model_digest="",
             details=selection.details,
             cluster_penalty_s=selection.cluster_penalty_s,
+            misses=missed,
         )
         self.table.apply_round(record)
-        self.state = self.policy.observe(self.state, record, self.table)
+        self.state = self.policy.observe(self.state, seen_by_policy(record), self.table)
         self.records.append(record)
         return record
 

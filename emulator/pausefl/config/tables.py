@@ -54,6 +54,8 @@ class ClientsTable(Table):
     minimum: Count | None = None
     """Round 1 starts when so many are connected; all of them unless said otherwise."""
     connect_timeout_s: Positive = 60.0
+    examples_max: Count | None = None
+    """The greatest |D_k| that counts, whatever a client states; 5 times the median of the clients' unless said."""
 
 
 class SelectionTable(BaseModel):
@@ -142,6 +144,8 @@ class AggregationTable(Table):
     """How many updates of a round trimmed-mean, krum and multi-krum are to withstand."""
     clip_norm: float | None = None
     """norm-clip: the greatest L2 norm of an update; none: the median of the round's norms."""
+    weight_share_max: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The greatest share of a round's average, and of the data in PAUSE's g, that one client has; 1: no limit."""
     optimizer: OptimizerTable = OptimizerTable()
 
 
@@ -169,6 +173,8 @@ class ServerTable(Table):
     rejoin_timeout_s: NonNegative = 5.0
     checkpoint_every: Annotated[int, Field(ge=0)] = 25
     """Keep the model of every so many rounds, to go back to with `--back-to`; 0: only those of the last two."""
+    rest_rounds_max: Annotated[int, Field(ge=0)] = 64
+    """A client that missed k times in a row rests min(2^(k-1), this) rounds; 0: no client rests."""
     pings_per_s: NonNegative = 5.0
     """Idle round-trip probes over all clients together, for a baseline of who is not chosen; no policy sees them."""
 

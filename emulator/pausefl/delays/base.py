@@ -37,9 +37,18 @@ class Delay(Protocol):
         """No draw lies below this; −inf for a law that can be arbitrarily negative."""
 
 
-def known_means(laws: Mapping[str, Delay]) -> tuple[dict[str, float], dict[str, float]]:
-    """E[τ_k] and E[1/τ_k] by client id, for the policies that are told the truth."""
-    return {c: law.mean_s for c, law in laws.items()}, {c: law.mean_inverse for c, law in laws.items()}
+def known_means(laws: Mapping[str, Delay], tau_min_s: float | None = None) -> tuple[dict[str, float], dict[str, float]]:
+    """E[τ_k] and E[1/τ_k] by client id, for the policies that are told the truth.
+
+    With `tau_min_s` the latter is E[min(1/τ_k, 1/τ_min)], as no reward τ_min/τ counts above 1.
+    """
+    return {c: law.mean_s for c, law in laws.items()}, {c: _mean_inverse(law, tau_min_s) for c, law in laws.items()}
+
+
+def _mean_inverse(law: Delay, tau_min_s: float | None) -> float:
+    if tau_min_s is None or law.minimum_s >= tau_min_s:
+        return law.mean_inverse
+    return float((1.0 / np.maximum(law.points(), tau_min_s)).mean())
 
 
 @cache

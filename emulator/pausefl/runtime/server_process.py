@@ -118,6 +118,8 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         signal=experiment.latency.signal,
         time_scale=experiment.latency.time_scale,
         tau_min_s=experiment.tau_min_s,
+        rest_rounds_max=experiment.server.rest_rounds_max,
+        examples_max=experiment.clients.examples_max,
         connect_timeout_s=experiment.clients.connect_timeout_s,
         round_timeout_s=experiment.server.round_timeout_s,
         rejoin_timeout_s=experiment.server.rejoin_timeout_s,
@@ -166,7 +168,7 @@ def endpoints_of(experiment: Experiment) -> Endpoints:
 
 def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:
     """The true latency laws, for the policies that are told them; no other policy can get at a drawn value."""
-    return Oracle(*known_means(experiment.delays())) if policy.needs_oracle else None
+    return Oracle(*known_means(experiment.delays(), experiment.tau_min_s)) if policy.needs_oracle else None
 
 
 def _logged(report: Report) -> Report:

@@ -43,8 +43,9 @@ def play(
 ) -> None:
     """Play the rounds whose latencies are given: latency_s is (n, K), share m|D_k|/|D|, mu the genie's means.
 
-    chosen (K,) and inverse_s = Σ 1/τ (K,) carry over and are updated. gained (n, 4) receives, per round, the regret
-    in realised reward (eq. (15)), the regret in the genie's objective (eq. (10)), the reward and the round's latency.
+    chosen (K,) and inverse_s = Σ min(1/τ, 1/τ_min) (K,) carry over and are updated. gained (n, 4) receives, per
+    round, the regret in realised reward (eq. (15)), the regret in the genie's objective (eq. (10)), the reward and the
+    round's latency.
     eta is 0 in a run without privacy.
     """
     n, k = latency_s.shape
@@ -68,11 +69,11 @@ def play(
         genie = choose(mu, value, m)
         slowest, genie_slowest = latency_s[i][picked].max(), latency_s[i][genie].max()
         worth, genie_worth = value[picked].sum(), value[genie].sum()
-        reward = tau_min_s / slowest + worth
-        gained[i, 0] = tau_min_s / genie_slowest + genie_worth - reward
+        reward = min(1.0, tau_min_s / slowest) + worth
+        gained[i, 0] = min(1.0, tau_min_s / genie_slowest) + genie_worth - reward
         gained[i, 1] = mu[genie].min() + genie_worth - mu[picked].min() - worth
         gained[i, 2] = reward
         gained[i, 3] = slowest
         for row in picked:
             chosen[row] += 1
-            inverse_s[row] += 1 / latency_s[i, row]
+            inverse_s[row] += 1 / max(latency_s[i, row], tau_min_s)

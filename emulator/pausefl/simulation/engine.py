@@ -20,15 +20,19 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
-from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.resting import awake
 from pausefl_server.selection import Context, Oracle, Policy, Selection, checked
 from pausefl_server.selection.genie import Genie
+from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.pause import Choice, Pause
 from pausefl_server.selection.sa_pause import SaPause
 from pausefl_server.selection.ucb import Ucb
 
 BLOCK = 4096
 """Rounds whose latencies are drawn at once."""
+# Data sizes are the experiment's own here, not what clients state: none is capped.
+_ALL_EXAMPLES = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,15 @@ class Setting:
     seed: int = 1
     presence: Presence | None = None
     """Who is there in which round; None: everyone, always."""
+    deadline_s: float = math.inf
+    """How long a round waits. A client that takes longer misses it; the policy learns no more than that."""
+    rest_rounds_max: int = 64
+    """The longest rest after misses in a row, in rounds (`pausefl_server.resting`)."""
 
     @cached_property
     def oracle(self) -> Oracle:
-        """The truth about the laws."""
-        return Oracle(*known_means(self.laws))
+        """The truth about the laws, whatever the deadline."""
+        return Oracle(*known_means(self.laws, self.tau_min_s))
 
     def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
         """Blocks of (n, K) draws, columns in the order of the sorted ids; the same for every policy."""
@@ -73,13 +81,15 @@ class SimulationResult:
     reward: FloatArray
     """Σ r(S_t, t) so far (eq. (9))."""
     total_latency_s: FloatArray
-    """Σ over rounds of the greatest latency (eq. (3))."""
+    """Σ over rounds of the greatest latency (eq. (3)); a miss costs the deadline."""
     max_epsilon_spent: FloatArray
     """The greatest leakage of any client; 0 without privacy."""
     chosen: IntArray
     """(K,) how often each client was chosen, in the order of client_ids."""
     cluster_penalty_s: float = 0.0
     """Σ of R2's δ_τ terms, apart from total_latency_s."""
+    missed: IntArray | None = None
+    """(K,) how often each client missed its round; None where no deadline was passed."""
 
 
 def simulate(
@@ -100,7 +110,7 @@ def simulate(
     """
     refuse_disclosures(policy)
     genie = genie_of(policy) if with_regret else None
-    table, state = ClientTable(seed=setting.seed), policy.start()
+    table, state = ClientTable(setting.seed, setting.tau_min_s, _ALL_EXAMPLES), policy.start()
     ids, presence = sorted(setting.laws), setting.presence or Presence.of_all(sorted(setting.laws))
     curves, penalty_s, t = _Curves(rounds), 0.0, 0
     for block in setting.latencies_s(rounds):
@@ -111,15 +121,14 @@ def simulate(
             context = Context(
                 round=t,
                 table=table,
-                eligible=table.eligible(),
+                eligible=awake(table, t, policy.m, setting.rest_rounds_max),
                 rng=generator(setting.seed, "selection", t, 0),
                 epsilon_budget=setting.budget.epsilon_budget if setting.budget else None,
-                tau_min_s=setting.tau_min_s,
                 oracle=setting.oracle if policy.needs_oracle else None,
                 clock=time.monotonic,
             )
             if len(table) == len(ids) and table.retired.all():
-                return curves.result(tuple(table.ids), table.chosen, penalty_s)
+                return curves.result(table, penalty_s)
             if not context.eligible.size:
                 curves.add(t, np.zeros((1, 4)), np.array([table.epsilon_spent.max()]))
                 continue
@@ -127,24 +136,26 @@ def simulate(
             if watch:
                 watch(selection)
             problem = genie.choice(None, replace(context, oracle=setting.oracle)) if genie else None
-            gained = _gained(selection, problem, setting.tau_min_s, latency_s)
-            record = _record(t, selection, latency_s, table, setting.budget)
+            gained = _gained(selection, problem, setting, latency_s)
+            record = _record(t, selection, latency_s, table, setting)
             table.apply_round(record)
+            table.apply_events(_late_releases(record, table, setting.budget), t)
             _retire(table, setting.budget, selection.rows)
-            state = policy.observe(state, record, table)
+            state = policy.observe(state, seen_by_policy(record), table)
             penalty_s += selection.cluster_penalty_s
             curves.add(t, gained[None], np.array([table.epsilon_spent.max()]))
-    return curves.result(tuple(table.ids), table.chosen, penalty_s)
+    return curves.result(table, penalty_s)
 
 
 def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationResult:
     """`simulate` for plain PAUSE under R1, compiled: some hundred times faster, the same numbers.
 
-    ValueError for any other policy or for options the compiled rounds do not know.
+    Where a latency passes the deadline, `simulate` plays all rounds instead. ValueError for any other policy or for
+    options the compiled rounds do not know.
     """
     if not is_compiled(policy, setting):
         raise ValueError("only pause with R1, a plain mean, m <= K, everyone there and no epsilon_floor is compiled")
-    table, oracle = ClientTable(seed=setting.seed), setting.oracle
+    table, oracle = ClientTable(setting.seed, setting.tau_min_s, _ALL_EXAMPLES), setting.oracle
     table.apply_events(arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples), 1)
     order = np.argsort(table.tie_key)
     share = policy.m * table.n_examples[order] / table.n_examples.sum()
@@ -153,6 +164,8 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     chosen, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table))
     curves, t = _Curves(rounds), 1
     for block in setting.latencies_s(rounds):
+        if (block >= setting.deadline_s).any():
+            return simulate(policy, setting, rounds)
         for latency_s in curves.pieces(block, t):
             gained = np.empty((len(latency_s), 4))
             _kernel.play(
@@ -174,9 +187,8 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
             t += len(latency_s)
             spent = setting.budget.spent(int(chosen.max())) if setting.budget else 0.0
             curves.add(t - 1, gained, np.array([spent]))
-    in_table_order = np.empty_like(chosen)
-    in_table_order[order] = chosen
-    return curves.result(tuple(table.ids), in_table_order)
+    table.chosen[order] = chosen
+    return curves.result(table)
 
 
 def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[LogEvent]:
@@ -280,10 +292,20 @@ class _Curves:
             self._rows.append(np.concatenate((self._sums, max_epsilon_spent)))
             self._next += 1
 
-    def result(self, ids: tuple[str, ...], chosen: IntArray, cluster_penalty_s: float = 0.0) -> SimulationResult:
+    def result(self, table: ClientTable, cluster_penalty_s: float = 0.0) -> SimulationResult:
         regret, genie_regret, reward, latency_s, spent = np.array(self._rows).T
-        rounds, chosen = self._recorded[: len(self._rows)], chosen.copy()
-        return SimulationResult(ids, rounds, regret, genie_regret, reward, latency_s, spent, chosen, cluster_penalty_s)
+        return SimulationResult(
+            client_ids=tuple(table.ids),
+            round=self._recorded[: len(self._rows)],
+            regret=regret,
+            genie_regret=genie_regret,
+            reward=reward,
+            total_latency_s=latency_s,
+            max_epsilon_spent=spent,
+            chosen=table.chosen.copy(),
+            cluster_penalty_s=cluster_penalty_s,
+            missed=table.missed.copy() if table.missed.any() else None,
+        )
 
 
 def _retire(table: ClientTable, budget: Budget | None, rows: IntArray) -> None:
@@ -293,24 +315,29 @@ def _retire(table: ClientTable, budget: Budget | None, rows: IntArray) -> None:
             table.retired[row] = True
 
 
-def _gained(selection: Selection, problem: Choice | None, tau_min_s: float, latency_s: FloatArray) -> FloatArray:
-    """(4,) of one round: regret, genie regret, reward, latency."""
+def _gained(selection: Selection, problem: Choice | None, setting: Setting, latency_s: FloatArray) -> FloatArray:
+    """(4,) of one round: regret, genie regret, reward, latency.
+
+    Rewards are of the latencies drawn, censored or not: the genie is one that no deadline keeps from the truth.
+    """
+    tau_min_s = setting.tau_min_s
     slowest = latency_s[selection.rows].max()
+    waited_s = min(slowest, setting.deadline_s)
     chosen = np.flatnonzero(np.isin(problem.rows, selection.rows)) if problem else np.empty(0, np.int64)
     if problem is None or len(chosen) != problem.m:
-        return np.array([math.nan, math.nan, math.nan, slowest])
+        return np.array([math.nan, math.nan, math.nan, waited_s])
     best = problem.exact()
-    reward = tau_min_s / slowest + problem.worth(chosen)
-    genie_reward = tau_min_s / latency_s[problem.rows[best]].max() + problem.worth(best)
-    return np.array([genie_reward - reward, problem.energy(best) - problem.energy(chosen), reward, slowest])
+    reward = min(1.0, tau_min_s / slowest) + problem.worth(chosen)
+    genie_reward = min(1.0, tau_min_s / latency_s[problem.rows[best]].max()) + problem.worth(best)
+    return np.array([genie_reward - reward, problem.energy(best) - problem.energy(chosen), reward, waited_s])
 
 
-def _record(
-    t: int, selection: Selection, latency_s: FloatArray, table: ClientTable, budget: Budget | None
-) -> RoundRecord:
-    """What the server would have written down: every chosen client answers."""
+def _record(t: int, selection: Selection, latency_s: FloatArray, table: ClientTable, setting: Setting) -> RoundRecord:
+    """What the server would have written down: a client answers, or it misses the deadline."""
+    chosen, deadline_s, budget = dict.fromkeys(selection.rows.tolist()), setting.deadline_s, setting.budget
+    late = [row for row in chosen if latency_s[row] >= deadline_s]
     observations = []
-    for row in dict.fromkeys(selection.rows.tolist()):
+    for row in chosen.keys() - set(late) if late else chosen:
         i = int(table.released[row]) + 1 if budget else 0
         observations.append(
             Observation(
@@ -330,8 +357,20 @@ def _record(
         weights=None,
         observations=tuple(observations),
         events=(),
-        round_latency_s=float(latency_s[selection.rows].max()),
+        round_latency_s=float(min(latency_s[selection.rows].max(), deadline_s)),
         wall_clock_s=0.0,
         selection_s=0.0,
         model_digest="",
+        misses=tuple(Miss(table.ids[row], "timeout", deadline_s, deadline_s) for row in late),
     )
+
+
+def _late_releases(record: RoundRecord, table: ClientTable, budget: Budget | None) -> list[LogEvent]:
+    """A late update has left its client: its ε is spent all the same."""
+    if budget is None:
+        return []
+    events = []
+    for miss in record.misses:
+        i = int(table.released[table.row_of[miss.client_id]]) + 1
+        events.append(LogEvent("reconciled", miss.client_id, epsilon_spent=budget.spent(i), released=i))
+    return events

@@ -21,6 +21,7 @@ from pausefl_server.records import Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, checked
 from pausefl_server.selection.drift import two_means
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
+from pausefl_server.selection.observed import seen_by_policy
 
 _NO_TIME = Timing(round_trip_s=1.0)
 """Latency plays no part here, but a client table wants one above 0."""
@@ -111,7 +112,7 @@ class NewcomerResult:
 def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: int) -> NewcomerResult:
     """Run `policy` for so many rounds, one call of it a round."""
     refuse_disclosures(policy)
-    table, state = ClientTable(seed=setting.seed), policy.start()
+    table, state = ClientTable(setting.seed, tau_min_s=1.0), policy.start()
     column_of = {client_id: column for column, client_id in enumerate(setting.presence.client_ids)}
     columns, chosen = np.empty(0, np.int64), np.zeros((rounds, len(column_of)), np.bool_)
     for t, drift in enumerate(setting.drifts(rounds), start=1):
@@ -126,7 +127,7 @@ def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: in
         chosen[t - 1, columns[rows]] = True
         record = _record(t, table, rows, drift[columns[rows]])
         table.apply_round(record)
-        state = policy.observe(state, record, table)
+        state = policy.observe(state, seen_by_policy(record), table)
     return _result(setting, table, state, chosen[:, columns])
 
 

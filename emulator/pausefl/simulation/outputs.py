@@ -120,6 +120,8 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         budget=budget_of(experiment.privacy),
         seed=experiment.experiment.seed,
         presence=presence_of(experiment.groups, rounds or experiment.experiment.rounds, experiment.experiment.seed),
+        deadline_s=experiment.server.round_timeout_s,
+        rest_rounds_max=experiment.server.rest_rounds_max,
     )
 
 
@@ -160,6 +162,8 @@ def _summary(
         "tau_min_s": setting.tau_min_s,
         "total_latency_s": float(result.total_latency_s[-1]),
         "cluster_penalty_s": result.cluster_penalty_s,
+        "deadline_s": setting.deadline_s,
+        "missed": 0 if result.missed is None else int(result.missed.sum()),
         "max_epsilon_spent": float(result.max_epsilon_spent[-1]),
         "epsilon_budget": setting.budget and setting.budget.epsilon_budget,
         "reward": _finite(result.reward[-1]),

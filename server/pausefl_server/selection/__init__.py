@@ -13,6 +13,7 @@ from pausefl_server.selection.everyone import All
 from pausefl_server.selection.fastest import Fastest
 from pausefl_server.selection.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.genie import Genie
+from pausefl_server.selection.observed import PolicyObservation, PolicyRound
 from pausefl_server.selection.oort import Oort
 from pausefl_server.selection.pause import Pause
 from pausefl_server.selection.pow_d import PowD
@@ -21,7 +22,18 @@ from pausefl_server.selection.ucb import Ucb
 from pausefl_server.selection.uniform import Random
 from pausefl_server.selection.validation import checked
 
-__all__ = ["POLICIES", "Context", "Inspection", "Oracle", "Policy", "Selection", "checked", "policy_class"]
+__all__ = [
+    "POLICIES",
+    "Context",
+    "Inspection",
+    "Oracle",
+    "Policy",
+    "PolicyObservation",
+    "PolicyRound",
+    "Selection",
+    "checked",
+    "policy_class",
+]
 
 POLICIES: dict[str, type[Policy]] = {
     "pause": Pause,

@@ -9,7 +9,7 @@ import numpy as np
 
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
-from pausefl_server.records import RoundRecord
+from pausefl_server.selection.observed import PolicyRound
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,21 @@ class Context:
     round: int
     table: ClientTable
     eligible: IntArray
-    """Rows that may be chosen, ascending; never empty."""
+    """Rows that may be chosen, ascending; never empty. Clients that rest after misses are not among them."""
     rng: np.random.Generator
     """A function of (seed, "selection", round, attempt)."""
     epsilon_budget: float | None = None
     """ε̄, None in a run without privacy."""
-    tau_min_s: float | None = None
-    """The configured τ_min; None means the least latency seen."""
+    weight_share_max: float = 1.0
+    """The greatest share of the data that one client counts for (`aggregation.weight_share_max`)."""
     oracle: Oracle | None = None
     clock: Callable[[], float] | None = None
     """Seconds, for policies with a time cap alone."""
 
     @property
     def effective_tau_min_s(self) -> float:
-        """τ_min as configured, else the least latency seen so far."""
-        return self.table.min_latency_s if self.tau_min_s is None else self.tau_min_s
+        """τ_min as configured, else `ClientTable.effective_tau_min_s`'s estimate."""
+        return self.table.effective_tau_min_s
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,11 @@ class Policy(ABC):
         """
         return None
 
-    def observe(self, state: Any, record: RoundRecord, table: ClientTable) -> Any:  # noqa: ARG002 - part of the interface
-        """The state after `record`; `table` already includes it. Must not change its arguments."""
+    def observe(self, state: Any, record: PolicyRound, table: ClientTable) -> Any:  # noqa: ARG002 - part of the interface
+        """The state after `record`; `table` already includes it. Must not change its arguments.
+
+        Missed latencies are censored: `record.misses` holds their lower bounds.
+        """
         return state
 
     @abstractmethod

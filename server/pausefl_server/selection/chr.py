@@ -9,9 +9,9 @@ import numpy as np
 from pausefl_proto.wire import Vector
 from pausefl_server.aggregation import weighted_mean
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
-from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Context, Inspection
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
+from pausefl_server.selection.observed import PolicyRound
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Chr(NewcomerPolicy):
         ]
         return Inspection(statistics, np.ones(len(rows), np.bool_))
 
-    def observe(self, state: FloatArray, record: RoundRecord, table: ClientTable) -> FloatArray:
+    def observe(self, state: FloatArray, record: PolicyRound, table: ClientTable) -> FloatArray:
         """Add the round's similarities."""
         sums = np.pad(state, (0, len(table) - len(state)))
         for o in record.observations:

@@ -9,10 +9,10 @@ import numpy as np
 
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
-from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Context, Inspection
 from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
+from pausefl_server.selection.observed import PolicyRound
 
 Guard = Literal["none", "leave-one-out"]
 
@@ -96,7 +96,7 @@ class FedTs(NewcomerPolicy):
         admitted = original | self._within_guard(drift, drift[original])
         return Inspection([{} if math.isnan(d) else {"drift": float(d)} for d in drift], admitted)
 
-    def observe(self, state: Posteriors, record: RoundRecord, table: ClientTable) -> Posteriors:
+    def observe(self, state: Posteriors, record: PolicyRound, table: ClientTable) -> Posteriors:
         """Judge the drifts and count successes and failures (Fed-TS, eqs. (6) and (7), Alg. 2 with k certain)."""
         measured = [o for o in record.observations if "drift" in o.statistics]
         rows = table.rows(o.client_id for o in measured)

@@ -34,4 +34,4 @@ class Genie(Pause):
         tau_min_s = context.effective_tau_min_s
         if not np.isfinite(tau_min_s):  # "auto", and nothing measured yet: the fastest client's mean stands in
             tau_min_s = 1.0 / inverse_s.max()
-        return tau_min_s * inverse_s
+        return np.minimum(tau_min_s * inverse_s, 1.0)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
-from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Context
+from pausefl_server.selection.observed import PolicyRound
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,17 @@ class Recent:
         return cls(np.empty(0), np.empty(0))
 
 
-def remember(recent: Recent, record: RoundRecord, table: ClientTable, discount: float, window: int) -> Recent:
+def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: float, window: int) -> Recent:
     """Fold one round: earlier measurements lose the factor `discount`, those over `window` rounds old are dropped.
 
+    As in the client table, a miss counts as a reward of 0 and no reward exceeds 1.
     These are the discounted and the sliding-window UCB of Garivier and Moulines (ALT 2011) with τ_min/τ as reward.
     """
-    rows = table.rows(o.client_id for o in record.observations)
-    inverse_s = np.array([1.0 / o.latency_s for o in record.observations])
+    answered = table.rows(o.client_id for o in record.observations)
+    missed = table.rows(miss.client_id for miss in record.misses)
+    tau_min_s = table.effective_tau_min_s
+    rewards = 1.0 / np.maximum([o.latency_s for o in record.observations], tau_min_s)
+    rows, inverse_s = np.concatenate((answered, missed)), np.concatenate((rewards, np.zeros(len(missed))))
     if window:
         kept = (*recent.window, (rows, inverse_s))[-window:]
         rows, inverse_s = (np.concatenate(column) for column in zip(*kept, strict=True))
@@ -49,9 +53,12 @@ def remember(recent: Recent, record: RoundRecord, table: ClientTable, discount: 
 
 
 def mean_and_count(context: Context, rows: IntArray, recent: Recent | None) -> tuple[FloatArray, FloatArray]:
-    """μ̄_k (PAUSE v2, eq. (11)) and the T_k it rests on; μ̄_k is 0 where T_k is 0.
+    """μ̄_k (PAUSE v2, eq. (11)) with misses as rewards of 0, and the T_k it rests on; μ̄_k is 0 where T_k is 0.
 
-    Kept as τ_min times a mean of 1/τ, so it stays right when the least latency seen falls.
+    A miss says τ ≥ d: its reward τ_min/τ lies in [0, τ_min/d], and 0 is the lower end of what is thus identified
+    (Manski, Partial Identification of Probability Distributions, 2003, ch. 1). The mean estimates
+    E[τ_min/τ; τ < d], a reward within [0, 1] that is observed without censoring and lies below μ_k by at most
+    P(τ ≥ d) τ_min/d. See docs/selection.md.
     """
     table = context.table
     if recent is None:
@@ -60,6 +67,7 @@ def mean_and_count(context: Context, rows: IntArray, recent: Recent | None) -> t
         missing = len(table) - len(recent.weight)  # clients that joined since the last round
         count = np.pad(recent.weight, (0, missing))[rows]
         inverse_s = np.pad(recent.weighted_inverse_s, (0, missing))[rows]
-    tau_min_s = context.effective_tau_min_s if count.any() else 0.0
+    tau_min_s = context.effective_tau_min_s if inverse_s.any() else 0.0
     mean = np.divide(tau_min_s * inverse_s, count, out=np.zeros(len(rows)), where=count > 0)
-    return mean, count
+    # An estimated τ_min may have risen since a reward was clamped.
+    return np.minimum(mean, 1.0), count

@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
-from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import rows_in_tie_order
 
 _EXPLORATION_WINDOW = 5
@@ -90,7 +90,7 @@ class Oort(Policy):
         """Nobody has taken part."""
         return Pace(np.empty(0, np.int64), self.pacer_percentile)
 
-    def observe(self, state: Pace, record: RoundRecord, table: ClientTable) -> Pace:
+    def observe(self, state: Pace, record: PolicyRound, table: ClientTable) -> Pace:
         """Note who took part; every W rounds, relax T if the utility gained has fallen (Oort, Algorithm 1)."""
         last_round = np.pad(state.last_round, (0, len(table) - len(state.last_round)))
         last_round[table.rows(record.chosen)] = record.round

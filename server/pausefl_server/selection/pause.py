@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 
 from pausefl_server.clients import ClientTable, FloatArray, IntArray
-from pausefl_server.records import RoundRecord
 from pausefl_server.search import clustered_pivot_and_fill, convex_pivot_and_fill, pivot_and_fill
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.clusters import cluster_of, crowding
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
+from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import generalisation, privacy, rows_in_tie_order, upper_confidence
 
 
@@ -74,8 +74,7 @@ class Pause(Policy):
     """Chooses argmax over |S| = m of min_S ucb + α Φ_g + γ Φ_p (PAUSE v2, eq. (14)), exactly.
 
     While clients are unseen (T_k = 0) they go first: all of them, up to m by greatest value, and the rest of the set
-    is the optimum given them. A client that was chosen but never measured keeps ucb = +inf, so it is not held back
-    by a latency nobody knows, but it is no longer forced: it competes by its g and p like everyone else.
+    is the optimum given them. A miss is a censored measurement, so every client that was chosen has a finite ucb.
     """
 
     alpha: float = 100.0
@@ -155,7 +154,7 @@ class Pause(Policy):
         """Nothing to remember beyond the client table, except for a mean that forgets."""
         return Recent.nothing() if self.window or self.discount < 1 else None
 
-    def observe(self, state: Recent | None, record: RoundRecord, table: ClientTable) -> Recent | None:
+    def observe(self, state: Recent | None, record: PolicyRound, table: ClientTable) -> Recent | None:
         """Fold the round's latencies into a mean that forgets."""
         return state and remember(state, record, table, self.discount, self.window)
 

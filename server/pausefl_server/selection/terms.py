@@ -20,12 +20,13 @@ def generalisation(context: Context, rows: IntArray, m: int, beta: float) -> Flo
     """g_k = sign(x)|x|^β with x = m|D_k|/|D| − T_k/t (PAUSE v2, eq. (8)).
 
     |D| is over the connected clients. Round t sees T_k after t − 1 rounds, and a client that joined at round j has
-    had t − j of them; with none it has T_k/t = 0.
+    had t − j of them; with none it has T_k/t = 0. No share |D_k|/|D| counts above `context.weight_share_max`.
     """
     table = context.table
     examples = table.n_examples[table.connected].sum()
     rounds = np.maximum(context.round - table.joined_round[rows], 1)
-    x: FloatArray = m * table.n_examples[rows] / max(examples, 1) - table.chosen[rows] / rounds
+    share = np.minimum(table.n_examples[rows] / max(examples, 1), context.weight_share_max)
+    x: FloatArray = m * share - table.chosen[rows] / rounds
     g: FloatArray = np.sign(x) * np.abs(x) ** beta
     return g
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.latency import Recent
+from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.pause import Pause
 
 
@@ -14,7 +14,7 @@ class Ucb(Policy):
     """Chooses the m clients of greatest ucb (PAUSE v2, eq. (13)), after Xia et al. (IEEE TWC 2020); unseen ones first.
 
     Index and reward τ_min/τ are PAUSE's; the virtual queues of Xia et al.'s second algorithm, CS-UCB-Q, are left out.
-    Nothing but latency holds it back from a client, so one that is never measured keeps its infinite index.
+    A client that misses its rounds has a mean reward of 0: exploration alone chooses it again, after its rest.
     """
 
     zeta: float = 1.0
@@ -36,7 +36,7 @@ class Ucb(Policy):
         """As PAUSE."""
         return self.as_pause().start()
 
-    def observe(self, state: Recent | None, record: RoundRecord, table: ClientTable) -> Recent | None:
+    def observe(self, state: Recent | None, record: PolicyRound, table: ClientTable) -> Recent | None:
         """As PAUSE."""
         return self.as_pause().observe(state, record, table)
 

@@ -19,6 +19,7 @@ def table_of(clients: int) -> ClientTable:
     rng = generator(1, "bench", "ids", clients)
     ids = [f"client-{k:07}" for k in range(clients)]
     return ClientTable(
+        tau_min_s=TAU_MIN_S,
         ids=ids,
         row_of={client_id: row for row, client_id in enumerate(ids)},
         n_examples=np.full(clients, 100),
@@ -45,7 +46,6 @@ def after_rounds(clients: int, m: int) -> Iterator[Context]:
                 eligible=table.eligible(),
                 rng=generator(1, "bench", t),
                 epsilon_budget=BUDGET.epsilon_budget,
-                tau_min_s=TAU_MIN_S,
             )
             if t == first_round + 16:
                 yield context  # last, since the table goes on changing behind a context

@@ -1,0 +1,26 @@
+"""Who is asked again after misses: a client that keeps silent rests for a growing number of rounds."""
+
+import numpy as np
+
+from pausefl_server.clients import ClientTable, IntArray
+
+
+def awake(table: ClientTable, round: int, m: int, rest_rounds_max: int) -> IntArray:
+    """Rows that may be chosen in `round`, ascending: connected, not retired and not at rest.
+
+    A client that missed k times in a row rests min(2^(k-1), rest_rounds_max) rounds, as a binary exponential backoff
+    (Metcalfe and Boggs, CACM 1976). An answer ends that. With fewer than m others, resting clients are asked after
+    all, those first whose rest ends first.
+    """
+    rows = table.eligible()
+    doublings = np.minimum(table.misses_in_a_row[rows] - 1, 62)
+    rest = np.minimum(np.left_shift(1, np.maximum(doublings, 0)), rest_rounds_max)
+    ends = np.where(table.misses_in_a_row[rows] > 0, table.last_missed_round[rows] + rest, 0)
+    resting = ends >= round
+    if not resting.any():
+        return rows
+    needed = max(0, m - int((~resting).sum()))
+    soonest = np.lexsort((table.tie_key[rows], ends))
+    recalled = [i for i in soonest.tolist() if resting[i]][:needed]
+    resting[recalled] = False
+    return rows[~resting]

@@ -1,0 +1,68 @@
+"""What clients say of themselves is bounded before it is used."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pausefl_server.aggregation import Aggregation, capped_shares
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import LogEvent
+from pausefl_server.selection.terms import generalisation
+from rigs.policies import Play, context_of, policy_of
+
+
+def table_of(sizes: dict[str, int], examples_max: int | None = None) -> ClientTable:
+    table = ClientTable(1, examples_max=examples_max)
+    table.apply_events([LogEvent("joined", i, n_examples=n) for i, n in sizes.items()], round=1)
+    return table
+
+
+def test_a_stated_size_counts_up_to_the_cap() -> None:
+    table = table_of({"a": 100, "b": 10**9}, examples_max=500)
+    assert (table.n_examples.tolist(), table.stated_examples.tolist()) == ([100, 500], [100, 10**9])
+
+
+def test_without_a_cap_a_stated_size_counts_up_to_five_times_the_median() -> None:
+    table = table_of({"a": 100, "b": 10**9})
+    assert table.n_examples.tolist() == [100, 500]
+    table.apply_events([LogEvent("joined", "c", n_examples=300)], round=2)
+    assert table.n_examples.tolist() == [100, 1500, 300]
+    table.apply_events([LogEvent("left", "a")], round=3)
+    assert table.n_examples.tolist() == [100, 1500, 300]
+
+
+def test_an_overstated_size_buys_neither_every_round_nor_the_average() -> None:
+    ids = [f"client-{k:02}" for k in range(30)]
+    play = Play(policy_of("pause", m=5), ids)
+    play.table.apply_events([LogEvent("joined", "client-00", n_examples=10**9)], round=1)
+    play.rounds(60)
+    assert play.table.chosen[play.table.row_of["client-00"]] < 50
+    assert (play.table.n_examples / play.table.n_examples.sum()).max() < 0.2
+
+
+def test_no_share_in_g_exceeds_the_greatest_weight_share() -> None:
+    table = table_of({"a": 900, "b": 100}, examples_max=900)
+    context = context_of(table, 1, weight_share_max=0.6)
+    assert generalisation(context, table.eligible(), 1, 2.0) == pytest.approx([0.6**2, 0.1**2])
+
+
+def test_no_share_of_the_average_exceeds_the_greatest_weight_share() -> None:
+    assert capped_shares(np.array([6.0, 3.0, 1.0]), 0.5) == pytest.approx([0.5, 0.375, 0.125])
+    assert capped_shares(np.array([6.0, 3.0, 1.0]), 1.0) == pytest.approx([0.6, 0.3, 0.1])
+    assert capped_shares(np.array([6.0, 3.0]), 0.4) == pytest.approx([0.5, 0.5])
+
+
+@given(st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=12), st.floats(0.01, 1))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_capped_shares_are_shares(weights: list[float], share_max: float) -> None:
+    shares = capped_shares(np.array(weights), share_max)
+    assert shares.sum() == pytest.approx(1)
+    assert shares.max() <= max(share_max, 1 / len(weights)) + 1e-9
+    assert (np.diff(shares[np.argsort(weights)]) >= -1e-9).all()
+
+
+@pytest.mark.parametrize("share_max", [0.0, 1.5])
+def test_a_share_that_is_none_is_refused(share_max: float) -> None:
+    with pytest.raises(ValueError, match="weight_share_max"):
+        Aggregation(weight_share_max=share_max)
