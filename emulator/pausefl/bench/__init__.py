@@ -23,6 +23,7 @@ BENCHMARKS = {
     "startup": "how long clients take to connect, and the memory each has to itself",
     "selection": "how long the exact searches and the annealing take, and whole runs beside the archived ones",
     "annealing": "how near annealing comes to the optimum, over runs with a seed and client ids of their own",
+    "censoring": "estimates of latency and regret where rounds have deadlines and links heavy tails",
     "privacy": "what a release costs: clip, noise and the durable ledger entry",
 }
 """Name -> what it measures; each is a module here with `cases(**options)`, a generator of JSON-able objects."""

@@ -135,7 +135,8 @@ def simulate(
             selection = checked(policy.select(state, context), context)
             if watch:
                 watch(selection)
-            problem = genie.choice(None, replace(context, oracle=setting.oracle)) if genie else None
+            unrested = replace(context, oracle=setting.oracle, eligible=table.eligible())
+            problem = genie.choice(None, unrested) if genie else None
             gained = _gained(selection, problem, setting, latency_s)
             record = _record(t, selection, latency_s, table, setting)
             table.apply_round(record)
