@@ -61,7 +61,7 @@ class RoundCommitted:
     chosen: tuple[str, ...]
     """Ids of the chosen clients, in selection order."""
     round_latency_s: float
-    """The round's latency in seconds, eq. (3)."""
+    """The round's latency in seconds, eq. (3); with a miss at least what was waited for."""
     total_latency_s: float
     """The sum of all rounds' latencies so far, in seconds."""
     max_epsilon_spent: float
@@ -84,6 +84,10 @@ class RoundCommitted:
     """Why the round's measurements are in doubt, as in "server loop_lag_s"; empty: they are not."""
     suspect_rounds: int
     """Rounds so far whose measurements are in doubt."""
+    missed: tuple[str, ...] = ()
+    """Ids of the chosen clients that gave no update."""
+    missed_jobs: int = 0
+    """Jobs so far that ended without an update."""
 
 
 @dataclass(frozen=True, slots=True)

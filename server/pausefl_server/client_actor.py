@@ -39,11 +39,17 @@ class _Exchange:
 
     job: Dispatch
     started_s: float
+    """When this stream was handed it."""
     bytes_down: int
     bytes_up: int = 0
     first_frame_s: float = 0.0
     result: pb.Result | None = None
     frames: Assembler | None = None
+
+    @property
+    def first_s(self) -> float:
+        """When the client was first handed the job, be it on an earlier stream."""
+        return self.started_s if self.job.handed_over_s is None else self.job.handed_over_s
 
 
 class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss]):
@@ -65,6 +71,11 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss]):
         self._clock = clock
         self._exchange: _Exchange | None = None
         self._ping = 0, 0.0  # the last one's nonce, and when it was sent
+
+    @property
+    def handed_over_s(self) -> float | None:
+        """When the client was first handed the job under way; None without one."""
+        return None if self._exchange is None else self._exchange.first_s
 
     async def receive(self, message: Dispatch | Acknowledge | SendPing | Dismiss) -> None:
         """Write what the coordinator wants said."""
@@ -218,7 +229,8 @@ def _host(reported: pb.Host) -> HostReport:
 def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timing:
     """Join both clocks' durations; WireError when the client's parts cannot lie within the server's whole."""
     timing = Timing(
-        round_trip_s=arrived_s - exchange.started_s,
+        round_trip_s=arrived_s - exchange.first_s,
+        reconnect_s=exchange.started_s - exchange.first_s,
         download_s=reported.download_s,
         injected_down_s=reported.injected_down_s,
         queue_s=reported.queue_s,
@@ -227,7 +239,7 @@ def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timin
         injected_up_s=reported.injected_up_s,
         upload_s=arrived_s - exchange.first_frame_s,
         framing_s=exchange.job.framing_s,
-        server_wait_s=exchange.started_s - exchange.job.ready_s,
+        server_wait_s=exchange.first_s - exchange.job.ready_s,
     )
     parts = (timing.download_s, timing.injected_down_s, timing.queue_s, timing.train_s, timing.privatise_s)
     drawn = (reported.drawn_down_s, reported.drawn_up_s)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.actor import Actor
@@ -135,6 +135,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         quick = self.model.theta.nbytes * len(open_round.chosen) <= MAX_FRAME_BYTES
         model = await off_loop(quick, aggregate, open_round, self.state, self.model, self._settings)
         host = self._stopwatch.report(started)
+        self._unlogged.events += open_round.capped
         await self._commit(open_round.record(model.digest, self._stopwatch.wall_clock_s(), host, self._settings), model)
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
@@ -147,10 +148,14 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 
     def _send(self, prepared: PreparedRound, events: tuple[LogEvent, ...]) -> OpenRound:
         chosen = tuple(self.state.table.ids[row] for row in prepared.selection.rows)
-        due = dict.fromkeys(chosen, time.monotonic() + self._settings.round_timeout_s)
-        for client_id in due:  # once each, also where a policy has drawn one twice
+        sent_s = time.monotonic()
+        deadline_s = sent_s + self._settings.round_timeout_s
+        open_round = OpenRound(
+            prepared.job, prepared.selection, prepared.selection_s, chosen, events, sent_s, deadline_s
+        )
+        for client_id in open_round.due:  # once each, also where a policy has drawn one twice
             self._members.offer(client_id, prepared.job)
-        return OpenRound(prepared.job, prepared.selection, prepared.selection_s, chosen, events, due)
+        return open_round
 
     async def _collect(self, open_round: OpenRound) -> None:
         """Handle messages until all clients have answered or are overdue, or the run is to end."""
@@ -243,9 +248,9 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         client_id = message.hello.client_id
         self._unlogged.events.append(self._members.register(message.hello, message.peer, self.state.round))
         now_s = time.monotonic()
-        if self._open is not None and self._open.returned(client_id, now_s + self._settings.round_timeout_s):
+        if self._open is not None and (job := self._open.returned(client_id, now_s)) is not None:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
-            self._members.offer(client_id, replace(self._open.job, ready_s=now_s))
+            self._members.offer(client_id, job)
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:
@@ -254,7 +259,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             return
         self._unlogged.events.append(event)
         if self._open is not None:
-            self._open.lost(event.client_id, time.monotonic() + self._settings.rejoin_timeout_s)
+            until_s = time.monotonic() + self._settings.rejoin_timeout_s
+            self._open.lost(event.client_id, until_s, message.handed_over_s)
 
     def _take_update(self, update: Update) -> None:
         table, open_round, row = self.state.table, self._open, self.state.table.row_of.get(update.client_id)
@@ -277,8 +283,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._unlogged.events.append(LogEvent(kind, client_id, refusal.reason))
         if is_plausible(refusal.release, self._settings.budget):
             self._unlogged.events.append(reconciled(refusal))
-        if self._open is not None and refusal.round == self._open.job.round:
-            self._open.due.pop(client_id, None)
+        if self._open is not None and refusal.round == self._open.job.round and client_id in self._open.due:
+            self._open.miss(client_id, "rejected" if refusal.rejected else "refused", refusal.reason, time.monotonic())
 
     # -- the end
 

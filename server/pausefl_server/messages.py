@@ -22,6 +22,9 @@ class Dispatch:
     """How long it took to make the messages."""
     ready_s: float
     """When they were made (the server's clock)."""
+    handed_over_s: float | None = None
+    """When this client was handed the job for the first time, if its stream has broken since: the round trip runs from
+    there. So are all times on the server's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class Lost:
 
     peer: Peer
     reason: str
+    handed_over_s: float | None = None
+    """When the client was first handed the job it has not answered; None where it owes no answer."""
 
 
 @dataclass(frozen=True, slots=True)

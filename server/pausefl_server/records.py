@@ -14,20 +14,23 @@ Signal = Literal["round_trip", "communication"]
 MissKind = Literal["timeout", "lost", "refused", "rejected"]
 """No answer by the deadline; the stream broke and did not come back in time; no update, as the client said; an update
 that was not accepted."""
-EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired"]
+EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Where the time of one exchange went, in seconds, each part measured where it happens.
 
-    round_trip is the server's clock from the first model frame handed over to the last update frame received;
+    round_trip is the server's clock from the first model frame handed over to the last update frame received. It runs
+    on while a client has lost its stream; reconnect is its part from that first hand-over to the last one, after which
+    the other parts follow, and 0 for an unbroken stream;
     upload is the server's clock from the first to the last update frame. Framing (of the model, once a round) and
     server_wait (of the framed job for its turn to be handed over, and of the received update for the coordinator to
     take it) lie before and after the round trip, on the server's clock. All others are the client's clock.
     """
 
     round_trip_s: float
+    reconnect_s: float = 0.0
     download_s: float = 0.0
     injected_down_s: float = 0.0
     queue_s: float = 0.0
@@ -56,8 +59,8 @@ class Timing:
     @property
     def propagation_s(self) -> float:
         """The residual, what no part explains: the network and the software between the two clocks."""
-        explained = self.download_s + self.injected_down_s + self.device_s + self.injected_up_s + self.upload_s
-        return self.round_trip_s - explained
+        injected_s = self.injected_down_s + self.injected_up_s
+        return self.round_trip_s - self.reconnect_s - self.download_s - injected_s - self.device_s - self.upload_s
 
     def signal_s(self, signal: Signal, time_scale: float) -> float:
         """The latency a policy sees: injected delays were multiplied by `time_scale`, which is undone here."""

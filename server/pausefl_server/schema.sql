@@ -9,7 +9,7 @@ CREATE TABLE rounds (
     attempt INTEGER NOT NULL,
     chosen TEXT NOT NULL,              -- JSON list of client ids, in selection order
     weights TEXT,                      -- JSON list, NULL: by data size
-    round_latency_s REAL NOT NULL,     -- eq. (3) on the signal
+    round_latency_s REAL NOT NULL,     -- eq. (3) on the signal, with the misses' lower bounds
     cluster_penalty_s REAL NOT NULL,   -- eq. (22)'s δ_τ term, never mixed into a measurement
     wall_clock_s REAL NOT NULL,        -- since the run's first round began
     selection_s REAL NOT NULL,
@@ -30,7 +30,8 @@ CREATE TABLE observations (
     participation INTEGER NOT NULL,    -- i, the client's own count
     epsilon REAL NOT NULL,
     epsilon_spent REAL NOT NULL,
-    round_trip_s REAL NOT NULL,
+    round_trip_s REAL NOT NULL,        -- from the first hand-over of the job, also over a lost stream
+    reconnect_s REAL NOT NULL,         -- its part up to the last hand-over, 0 for an unbroken stream
     download_s REAL NOT NULL,
     injected_down_s REAL NOT NULL,
     queue_s REAL NOT NULL,
@@ -50,6 +51,17 @@ CREATE TABLE observations (
     bytes_up INTEGER NOT NULL,
     loss REAL,                         -- only where clients disclose it
     statistics TEXT NOT NULL,          -- JSON object, what the policy asked to be computed
+    PRIMARY KEY (round, client_id)
+) STRICT, WITHOUT ROWID;
+
+-- The chosen clients without an accepted update: latencies censored at latency_s.
+CREATE TABLE misses (
+    round INTEGER NOT NULL REFERENCES rounds(round),
+    client_id TEXT NOT NULL,
+    kind TEXT NOT NULL,                -- 'timeout', 'lost' (its stream), 'refused' (by the client) or 'rejected'
+    waited_s REAL NOT NULL,            -- from the job's hand-over until the server waited no longer
+    latency_s REAL NOT NULL,           -- the same at the emulated scale: the latency is longer than this
+    reason TEXT NOT NULL,
     PRIMARY KEY (round, client_id)
 ) STRICT, WITHOUT ROWID;
 
@@ -98,20 +110,26 @@ CREATE TABLE optimizer_states (
     state BLOB NOT NULL                -- float32, little-endian
 ) STRICT;
 
+-- round_latency_s is at least measured_latency_s, the greatest latency of an update. Where it is more, a miss decided
+-- it: the round would have taken longer than that (is_censored = 1).
 CREATE VIEW round_latency AS
-SELECT round, round_latency_s,
-       sum(round_latency_s) OVER (ORDER BY round) AS total_latency_s,
-       cluster_penalty_s, wall_clock_s, selection_s
-FROM rounds;
+WITH measured AS (SELECT round, max(latency_s) AS latency_s FROM observations GROUP BY round),
+     missed AS (SELECT round, count(*) AS clients FROM misses GROUP BY round)
+SELECT rounds.round, round_latency_s,
+       sum(round_latency_s) OVER (ORDER BY rounds.round) AS total_latency_s,
+       cluster_penalty_s, wall_clock_s, selection_s,
+       coalesce(measured.latency_s, 0.0) AS measured_latency_s, coalesce(missed.clients, 0) AS misses,
+       round_latency_s > coalesce(measured.latency_s, 0.0) AS is_censored
+FROM rounds LEFT JOIN measured USING (round) LEFT JOIN missed USING (round);
 
--- exchange_s = framing_s + round_trip_s + server_wait_s; the parts from download_s to propagation_s add up to the
+-- exchange_s = framing_s + round_trip_s + server_wait_s; the parts from reconnect_s to propagation_s add up to the
 -- round trip, of which propagation_s is the residual that no clock saw.
 CREATE VIEW breakdown AS
 SELECT round, client_id, latency_s, framing_s + round_trip_s + server_wait_s AS exchange_s, round_trip_s,
        queue_s + train_s + privatise_s AS device_s,
        round_trip_s - queue_s - train_s - privatise_s AS communication_s,
-       framing_s, download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s, server_wait_s,
-       round_trip_s - download_s - injected_down_s - queue_s - train_s - privatise_s - injected_up_s - upload_s
+       framing_s, reconnect_s, download_s, injected_down_s, queue_s, train_s, privatise_s, injected_up_s, upload_s, server_wait_s,
+       round_trip_s - reconnect_s - download_s - injected_down_s - queue_s - train_s - privatise_s - injected_up_s - upload_s
            AS propagation_s,
        drawn_down_s + drawn_up_s AS drawn_s
 FROM observations;

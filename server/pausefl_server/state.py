@@ -22,6 +22,11 @@ class RunState:
     total_latency_s: float = 0.0
     """Σ of eq. (3) over the rounds."""
     wall_clock_s: float = 0.0
+    measured_latency_s: float = 0.0
+    """Σ over the rounds of the greatest measured latency: what total_latency_s is without the waits for misses."""
+    missed_jobs: int = 0
+    censored_rounds: int = 0
+    """Rounds whose latency is a lower bound, as a miss decided it."""
     suspect_rounds: int = 0
     """Rounds whose measurements are in doubt."""
 
@@ -42,6 +47,9 @@ class RunState:
         self.policy_state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
         self.round = record.round
         self.total_latency_s += record.round_latency_s
+        self.measured_latency_s += record.measured_latency_s
+        self.missed_jobs += len(record.misses)
+        self.censored_rounds += record.is_censored
         self.wall_clock_s = record.wall_clock_s
         self.suspect_rounds += bool(record.suspect)
 

@@ -22,15 +22,16 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.pings import Ping
-from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _ROUND = (
     *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
     *("wall_clock_s", "selection_s", "model_digest", "details", "suspect"),
 )
 _EVENT = tuple(f.name for f in fields(LogEvent))
+_MISS = tuple(f.name for f in fields(Miss))
 _TIMING = tuple(f.name for f in fields(Timing))
 _HOST = tuple(f.name for f in fields(HostReport))
 _SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "host", "statistics"})
@@ -94,6 +95,7 @@ class Store:
             self._replace_events(record.round, record.events)
             rows = [_observation_row(record.round, o) for o in record.observations]
             self._db.executemany(_INSERT_OBSERVATION, rows)
+            self._db.executemany(_INSERT_MISS, [(record.round, *_miss_values(miss)) for miss in record.misses])
             self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(record.round, optimizer_state)
@@ -167,7 +169,7 @@ class Store:
         corrections = [LogEvent("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
         events = [LogEvent(*e) for e in self._db.execute(_SELECT_EVENTS_OF_ROUND, (round,)).fetchall()]
         self._replace_events(round, [*events, *corrections])
-        for table in ("observations", "evaluations", "rounds"):
+        for table in ("observations", "misses", "evaluations", "rounds"):
             self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
         self._seal_round(round)
 
@@ -213,8 +215,9 @@ def read_rounds(database: sqlite3.Connection) -> list[RoundRecord]:
     """The whole log of a run's database, in order; it may be open read-only."""
     observations = _by_round(database, "observations", _OBSERVATION, "client_id", _observation)
     events = _by_round(database, "events", _EVENT, "sequence", lambda row: LogEvent(*row))
+    misses = _by_round(database, "misses", _MISS, "client_id", lambda row: Miss(*row))
     return [
-        _record(row, observations.get(row[0], []), events.get(row[0], []))
+        _record(row, observations.get(row[0], []), events.get(row[0], []), misses.get(row[0], []))
         for row in database.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds ORDER BY round")
     ]
 
@@ -279,11 +282,13 @@ def _by_round(
 
 _INSERT_ROUND = _insert("rounds", (*_ROUND, *_HOST))
 _INSERT_OBSERVATION = _insert("observations", ("round", *_OBSERVATION))
+_INSERT_MISS = _insert("misses", ("round", *_MISS))
 _INSERT_PING = _insert("pings", ("round", "client_id", "ping_s"))
 _INSERT_EVENT = _insert("events", ("round", *_EVENT))
 _SELECT_ROUND = (
     f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds WHERE round = ?",
     f"SELECT {', '.join(_OBSERVATION)} FROM observations WHERE round = ? ORDER BY client_id",
+    f"SELECT {', '.join(_MISS)} FROM misses WHERE round = ? ORDER BY client_id",
     f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence",
 )
 _SEALED_TABLES = ("meta", "evaluations", "optimizer_states")
@@ -291,6 +296,7 @@ _SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round =
 
 
 _event_values = attrgetter(*_EVENT)
+_miss_values = attrgetter(*_MISS)
 _scalar_values = attrgetter(*_SCALARS)
 _timing_values = attrgetter(*_TIMING)
 _host_values = attrgetter(*_HOST)
@@ -307,14 +313,18 @@ def _round_row(record: RoundRecord) -> tuple[Any, ...]:
     return (*values, *_host_values(record.host))
 
 
-def _record(row: tuple[Any, ...], observations: list[Observation], events: list[LogEvent]) -> RoundRecord:
+def _record(
+    row: tuple[Any, ...], observations: list[Observation], events: list[LogEvent], misses: list[Miss]
+) -> RoundRecord:
     values = dict(zip(_ROUND, row[: len(_ROUND)], strict=True))
     values["chosen"] = tuple(json.loads(values["chosen"]))
     values["weights"] = None if values["weights"] is None else tuple(json.loads(values["weights"]))
     values["details"] = json.loads(values["details"])
     values["suspect"] = tuple(json.loads(values["suspect"]))
     host = HostReport(*row[len(_ROUND) :])
-    return RoundRecord(observations=tuple(observations), events=tuple(events), host=host, **values)
+    return RoundRecord(
+        observations=tuple(observations), events=tuple(events), misses=tuple(misses), host=host, **values
+    )
 
 
 def _observation_row(round: int, o: Observation) -> tuple[Any, ...]:

@@ -84,7 +84,7 @@ class FederationServer:
 
     async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
         with contextlib.suppress(ActorStopped):  # the run is over; nobody needs to know
-            await self._coordinator.tell(Lost(actor, reason))
+            await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s))
 
 
 def _hello(data: bytes | None) -> pb.Hello:

@@ -141,7 +141,7 @@ class CoordinatorRig:
         observer = Observers(self.telemetry, ProgressReporter(self.settings, self._show))
         evaluator = EvaluatorActor(None, store_actor, observer)
         self._actors: list[Actor[Any]] = [store_actor, evaluator]
-        state = RunState.start(self.policy, self.settings.seed)
+        state = RunState.start(self.policy, self.settings.seed, tau_min_s=self.settings.tau_min_s)
         start = StartingPoint(state, GlobalModel.start(self.theta_0, self.settings.optimizer))
         self.coordinator = Coordinator(self.settings, start, store_actor, evaluator, observer)
         self._group: asyncio.TaskGroup | None = None
@@ -197,9 +197,11 @@ class CoordinatorRig:
         self.peers.append(peer)
         return welcome
 
-    async def lose(self, peer: FakePeer, reason: str = "its connection broke") -> None:
+    async def lose(
+        self, peer: FakePeer, reason: str = "its connection broke", handed_over_s: float | None = None
+    ) -> None:
         peer.stop()
-        await self.coordinator.tell(Lost(peer, reason))
+        await self.coordinator.tell(Lost(peer, reason, handed_over_s))
 
     async def played(self) -> "CoordinatorRig":
         """Wait until the run is over, and for the goodbyes."""
@@ -214,7 +216,8 @@ class CoordinatorRig:
 
     def assert_the_log_tells_all(self) -> None:
         """Replaying the log, and what came after its last round, gives the state the run ended with."""
-        live, replayed = self.coordinator.state, replay(self.policy, self.settings.seed, self.store.rounds())
+        live, rounds = self.coordinator.state, self.store.rounds()
+        replayed = replay(self.policy, self.settings.seed, rounds, tau_min_s=self.settings.tau_min_s)
         replayed.before_round(replayed.round + 1, self.store.late_events())
         for field in dataclasses.fields(live.table):
             mine, theirs = getattr(live.table, field.name), getattr(replayed.table, field.name)

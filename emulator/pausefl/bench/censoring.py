@@ -11,7 +11,7 @@ from pausefl.delays import Constant, Delay, LogNormal, Pareto
 from pausefl.simulation.engine import Setting, simulate
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable, FloatArray
-from pausefl_server.records import Event, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Selection
 from pausefl_server.selection.ucb import Ucb
 
@@ -32,7 +32,11 @@ def cases(rounds: int = 5_000) -> Iterator[dict[str, Any]]:
     """Per family of laws and deadline: the estimate's worst bias, and what three policies lose and wait."""
     for family, laws in families().items():
         for deadline_s in (2.0, 0.5, 0.25):
-            yield {"name": "censoring", "case": f"{family}, deadline {deadline_s} s, estimate", **bias(laws, deadline_s)}
+            yield {
+                "name": "censoring",
+                "case": f"{family}, deadline {deadline_s} s, estimate",
+                **bias(laws, deadline_s),
+            }
         for deadline_s in (math.inf, 2.0, 0.5, 0.25):
             for label, policy, rest in (
                 ("ucb", Ucb(_M), 64),
@@ -76,7 +80,7 @@ def bias(laws: Mapping[str, Delay], deadline_s: float) -> dict[str, float]:
 def _folded(latency_s: FloatArray, deadline_s: float) -> ClientTable:
     """The table after one client's exchanges, a round each."""
     table = ClientTable(1, _TAU_MIN_S)
-    table.apply_events([Event("joined", "a", n_examples=1)], 1)
+    table.apply_events([LogEvent("joined", "a", n_examples=1)], 1)
     for t, s in enumerate(latency_s.tolist(), start=1):
         answers = (Observation("a", Timing(s), s, 1, 0, 0.0, 0.0),) if s < deadline_s else ()
         misses = () if answers else (Miss("a", "timeout", deadline_s, deadline_s),)

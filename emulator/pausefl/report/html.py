@@ -95,6 +95,16 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
     s = run.summary
     yield "final accuracy", percent(s["final_accuracy"]), f"best {percent(s['best_accuracy'])}"
     yield "total latency", f"{s['total_latency_s']:,.1f} s", f"sum over rounds, {s['latency_signal']}"
+    if jobs := sum(s["missed_jobs"].values()):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
+        waits_s = s["total_latency_s"] - s["measured_latency_s"]
+        yield "missed jobs", str(jobs), f"{kinds}; in {s['censored_rounds']} rounds the latency is a lower bound"
+        yield "waits for misses", f"{waits_s:,.1f} s", "of the total latency: nothing was measured then"
+    if s["clamped_latencies"]:
+        yield "latencies below τ_min", str(s["clamped_latencies"]), f"of {number(s['tau_min_s'])} s: equally fast"
+    for client_id, cuts in s["capped"].items():
+        details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
+        yield "capped", client_id, f"{details} (what a client says of itself is bounded)"
     yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"time scale {s['time_scale']:g}"
     if p := run.privacy:
         yield "greatest ε spent", number(p.max_epsilon_spent), f"of {number(p.epsilon_budget)}, {p.label}"

@@ -191,8 +191,13 @@ def waterfall(run: RunData) -> Figure:
     height = max(2.6, min(7.0, 1.4 + 0.3 * len(ids)))
     figure, axes = new_figure(f"Round {number}, of median latency", "seconds since framing began", "", height=height)
     suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
-    if suspect.size:
-        _warn(axes, f"suspect: {', '.join(suspect)}")
+    missed = [
+        f"{miss.client_id} after {miss.waited_s:.3g} s" for r in run.records if r.round == number for miss in r.misses
+    ]
+    doubts = [f"suspect: {', '.join(suspect)}"] * bool(suspect.size)
+    doubts += [f"given up: {', '.join(missed[:MOST_NAMED])}"] * bool(missed)
+    if doubts:
+        _warn(axes, "; ".join(doubts))
     left_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
         width_s = np.maximum(table[part][order], 0)

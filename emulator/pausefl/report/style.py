@@ -52,6 +52,7 @@ DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)
 # way up, grey for what is left, and darker greys for what the server adds at both ends.
 PARTS = {
     "framing_s": ("framing", Colour("part-0", "#3f4750", "#c9cfd6")),
+    "reconnect_s": ("reconnect", Colour("part-10", "#8c6bb1", "#b79fd6")),
     "download_s": ("download", Colour("part-1", "#9ecae8", "#9ecdf0")),
     "injected_down_s": ("injected down", Colour("part-2", "#2b7bba", "#3b8fd4")),
     "queue_s": ("queue", Colour("part-3", "#f7dc8c", "#fbe6a2")),

@@ -23,7 +23,7 @@ Columns = Mapping[str, NDArray[Any]]
 Split = Literal["test", "validation"]
 Unit = Literal["coordinate", "vector"]
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 """The shape of the views that is read here; `pausefl_server.store` writes it."""
 VIEWS = (
     *("round_latency", "breakdown", "hosts", "suspect_rounds", "ping_baseline"),
@@ -63,6 +63,18 @@ class Summary(TypedDict):
     best_accuracy: float | None
     wall_clock_s: float
     total_latency_s: float
+    measured_latency_s: float
+    """What total_latency_s is without the waits for clients that missed."""
+    censored_rounds: int
+    """Rounds whose latency is a lower bound, as a miss decided it."""
+    missed_jobs: dict[str, int]
+    """Chosen clients without an update, by kind."""
+    tau_min_s: float | None
+    """τ_min at the end; None: estimated, and nothing was measured."""
+    clamped_latencies: int
+    """Latencies below τ_min."""
+    capped: dict[str, dict[str, int]]
+    """What clients said of themselves and was cut, by client."""
     latency_signal: Literal["round_trip", "communication"]
     time_scale: float
     timing_error_s: TimingError | None

@@ -56,6 +56,12 @@ def summarise(
         "best_round": result.best.round if result.best else None,
         "wall_clock_s": result.state.wall_clock_s,
         "total_latency_s": result.state.total_latency_s,
+        "measured_latency_s": result.state.measured_latency_s,
+        "censored_rounds": result.state.censored_rounds,
+        "missed_jobs": dict(Counter(miss.kind for record in records for miss in record.misses)),
+        "tau_min_s": _finite(result.state.table.effective_tau_min_s),
+        "clamped_latencies": int(result.state.table.clamped.sum()),
+        "capped": capped(result.state.table, events),
         "latency_signal": experiment.latency.signal,
         "time_scale": experiment.latency.time_scale,
         **_privacy(experiment, result.state.table, events, size),
@@ -69,6 +75,21 @@ def summarise(
         "suspect_because": suspect_because(records),
         "stopped_because": result.stopped_because,
     }
+
+
+def capped(table: ClientTable, events: Iterable[LogEvent]) -> dict[str, dict[str, int]]:
+    """What clients said of themselves and was cut, by client: the examples they stated, and how often what else was."""
+    found: dict[str, dict[str, int]] = {}
+    for row in np.flatnonzero(table.stated_examples > table.n_examples).tolist():
+        found[table.ids[row]] = {"stated examples": int(table.stated_examples[row])}
+    for client_id, what in ((event.client_id, event.detail) for event in events if event.kind == "capped"):
+        of_client = found.setdefault(client_id, {})
+        of_client[what] = of_client.get(what, 0) + 1
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def _by_metrics(experiment: Experiment) -> list[str]:
@@ -184,6 +205,14 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     table.add_row(
         "latency", f"{latency}, time scale {summary['time_scale']:g}); {summary['wall_clock_s']:.1f} s on the clock"
     )
+    if missed := summary["missed_jobs"]:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in missed.items())
+        waits_s = summary["total_latency_s"] - summary["measured_latency_s"]
+        table.add_row("missed jobs", f"{kinds}; {waits_s:.1f} s of the latency were waits for them")
+    if summary["clamped_latencies"]:
+        table.add_row("below τ_min", f"{summary['clamped_latencies']} latencies, which count as equally fast")
+    if summary["capped"]:
+        table.add_row("capped", f"what {', '.join(summary['capped'])} stated; see summary.json")
     if summary["max_epsilon_spent"] is None:
         table.add_row("privacy", "none: updates leave without noise")
     else:

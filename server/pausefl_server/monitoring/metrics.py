@@ -109,6 +109,14 @@ def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     latency, selection = now.rounds.series()
     yield _histogram("round_latency_seconds", "Greatest latency of a round's clients", {(): latency})
     yield _gauge("total_latency_seconds", "Sum of the rounds' latencies", (), [((), now.total_latency_s)])
+    text = "Sum of the rounds' greatest measured latencies, without the waits for clients that missed"
+    yield _gauge("measured_latency_seconds", text, (), [((), now.measured_latency_s)])
+    text = "Chosen clients without an update"
+    yield _counter("missed_jobs", text, ("kind",), [((kind,), count) for kind, count in now.missed.items()])
+    text = "Rounds whose latency is a lower bound, as a miss decided it"
+    yield _counter("censored_rounds", text, (), [((), now.censored_rounds)])
+    text = "Latencies below tau_min, which count as equally fast"
+    yield _counter("clamped_latencies", text, (), [((), now.clamped)])
     yield _histogram("selection_seconds", "Time the policy took to choose", {(): selection})
     doubts = [((reason,), count) for reason, count in now.doubts.items()]
     yield _counter("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, RoundCommitted, WaitingForClients
+from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import advice
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation, RoundRecord
@@ -15,6 +16,9 @@ from pausefl_server.state import RunState
 _NOTICE_ROUNDS = 10
 # No reader follows more rounds than this, and each one reported takes time from the next.
 _REPORT_EVERY_S = 0.05
+# A constant τ_min does not fit where more than this share of so many latencies is below it.
+_CLAMPED_SHARE = 0.1
+_CLAMPS_AFTER = 20
 
 
 class ProgressReporter(RunObserver):
@@ -31,6 +35,7 @@ class ProgressReporter(RunObserver):
         self._rejected = 0
         self._notices = 0  # how often it was said when the budgets will end
         self._doubts: set[str] = set()  # said once each
+        self._said_tau_min = False
         self._reported_s = float("-inf")  # when a round was last reported
 
     def waiting(self, minimum: int) -> None:
@@ -74,6 +79,7 @@ class ProgressReporter(RunObserver):
         """Report the round unless another was reported just now; the last one always."""
         self._announce_end(budgets_end, record.round, state.policy.m)
         self._announce_doubts(record)
+        self._announce_clamps(state.table)
         now_s = self._clock()
         if now_s - self._reported_s < _REPORT_EVERY_S and record.round < self._settings.rounds:
             return
@@ -96,6 +102,8 @@ class ProgressReporter(RunObserver):
                 selection_s=record.selection_s,
                 suspect=record.suspect,
                 suspect_rounds=state.suspect_rounds,
+                missed=tuple(miss.client_id for miss in record.misses),
+                missed_jobs=state.missed_jobs,
             )
         )
 
@@ -118,3 +126,15 @@ class ProgressReporter(RunObserver):
             if doubt not in self._doubts:
                 self._doubts.add(doubt)
                 self.noticed(f"round {record.round} is suspect: {advice(doubt)}")
+
+    def _announce_clamps(self, table: ClientTable) -> None:
+        """Report once that a constant τ_min does not fit the links: many latencies are below it."""
+        answers, clamped = int((table.measured - table.missed).sum()), int(table.clamped.sum())
+        if self._said_tau_min or table.tau_min_s is None or answers < _CLAMPS_AFTER:
+            return
+        if clamped > _CLAMPED_SHARE * answers:
+            self._said_tau_min = True
+            self.noticed(
+                f"latency.tau_min_s = {table.tau_min_s:g}: {clamped} of {answers} latencies are below it and count as"
+                ' equally fast; set it to the least latency of these links, or to "auto"'
+            )

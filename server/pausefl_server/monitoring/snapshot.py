@@ -19,7 +19,7 @@ from pausefl_server.state import RunState
 
 PARTS = (
     *("framing", "download", "injected_down", "queue", "train", "privatise", "injected_up", "upload"),
-    *("server_wait", "propagation"),
+    *("server_wait", "propagation", "reconnect"),
 )
 """Where an exchange's time goes: each a property `<part>_s` of Timing, together its `exchange_s`."""
 EXCHANGE = ("round_trip", "timing_error", "down", "up", *PARTS)
@@ -166,6 +166,13 @@ class RunSnapshot:
     budgets_end: int | None = None
     """The round after which fewer than m clients have budget left; None where no floor ends them."""
     clients: Clients = Clients()
+    missed: Mapping[str, int] = field(default_factory=dict)
+    """Kind -> chosen clients without an update."""
+    measured_latency_s: float = 0.0
+    """Σ over the rounds of the greatest measured latency."""
+    censored_rounds: int = 0
+    clamped: int = 0
+    """Latencies below τ_min."""
     suspect_rounds: int = 0
     doubts: Mapping[str, int] = field(default_factory=dict)
     """Reason -> suspect rounds."""
@@ -195,6 +202,10 @@ def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, *, total
         record=record,
         total_latency_s=state.total_latency_s,
         clients=clients,
+        missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
+        measured_latency_s=state.measured_latency_s,
+        censored_rounds=state.censored_rounds,
+        clamped=int(state.table.clamped.sum()),
         suspect_rounds=state.suspect_rounds,
         doubts=Counter(now.doubts) + Counter(record.suspect),
         leakage=now.leakage.add(record.round, state.total_latency_s, *greatest_and_median(clients.epsilon_spent)),

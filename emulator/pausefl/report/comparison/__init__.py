@@ -75,6 +75,8 @@ class Row:
     final_accuracy: Spread | None
     best_accuracy: Spread | None
     total_latency_s: Spread | None
+    missed_jobs: Spread | None
+    """Chosen clients without an update; the waits for them are in the total latency."""
     time_to_common_s: Spread | None
     """Total latency at the first evaluation that reached the common accuracy."""
     latency_saved: Spread | None
@@ -248,6 +250,7 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
         "final accuracy (%)": ("final_accuracy", _per_cent),
         "best accuracy (%)": ("best_accuracy", _per_cent),
         "total latency (s)": ("total_latency_s", _three_digits),
+        "missed jobs": ("missed_jobs", _three_digits),
         f"time to {common} (s)": ("time_to_common_s", _three_digits),
         f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
         f"greatest {epsilon}": ("max_epsilon_spent", _three_digits),
@@ -312,6 +315,7 @@ def _row(
         final_accuracy=Spread.of([run.summary["final_accuracy"] for run in runs]),
         best_accuracy=Spread.of([run.summary["best_accuracy"] for run in runs]),
         total_latency_s=Spread.of([run.summary["total_latency_s"] for run in runs]),
+        missed_jobs=Spread.of([sum(run.summary["missed_jobs"].values()) for run in runs]),
         time_to_common_s=Spread.of(times_s),
         latency_saved=Spread.of(saved),
         max_epsilon_spent=Spread.of([run.privacy.max_epsilon_spent if run.privacy else None for run in runs]),

@@ -110,6 +110,7 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "total_latency_s": now.total_latency_s,
         "budgets_end": now.budgets_end,
         "rejected": now.rejected,
+        "missed_jobs": sum(now.missed.values()),
         "suspect_rounds": now.suspect_rounds,
         "doubts": [{"rounds": n, "advice": advice(d)} for d, n in now.doubts.items()],
         "evaluations": {split: {"round": t, "accuracy": e.accuracy} for split, (t, e) in now.evaluations.items()},
@@ -135,6 +136,7 @@ def _waterfall(record: RoundRecord) -> dict[str, Any]:
         "chosen": len(record.chosen),
         "answered": len(record.observations),
         "suspect": record.suspect,
+        "missed": [miss.client_id for miss in record.misses],
         "exchanges": [{"client": o.client_id, "parts": [_digits(p) for p in parts_of(o.timing)]} for o in slowest],
     }
 

@@ -108,6 +108,7 @@ function showWaterfall() {
   const shown = last.exchanges.length;
   const note = [`Round ${last.round}: ${last.answered} of ${last.chosen} chosen answered`];
   if (shown < last.answered) note.push(`the slowest ${shown} are shown`);
+  if (last.missed.length) note.push(`missed by ${last.missed.join(", ")}: latency is a lower bound`);
   if (last.suspect.length) note.push(`suspect: ${last.suspect.join(", ")}`);
   byId("waterfall-note").textContent = `${note.join("; ")}.`;
   const used = frame.parts.map((_, part) => last.exchanges.some((e) => e.parts[part] > 0));
@@ -188,6 +189,7 @@ function showNumbers() {
     cells.push(["greatest ε", `${digits(greatest)} of ${digits(frame.budget)}`, `median ${digits(median)}${ends}`]);
   }
   cells.push(["clients connected", String(frame.connected)]);
+  cells.push(["missed jobs", String(frame.missed_jobs)]);
   cells.push(["suspect rounds", String(frame.suspect_rounds)], ["rejected", String(frame.rejected)]);
   byId("numbers").replaceChildren(
     ...cells.map(([name, value, note]) =>
