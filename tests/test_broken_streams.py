@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -142,6 +143,36 @@ async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp
     assert [(e.kind, e.client_id) for r in records for e in r.events if e.kind != "joined"] == [("left", "b")]
     assert privacy["b"].ledger.released == 2
     assert result.state.table.released.tolist() == [2, 2]
+
+
+class CutWhileTraining(SyntheticTrainer):
+    """Has its connection cut when it begins to train, and goes on."""
+
+    def __init__(self, cut: Callable[[], None], train_s: float) -> None:
+        super().__init__(SIZE, seed=1, client_id="b")
+        self._loop, self._cut, self._sleep_s = asyncio.get_running_loop(), cut, train_s
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        self._loop.call_soon_threadsafe(self._cut)
+        time.sleep(self._sleep_s)  # the work
+        return super().train(theta, round=round)
+
+
+async def test_a_stream_lost_while_a_client_trains_does_not_make_it_look_faster(tmp_path: Path) -> None:
+    train_s = 0.5
+    async with federation(tmp_path / "run", rounds=1) as run, clients() as some:
+        proxy = Proxy(await run.port)
+        async with proxy.running() as port:
+            some.start("a", await run.port)
+            some.start("b", port, trainer=CutWhileTraining(proxy.cut, train_s))
+            await run.finished()
+    assert proxy.connections == 2
+    (record,) = log_of(tmp_path / "run")
+    timing = {o.client_id: o.timing for o in record.observations}["b"]
+    assert timing.round_trip_s >= train_s
+    assert 0 < timing.reconnect_s < timing.round_trip_s
+    assert record.round_latency_s >= train_s
+    assert {o.client_id: o.timing.reconnect_s for o in record.observations}["a"] == 0
 
 
 class SlowCoordinator(Actor[Any]):

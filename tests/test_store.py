@@ -20,7 +20,7 @@ from pausefl_proto.actor import ActorStopped
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.checkpoint import Checkpoint
-from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor
 from rigs.connections import opened_connections
 
@@ -57,12 +57,20 @@ OBSERVATIONS = records_of(
 )
 EVENTS = records_of(
     LogEvent,
-    kind=st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired"]),
+    kind=st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"]),
     client_id=NAMES,
     detail=st.text(max_size=40),
     n_examples=COUNTS,
     epsilon_spent=FINITE,
     released=COUNTS,
+)
+MISSES = records_of(
+    Miss,
+    client_id=NAMES,
+    kind=st.sampled_from(["timeout", "lost", "refused", "rejected"]),
+    waited_s=FINITE,
+    latency_s=FINITE,
+    reason=NAMES,
 )
 RECORDS = records_of(
     RoundRecord,
@@ -75,6 +83,9 @@ RECORDS = records_of(
         lambda found: tuple(sorted(found, key=lambda o: o.client_id))
     ),
     events=st.lists(EVENTS, max_size=5).map(tuple),
+    misses=st.lists(MISSES, max_size=3, unique_by=lambda miss: miss.client_id).map(
+        lambda found: tuple(sorted(found, key=lambda miss: miss.client_id))
+    ),
     round_latency_s=FINITE,
     wall_clock_s=FINITE,
     selection_s=FINITE,
@@ -259,14 +270,14 @@ def test_a_file_left_empty_by_a_crash_is_begun_afresh(tmp_path: Path) -> None:
 
 
 def test_the_breakdown_adds_up() -> None:
-    timing = Timing(4.0, 0.25, 0.5, 0.125, 1.0, 0.0625, 0.75, 0.5)
+    timing = Timing(6.0, 0.25, 0.5, 0.125, 1.0, 0.0625, 0.75, 0.5, reconnect_s=2.0)
     with fresh_store() as (store, path):
         store.commit_round(record(1, observation("a", timing=timing, drawn_down_s=0.5, drawn_up_s=0.75)))
         ((device_s, communication_s, propagation_s, drawn_s),) = query(
             path, "SELECT device_s, communication_s, propagation_s, drawn_s FROM breakdown"
         )
     assert device_s == timing.device_s == 1.1875
-    assert communication_s == timing.communication_s == 2.8125
+    assert communication_s == timing.communication_s == 4.8125
     assert propagation_s == timing.propagation_s == 0.8125
     assert drawn_s == 1.25
 
@@ -277,6 +288,17 @@ def test_latency_runs_up_over_the_rounds() -> None:
             store.commit_round(record(t, round_latency_s=latency_s, cluster_penalty_s=0.125))
         rows = query(path, "SELECT round, round_latency_s, total_latency_s, cluster_penalty_s FROM round_latency")
     assert rows == [(1, 0.5, 0.5, 0.125), (2, 0.25, 0.75, 0.125), (3, 1.0, 1.75, 0.125)]
+
+
+def test_a_round_latency_says_what_was_measured_and_what_censored() -> None:
+    missed = Miss("b", "timeout", waited_s=2.0, latency_s=2.0)
+    with fresh_store() as (store, path):
+        store.commit_round(record(1, observation("a", latency_s=0.5), round_latency_s=2.0, misses=(missed,)))
+        store.commit_round(record(2, observation("a", latency_s=0.5), round_latency_s=0.5))
+        store.commit_round(record(3, round_latency_s=2.0, misses=(missed,)))
+        columns = "round, round_latency_s, total_latency_s, measured_latency_s, misses, is_censored"
+        rows = query(path, f"SELECT {columns} FROM round_latency")
+    assert rows == [(1, 2.0, 2.0, 0.5, 1, 1), (2, 0.5, 2.5, 0.5, 0, 0), (3, 2.0, 4.5, 0.0, 1, 1)]
 
 
 def test_leakage_lists_private_releases_alone() -> None:

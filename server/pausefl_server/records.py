@@ -30,7 +30,6 @@ class Timing:
     """
 
     round_trip_s: float
-    reconnect_s: float = 0.0
     download_s: float = 0.0
     injected_down_s: float = 0.0
     queue_s: float = 0.0
@@ -40,6 +39,7 @@ class Timing:
     upload_s: float = 0.0
     framing_s: float = 0.0
     server_wait_s: float = 0.0
+    reconnect_s: float = 0.0
 
     @property
     def exchange_s(self) -> float:

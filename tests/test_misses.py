@@ -1,0 +1,171 @@
+"""What a chosen client that gives no update costs: in the coordinator's log, and over real gRPC."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pausefl_server.aggregation import Aggregation
+from pausefl_server.client_actor import ClientActor
+from pausefl_server.messages import Dispatch, Lost, Refusal, Update
+from pausefl_server.records import LogEvent, Timing
+from pausefl_server.selection.everyone import All
+from pausefl_server.selection.pause import Pause
+from rigs.client_actor import ClientActorRig, upload, vector
+from rigs.coordinator import MakeRig
+from rigs.federation import clients, federation, log_of, raw_stream, take_a_job
+
+# --- the coordinator
+
+
+async def test_every_chosen_client_is_an_observation_or_a_miss(rig: MakeRig) -> None:
+    async with rig(rounds=1, round_timeout_s=0.05, rejoin_timeout_s=0.0, policy=All(4)).running() as r:
+        await r.join("a")
+        await r.join("b", manual=True)
+        c, d = await r.join("c", manual=True), await r.join("d", manual=True)
+        await c.next_job()
+        await r.coordinator.tell(Refusal("c", 1, "out of memory", rejected=False))
+        await r.lose(d)
+        await r.played()
+        (record,) = r.store.rounds()
+        assert [o.client_id for o in record.observations] == ["a"]
+        assert [(miss.client_id, miss.kind) for miss in record.misses] == [
+            ("b", "timeout"),
+            ("c", "refused"),
+            ("d", "lost"),
+        ]
+        assert r.coordinator.state.table.measured.tolist() == [1, 1, 1, 1]
+        assert r.coordinator.state.table.missed.tolist() == [0, 1, 1, 1]
+
+
+async def test_a_round_with_a_miss_takes_at_least_what_was_waited_for(rig: MakeRig) -> None:
+    async with rig(rounds=2, round_timeout_s=0.5, time_scale=0.5).running() as r:
+        await r.join("a")
+        await r.join("b", manual=True)
+        await r.played()
+        for record in r.store.rounds():
+            (miss,) = record.misses
+            assert 0.5 <= miss.waited_s < 5
+            assert miss.latency_s == miss.waited_s / 0.5  # at the emulated scale
+            assert record.round_latency_s == miss.latency_s
+            assert record.measured_latency_s < miss.latency_s
+            assert record.is_censored
+
+
+async def test_an_answer_of_a_client_that_returned_counts_from_the_first_hand_over(rig: MakeRig) -> None:
+    async with rig(rounds=1).running() as r:
+        await r.join("a")
+        b = await r.join("b", manual=True)
+        job = await b.next_job()
+        await r.lose(b, handed_over_s=job.ready_s + 0.25)
+        again = await r.join("b", manual=True)
+        sent_again = await again.next_job()
+        await again.answer(1)
+        await r.played()
+        assert (job.handed_over_s, sent_again.handed_over_s) == (None, job.ready_s + 0.25)
+        assert sent_again.ready_s == job.ready_s
+
+
+async def test_coming_back_does_not_move_the_deadline(rig: MakeRig) -> None:
+    async with rig(rounds=1, round_timeout_s=0.3).running() as r:
+        await r.join("a")
+        b = await r.join("b", manual=True)
+        for _ in range(3):
+            await b.next_job()
+            await r.lose(b)
+            b = await r.join("b", manual=True)
+        await r.played()
+        (miss,) = r.store.rounds()[0].misses
+        assert 0.3 <= miss.waited_s < 3
+
+
+async def test_a_resting_client_is_left_out_until_its_rest_is_over(rig: MakeRig) -> None:
+    async with rig(rounds=8, round_timeout_s=0.05, policy=Pause(1)).running() as r:
+        for client_id in "ab":
+            await r.join(client_id)
+        silent = await r.join("c", manual=True)
+        await r.played()
+        asked = [t.round for t in r.store.rounds() if "c" in t.chosen]
+        assert silent.jobs.qsize() == len(asked)
+        assert 1 <= len(asked) <= 4
+        gaps = [later - earlier for earlier, later in pairwise(asked)]
+        assert all(gap > 2**k for k, gap in enumerate(gaps))
+
+
+async def test_a_device_time_that_leaves_less_than_the_wire_takes_is_cut(rig: MakeRig) -> None:
+    overstated = Timing(1.0, train_s=0.875, upload_s=0.25)
+    async with rig(rounds=2, signal="communication").running() as r:
+        await r.join("a")
+        b = await r.join("b", manual=True)
+        for t in (1, 2):
+            await b.next_job()
+            await b.answer(t, timing=overstated)
+        await r.played()
+        first = r.store.rounds()[0]
+        assert {o.client_id: o.latency_s for o in first.observations}["b"] == pytest.approx(0.25)
+        capped = [e for record in r.store.rounds() for e in record.events if e.kind == "capped"]
+        assert capped == [LogEvent("capped", "b", "device time")]
+
+
+async def test_a_weight_above_its_share_is_cut_and_noted(rig: MakeRig) -> None:
+    async with rig(rounds=2, aggregation=Aggregation(weight_share_max=0.6)).running() as r:
+        await r.join("a")  # 10 examples
+        await r.join("b")  # 30
+        await r.played()
+        capped = [e for record in r.store.rounds() for e in record.events if e.kind == "capped"]
+        assert capped == [LogEvent("capped", "b", "weight in the average")]
+
+
+# --- the client's actor
+
+
+async def test_a_lost_stream_is_part_of_the_round_trip() -> None:
+    first, second = ClientActorRig(), ClientActorRig()
+    async with first.running():
+        first.clock.advance(1.0)
+        await first.dispatch()
+        handed_over_s = first.actor.handed_over_s
+    assert handed_over_s == 101.0  # the rig's clock begins at 100
+    second.clock.advance(4.0)
+    async with second.running():
+        second.stream.write_s = 0.0
+        await second.dispatch(handed_over_s=handed_over_s)
+        assert second.actor.handed_over_s == 101.0  # also if this stream breaks as well
+        second.stream.give(upload(vector(5))[0], after_s=0.5)
+        update = await second.told()
+    assert isinstance(update, Update)
+    t = update.timing
+    assert (t.round_trip_s, t.reconnect_s) == (3.5, 3.0)
+    parts_s = t.reconnect_s + t.download_s + t.injected_down_s + t.device_s + t.injected_up_s + t.upload_s
+    assert parts_s + t.propagation_s == t.round_trip_s
+    assert second.actor.handed_over_s is None
+
+
+def test_an_actor_without_a_job_has_handed_nothing_over() -> None:
+    rig = ClientActorRig()
+    assert isinstance(rig.actor, ClientActor)
+    assert rig.actor.handed_over_s is None
+    assert Lost(rig.actor, "gone").handed_over_s is None
+    assert Dispatch(1, 1, [], 0.0, 0.0).handed_over_s is None
+
+
+# --- over real gRPC
+
+
+async def test_a_client_that_never_answers_costs_the_round_timeout(tmp_path: Path) -> None:
+    """Rounds as long as the timeout; their sum is the clock's time but for what the server adds."""
+    timeout_s, rounds = 0.5, 3
+    settings = {"minimum_clients": 2, "rounds": rounds, "round_timeout_s": timeout_s}
+    async with federation(tmp_path / "run", All(2), **settings) as run, clients() as some:
+        some.start("a", await run.port)
+        async with raw_stream(await run.port) as call:
+            await take_a_job(call)
+            result = await run.finished()
+    records = log_of(tmp_path / "run")
+    assert [[miss.client_id for miss in record.misses] for record in records] == [["raw"]] * rounds
+    assert all(timeout_s <= record.round_latency_s and record.is_censored for record in records)
+    total_s, clock_s = result.state.total_latency_s, result.state.wall_clock_s
+    assert rounds * timeout_s <= total_s <= clock_s
+    assert clock_s - total_s < 0.25 * clock_s
+    assert (result.state.missed_jobs, result.state.censored_rounds) == (rounds, rounds)
+    assert result.state.measured_latency_s < total_s
