@@ -128,7 +128,9 @@ class OpenRound:
             weights=None if weights is None else tuple(weights.tolist()),
             observations=observations,
             events=self.events,
-            round_latency_s=max((seen.latency_s for seen in (*observations, *misses)), default=0.0),
+            round_latency_s=max(
+                [*(o.latency_s for o in observations), *(miss.latency_s for miss in misses)], default=0.0
+            ),
             wall_clock_s=wall_clock_s,
             selection_s=self.selection_s,
             model_digest=model_digest,
