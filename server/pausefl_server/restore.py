@@ -45,7 +45,14 @@ def restore(
     if begun == 0:
         checkpoint.save(0, theta_0)
         _agree_on(store, "initial_digest", digest(theta_0))
-    state = replay(policy, settings.seed, records[:begun], after_each)
+    state = replay(
+        policy,
+        settings.seed,
+        records[:begun],
+        after_each,
+        tau_min_s=settings.tau_min_s,
+        examples_max=settings.examples_max,
+    )
     late = store.late_events()
     model = GlobalModel.start(theta, settings.optimizer, optimizer_state)
     return StartingPoint(state, model, (*late, *_departures(state, late)), store.attempts())
