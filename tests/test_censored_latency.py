@@ -1,14 +1,24 @@
 """Misses as censored latencies: what is counted, what is estimated, and who rests."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from pausefl.bench.censoring import IgnoresMisses, bias, families
+from pausefl.delays import Constant
+from pausefl.simulation.engine import Setting, simulate, simulate_pause
+from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.resting import awake
 from pausefl_server.selection import Context, policy_class
+from pausefl_server.selection.everyone import All
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
 from pausefl_server.selection.observed import seen_by_policy
+from pausefl_server.selection.pause import Pause
+from pausefl_server.selection.ucb import Ucb
 from rigs.policies import IDS, Play, policy_of
 
 
@@ -162,3 +172,49 @@ def test_without_rests_a_dead_client_is_still_not_first_choice() -> None:
         answers = {i: 0.06 for i in chosen if i != "dead"}
         table.apply_round(played(t, answers, {"dead": 2.0} if "dead" in chosen else {}))
     assert table.chosen[table.row_of["dead"]] < 0.25 * t
+
+
+# --- heavy tails and deadlines, simulated
+
+
+@pytest.mark.parametrize("family", ["pareto", "lognormal"])
+@pytest.mark.parametrize("deadline_s", [0.25, 2.0])
+def test_the_bias_of_censoring_stays_within_its_bound(family: str, deadline_s: float) -> None:
+    laws = families()[family]
+    found = bias({client_id: laws[client_id] for client_id in (min(laws), max(laws))}, deadline_s)
+    assert found["encloses_truth"]
+    assert -found["bound"] <= found["bias"] <= 0
+    assert found["bias_of_answers_alone"] > 0
+
+
+def test_a_dead_client_costs_neither_regret_nor_waits_as_it_does_where_misses_are_ignored() -> None:
+    """Beside a genie that knows the uncensored truth, over 600 rounds with a deadline of 2 s."""
+    laws = families()["pareto, one dead"]
+    setting = Setting(laws, dict.fromkeys(laws, 100), 0.05, deadline_s=2.0)
+    ours, ignorant = simulate(Ucb(4), setting, 600), simulate(IgnoresMisses(4), setting, 600)
+    assert ours.missed is not None
+    assert ours.chosen[-1] < 0.05 * 600
+    assert ignorant.chosen[-1] > 0.5 * ours.chosen[-1]
+    assert ours.genie_regret[-1] < 0.8 * ignorant.genie_regret[-1]
+    assert ours.total_latency_s[-1] < 0.8 * ignorant.total_latency_s[-1]
+
+
+def test_a_simulated_miss_costs_the_deadline_and_its_release() -> None:
+    ids = [f"c{k}" for k in range(3)]
+    laws = {client_id: Constant(0.1 if client_id != "c0" else 9.0) for client_id in ids}
+    setting = Setting(laws, dict.fromkeys(ids, 100), 0.05, Budget(10.0, 0.1), deadline_s=2.0)
+    result = simulate(All(3), setting, 4)
+    assert result.total_latency_s.tolist() == [2.0, 4.0, 6.0, 8.0]
+    assert result.missed is not None
+    assert result.missed.tolist() == [4, 0, 0]
+    assert result.max_epsilon_spent[-1] == pytest.approx(Budget(10.0, 0.1).spent(4))
+
+
+def test_a_deadline_that_no_latency_passes_changes_nothing() -> None:
+    laws = {f"c{k}": Constant(0.1 * (k + 1)) for k in range(6)}
+    setting = Setting(laws, dict.fromkeys(laws, 100), 0.05)
+    free, bound = (simulate_pause(Pause(2), replace(setting, deadline_s=d), 50) for d in (math.inf, 0.7))
+    np.testing.assert_array_equal(free.regret, bound.regret)
+    slow = simulate_pause(Pause(2), replace(setting, deadline_s=0.55), 50)  # the last client misses: played one by one
+    assert slow.missed is not None
+    assert slow.missed[-1] == slow.chosen[-1] > 0

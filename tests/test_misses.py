@@ -19,7 +19,9 @@ from rigs.federation import clients, federation, log_of, raw_stream, take_a_job
 
 
 async def test_every_chosen_client_is_an_observation_or_a_miss(rig: MakeRig) -> None:
-    async with rig(rounds=1, round_timeout_s=0.05, rejoin_timeout_s=0.0, policy=All(4)).running() as r:
+    async with rig(
+        rounds=1, round_timeout_s=0.05, rejoin_timeout_s=0.0, policy=All(4), minimum_clients=4
+    ).running() as r:
         await r.join("a")
         await r.join("b", manual=True)
         c, d = await r.join("c", manual=True), await r.join("d", manual=True)
@@ -80,7 +82,7 @@ async def test_coming_back_does_not_move_the_deadline(rig: MakeRig) -> None:
 
 
 async def test_a_resting_client_is_left_out_until_its_rest_is_over(rig: MakeRig) -> None:
-    async with rig(rounds=8, round_timeout_s=0.05, policy=Pause(1)).running() as r:
+    async with rig(rounds=8, round_timeout_s=0.05, policy=Pause(1), minimum_clients=3).running() as r:
         for client_id in "ab":
             await r.join(client_id)
         silent = await r.join("c", manual=True)

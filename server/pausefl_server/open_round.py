@@ -120,7 +120,6 @@ class OpenRound:
         waits = (self.misses[c] for c in sorted(self.misses))
         # Nothing tells how a silent client's time was spent: all of the wait counts as communication.
         misses = tuple(replace(miss, latency_s=miss.waited_s / settings.time_scale) for miss in waits)
-        latencies_s = (*(o.latency_s for o in observations), *(miss.latency_s for miss in misses))
         weights, hosts = self.selection.weights, (o.host for o in observations)
         return RoundRecord(
             round=self.job.round,
@@ -129,7 +128,9 @@ class OpenRound:
             weights=None if weights is None else tuple(weights.tolist()),
             observations=observations,
             events=self.events,
-            round_latency_s=max(latencies_s, default=0.0),
+            round_latency_s=max(
+                [*(o.latency_s for o in observations), *(miss.latency_s for miss in misses)], default=0.0
+            ),
             wall_clock_s=wall_clock_s,
             selection_s=self.selection_s,
             model_digest=model_digest,

@@ -242,7 +242,8 @@ def _numbers(progress: RunProgress, last: RoundCommitted) -> Table:
         cells[f"greatest ε ({last.privacy_unit})"] = f"{last.max_epsilon_spent:.3g} of {last.epsilon_budget:g}"
     cells["selection"] = f"{1e3 * last.selection_s:.2f} ms"
     cells["rejected"] = str(last.rejected)
-    cells["missed jobs"] = str(last.missed_jobs)
+    if last.missed_jobs:
+        cells["missed jobs"] = str(last.missed_jobs)
     cells["suspect rounds"] = str(last.suspect_rounds)
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in cells:

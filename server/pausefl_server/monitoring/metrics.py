@@ -7,6 +7,7 @@ where that is the coordinate, it stands a second time for the whole upload vecto
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
+from typing import get_args
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -21,6 +22,7 @@ from pausefl_proto.budget import Budget
 from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, RunSnapshot, greatest_and_median
 from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.records import MissKind
 from pausefl_server.settings import MetricsSettings, PrivacySettings, ServerSettings
 
 Samples = Iterable[tuple[Sequence[str], float]]
@@ -112,7 +114,7 @@ def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     text = "Sum of the rounds' greatest measured latencies, without the waits for clients that missed"
     yield _gauge("measured_latency_seconds", text, (), [((), now.measured_latency_s)])
     text = "Chosen clients without an update"
-    yield _counter("missed_jobs", text, ("kind",), [((kind,), count) for kind, count in now.missed.items()])
+    yield _counter("missed_jobs", text, ("kind",), [((kind,), now.missed.get(kind, 0)) for kind in get_args(MissKind)])
     text = "Rounds whose latency is a lower bound, as a miss decided it"
     yield _counter("censored_rounds", text, (), [((), now.censored_rounds)])
     text = "Latencies below tau_min, which count as equally fast"

@@ -139,7 +139,7 @@ class Oort(Policy):
             if context.oracle is None:
                 raise ValueError("oort needs the true mean latencies, or known_speeds = false")
             duration_s = np.array([context.oracle.mean_latency_s[table.ids[row]] for row in rows])
-        measured = table.measured[rows] > 0
+        measured = table.inverse_latency_sum[rows] > 0  # at least one answer; misses lengthen its duration
         duration_s[measured] = table.measured[rows][measured] / table.inverse_latency_sum[rows][measured]
         known_s = duration_s[~np.isnan(duration_s)]
         if not known_s.size:

@@ -255,6 +255,8 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
         f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
         f"greatest {epsilon}": ("max_epsilon_spent", _three_digits),
     }
+    if any(row.missed_jobs is not None and row.missed_jobs.mean for row in comparison.rows):
+        columns = {**columns, "missed jobs": ("missed_jobs", _three_digits)}
     lines = [
         [row.policy, *(_cell(getattr(row, name), form) for name, form in columns.values())] for row in comparison.rows
     ]
