@@ -248,9 +248,9 @@ def _device_noise(name: str | None) -> LaplaceSource | None:
     device = resolve_device(name)
     if device.type == "cpu":
         return None
-    from pausefl_client.device_noise import DeviceLaplace
+    from pausefl_client.device_noise import DeviceLaplace, secret_generator
 
-    return DeviceLaplace(device)
+    return DeviceLaplace(secret_generator(device))
 
 
 async def _take_part(client_id: str, session: ClientSession) -> None:
