@@ -19,7 +19,7 @@ from pausefl.config.client_records import budget_of, mechanism_of
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.results.reading import read_run
 from pausefl.runtime.client_plan import noise_plan
-from pausefl.runtime.client_process import noise_for
+from pausefl.runtime.client_privacy import noise_for
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_client.ledger import ReleaseKey, verified_spend
 from pausefl_client.privacy import Mechanism

@@ -13,7 +13,7 @@ def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> 
 
     from pausefl.config.experiment import parse_experiment
     from pausefl.runtime.client_plan import noise_plan
-    from pausefl.runtime.client_process import noise_for
+    from pausefl.runtime.client_privacy import noise_for
     from pausefl_client.ledger import ReleaseKey
 
     source = noise_for(noise_plan(parse_experiment(experiment)), "client-000", ReleaseKey("run", 1, 1, "model"))
