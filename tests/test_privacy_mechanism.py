@@ -17,6 +17,7 @@ from pausefl.runtime.client_privacy import noise_for
 from pausefl_client.device_noise import DeviceLaplace, _philox_state, secret_generator
 from pausefl_client.ledger import ReleaseKey
 from pausefl_client.privacy import ExactLaplace, Mechanism, Unit, entropy_rng
+from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError, ConfigError
 
 UNITS: tuple[Unit, ...] = ("coordinate", "vector")
@@ -129,6 +130,17 @@ def test_noise_is_drawn_where_training_runs(monkeypatch: pytest.MonkeyPatch) -> 
     assert str(on_device._generator) == "cuda"
     exact = parse_experiment("", ["clients.count=2", "selection.m=1", "privacy.sampler=opendp"])
     assert isinstance(noise_for(noise_plan(exact), "c1", key), ExactLaplace)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_noise_does_not_follow_from_anything_public(seed: int) -> None:
+    """Same experiment, client, round and attempt: whoever knows them, and the seed, knows nothing of the noise."""
+    key = ReleaseKey("run", 1, 1, "model")
+    plan = noise_plan(parse_experiment("", ["clients.count=2", "selection.m=1", f"experiment.seed={seed}"]))
+    one, other = (noise_for(plan, "client-000", key).laplace(np.zeros(8), 1.0) for _ in range(2))
+    assert not np.intersect1d(one, other).size
+    public = generator(seed, "noise", "client-000", 1, 1).laplace(np.zeros(8), 1.0)
+    assert not np.intersect1d(one, public).size
 
 
 def test_noise_is_fresh_for_every_coordinate_and_release() -> None:
