@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-pythons test-crash test-containers lint proto format clean up down logs images results wheelhouse
+.PHONY: demo test test-pythons test-crash test-containers mutants lint proto format clean up down logs images results wheelhouse
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -33,6 +33,10 @@ test-crash: $(READY)
 # Real containers on a real engine: many minutes the first time.
 test-containers: $(READY)
 	PAUSEFL_CONTAINERS=1 $(BIN)/pytest -s tests/test_container_run.py
+
+# Break privacy in some forty ways, one at a time, and see that audit or tests notice; writes docs/privacy-mutants.md.
+mutants: $(READY)
+	$(BIN)/python tests/mutants
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ from pausefl.population.behaviours import (
     StaleModel,
 )
 from pausefl_client.datasets import Examples
+from pausefl_client.holdings import synthetic_holding
 from pausefl_client.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Manifest, Tensor, Vector
@@ -40,6 +41,7 @@ class Honest:
     n_examples = 7
     label_counts: ClassVar[dict[str, float]] = {"label_0": 7.0}
     manifest = Manifest((Tensor("w", (SIZE,)),))
+    holding = synthetic_holding("honest")
 
     def __init__(self, train_s: float = 0.0) -> None:
         self._train_s = train_s

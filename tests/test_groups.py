@@ -52,11 +52,6 @@ def test_groups_name_and_count_their_clients() -> None:
     assert parse_experiment(experiment.to_toml()) == experiment
 
 
-def test_the_data_a_client_holds_depend_on_its_group() -> None:
-    assert three().data_key != three("", "clients.groups.flipped.count=1").data_key
-    assert "groups" not in parse_experiment("clients.count = 5").data_key
-
-
 def test_trainers_behave_as_their_group_does() -> None:
     same = 'workload.examples = 500\nworkload.optimizer = "sgd"'
     experiment = parse_experiment(same + THREE)

@@ -292,13 +292,6 @@ def test_bad_drifts_are_named(override: str, message: str, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_drifts_say_nothing_of_the_data() -> None:
-    """A ledger is bound to them."""
-    keys = {parse_experiment(CONFIG.replace("sd = 0.2", f"sd = {sd}")).data_key for sd in ("0.1", "0.2")}
-    assert len(keys) == 1
-    assert parse_experiment(CONFIG, ["clients.groups.late.count=3"]).data_key not in keys
-
-
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("fedts_")])
 def test_every_preset_with_newcomers_can_be_simulated(name: str, tmp_path: Path) -> None:
     summary = run_simulation(load_experiment(name), 100, tmp_path / "out")

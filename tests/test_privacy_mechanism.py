@@ -1,6 +1,7 @@
 """The Laplace mechanism in both units (PAUSE v2, eq. (5); docs/papers.md, decision 8)."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from scipy import stats
 
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.client_plan import noise_plan
-from pausefl.runtime.client_process import noise_for
-from pausefl_client.device_noise import DeviceLaplace
+from pausefl.runtime.client_privacy import noise_for
+from pausefl_client.device_noise import DeviceLaplace, _philox_state, secret_generator
 from pausefl_client.ledger import ReleaseKey
 from pausefl_client.privacy import ExactLaplace, Mechanism, Unit, entropy_rng
+from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError, ConfigError
 
 UNITS: tuple[Unit, ...] = ("coordinate", "vector")
@@ -97,11 +99,16 @@ def test_the_exact_sampler_is_laplace_at_the_same_scale() -> None:
     assert stats.kstest(noise, stats.laplace(scale=mechanism.scale(2.0) / 2).cdf).pvalue < 1e-9
 
 
+def torch_generator(device: str, seed: int) -> torch.Generator:
+    """Secret where it may be, else of a fixed seed."""
+    return secret_generator(torch.device(device)) if device == "cuda" else torch.Generator().manual_seed(seed)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 def test_noise_of_a_device_is_laplace_at_the_same_scale(device: str) -> None:
-    # Its entropy is the operating system's: a false alarm once in a million runs.
+    # On a GPU its entropy is the operating system's: a false alarm once in a million runs.
     mechanism, update = Mechanism("coordinate", 0.3), np.full(N, 7.0, np.float32)
-    sources = [DeviceLaplace(torch.device(device)) for _ in range(2)]
+    sources = [DeviceLaplace(torch_generator(device, seed)) for seed in (1, 2)]
     clipped = mechanism.clip_update(update)
     one, other = (mechanism.privatise(update, 2.0, source).astype(np.float64) - clipped for source in sources)
     for drawn in (one, other):
@@ -117,10 +124,23 @@ def test_noise_is_drawn_where_training_runs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("pausefl_client.training.resolve_device", lambda _: torch.device("cpu"))
     assert isinstance(noise_for(noise_plan(experiment), "c1", key), np.random.Generator)
     monkeypatch.setattr("pausefl_client.training.resolve_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr("pausefl_client.device_noise.DeviceLaplace", lambda device: f"drawn on {device}")
-    assert str(noise_for(noise_plan(experiment), "c1", key)) == "drawn on cuda"
+    monkeypatch.setattr("pausefl_client.device_noise.secret_generator", str)
+    on_device = noise_for(noise_plan(experiment), "c1", key)
+    assert isinstance(on_device, DeviceLaplace)
+    assert str(on_device._generator) == "cuda"
     exact = parse_experiment("", ["clients.count=2", "selection.m=1", "privacy.sampler=opendp"])
     assert isinstance(noise_for(noise_plan(exact), "c1", key), ExactLaplace)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_noise_does_not_follow_from_anything_public(seed: int) -> None:
+    """Same experiment, client, round and attempt: whoever knows them, and the seed, knows nothing of the noise."""
+    key = ReleaseKey("run", 1, 1, "model")
+    plan = noise_plan(parse_experiment("", ["clients.count=2", "selection.m=1", f"experiment.seed={seed}"]))
+    one, other = (noise_for(plan, "client-000", key).laplace(np.zeros(8), 1.0) for _ in range(2))
+    assert not np.intersect1d(one, other).size
+    public = generator(seed, "noise", "client-000", 1, 1).laplace(np.zeros(8), 1.0)
+    assert not np.intersect1d(one, public).size
 
 
 def test_noise_is_fresh_for_every_coordinate_and_release() -> None:
@@ -144,8 +164,41 @@ def test_a_release_is_float32_finite_and_leaves_the_update_alone(unit: Unit) -> 
     assert np.array_equal(update, before, equal_nan=True)
 
 
-def test_entropy_gives_different_noise_every_time() -> None:
-    assert entropy_rng().random() != entropy_rng().random()
+def draws(monkeypatch: pytest.MonkeyPatch, entropy: bytes, draw: Callable[[], object]) -> object:
+    """What is drawn when the operating system gives this entropy; it must be asked for all of it, once."""
+    left = [entropy]
+
+    def urandom(size: int) -> bytes:
+        assert size == len(left[-1])
+        return left.pop()
+
+    with monkeypatch.context() as given:
+        given.setattr("os.urandom", urandom)
+        drawn = draw()
+    assert not left
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("draw", "bits"),
+    [(lambda: entropy_rng().random(), 128), (lambda: bytes(_philox_state().numpy()), 124)],
+    ids=["numpy", "cuda"],
+)
+def test_every_bit_of_entropy_moves_the_noise(
+    monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object], bits: int
+) -> None:
+    """128 bits are asked for at every release, and as many draws differ as there are bits to turn."""
+    entropy = bytes(range(16))
+    turned = [(int.from_bytes(entropy) ^ 1 << bit).to_bytes(16) for bit in range(128)]
+    drawn = [draws(monkeypatch, given, draw) for given in (entropy, *turned)]
+    assert len(set(drawn)) == 1 + bits
+
+
+def test_torch_is_not_trusted_with_a_seed_where_it_takes_32_bits() -> None:
+    low, high = (torch.rand(4, generator=torch.Generator().manual_seed(s)) for s in (5, 5 + (1 << 40)))
+    assert torch.equal(low, high)  # the reason
+    with pytest.raises(ValueError, match="32 bits"):
+        secret_generator(torch.device("cpu"))
 
 
 def test_epsilon_of_the_upload() -> None:

@@ -1,6 +1,6 @@
-"""Laplace noise drawn on the device that trains, for clients whose updates are large enough for that to matter."""
+"""Laplace noise drawn on the GPU that trains, for clients whose updates are large enough for that to matter."""
 
-import secrets
+import os
 from typing import Any
 
 import numpy as np
@@ -9,24 +9,15 @@ import torch
 
 
 class DeviceLaplace:
-    """A `LaplaceSource` that draws in float64 on a torch device, seeded with the operating system's entropy.
+    """A `LaplaceSource` that draws in float64 where its generator lives."""
 
-    Take a fresh one for every release. Philox and the Mersenne twister are no cryptographic generators: they are
-    hidden by a secret seed (124 bits on CUDA, 63 elsewhere) and by never being used twice.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        """RuntimeError from torch where the device is not there."""
-        self._device = device
-        self._generator = torch.Generator(device)
-        if device.type == "cuda":
-            self._generator.set_state(_philox_state())
-        else:
-            self._generator.manual_seed(secrets.randbits(63))
+    def __init__(self, generator: torch.Generator) -> None:
+        """`generator` must be fresh for every release, and secret: `secret_generator` makes one."""
+        self._generator = generator
 
     def laplace(self, loc: npt.NDArray[Any], scale: float) -> npt.NDArray[np.float64]:
         """`loc`, (n,), plus independent Laplace noise of this scale: the difference of two exponentials."""
-        value = torch.from_numpy(loc).to(self._device, torch.float64)
+        value = torch.from_numpy(loc).to(self._generator.device, torch.float64)
         value.sub_(self._log_uniform(value), alpha=scale).add_(self._log_uniform(value), alpha=scale)
         noised: npt.NDArray[np.float64] = value.cpu().numpy()  # waits for the device
         return noised
@@ -40,11 +31,25 @@ class DeviceLaplace:
         return uniform.neg_().add_(1).log_()
 
 
+def secret_generator(device: torch.device) -> torch.Generator:
+    """A Philox generator on a CUDA device with 124 bits of the operating system's entropy; RuntimeError without one.
+
+    On a processor torch seeds a Mersenne twister with 32 bits, which can be tried out: numpy serves there instead
+    (`pausefl_client.privacy.entropy_rng`), and this raises ValueError. Philox is no cryptographic generator: it is
+    hidden by its secret state and by never being used twice.
+    """
+    if device.type != "cuda":
+        raise ValueError(f"{device}: torch seeds its generator there with 32 bits only")
+    generator = torch.Generator(device)
+    generator.set_state(_philox_state())
+    return generator
+
+
 def _philox_state() -> torch.Tensor:
-    """Philox takes a seed and a place in its sequence, a multiple of 4, as two little-endian 64-bit words.
+    """64 secret bits of seed and 60 of place: Philox takes them as two little-endian words, the place a multiple of 4.
 
     A seed alone, as `manual_seed` takes it, is short enough to be tried out.
     """
-    seed, place = secrets.randbits(64), 4 * secrets.randbits(60)
-    words = np.array([seed, place], "<u8")
+    words = np.frombuffer(os.urandom(16), "<u8").copy()
+    words[1] = words[1] >> np.uint64(4) << np.uint64(2)
     return torch.from_numpy(words.view(np.uint8))

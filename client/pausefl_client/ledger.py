@@ -7,6 +7,7 @@ directory: its index i, and so its ε_i, then goes on from experiment to experim
 
 import hashlib
 import math
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -99,7 +100,7 @@ class Ledger:
         self._is_settled = False
         self._head = Head(path)
         with self._errors():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_durable(path.parent)
             has_log = _has_log(path)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.0)
         try:
@@ -198,6 +199,12 @@ class Ledger:
             self.released, self.epsilon_spent, self._chain = _walk(self._path, self._db)
             _refuse_behind(self._path, self.released, self._head.read())
             known = dict(self._db.execute("SELECT key, value FROM meta"))
+        if "data" in known.keys() - belongs_to.keys():
+            raise LedgerError(
+                f"ledger {self._path}: an earlier version kept it, by the names of its data and not by the examples:"
+                f" count its epsilon of {self.epsilon_spent:g} as spent, and begin new ledgers in another folder"
+                " (privacy.ledger_dir, --ledger-dir)"
+            )
         for key, value in belongs_to.items():
             if known.get(key) != value:
                 raise LedgerError(
@@ -249,6 +256,21 @@ class Ledger:
             locked = getattr(error, "sqlite_errorname", "") in {"SQLITE_BUSY", "SQLITE_LOCKED"}
             reason = "is open in another process" if locked else str(error)
             raise LedgerError(f"ledger {self._path}: {reason}") from error
+
+
+def make_durable(folder: Path) -> None:
+    """Make a folder, and see to it that it and those made for it are still there after a power cut.
+
+    SQLite does so for the files in it. The folder itself may have been made just before by another process.
+    """
+    made = [folder, *(above for above in folder.absolute().parents if not above.exists())]
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in made:
+        above = os.open(entry.absolute().parent, os.O_RDONLY)
+        try:
+            os.fsync(above)
+        finally:
+            os.close(above)
 
 
 def verified_spend(path: Path) -> tuple[int, float]:

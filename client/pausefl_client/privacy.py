@@ -14,7 +14,7 @@ sampler stays inexact, and ε holds up to floating point. `ExactLaplace` is exac
 """
 
 import math
-import secrets
+import os
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -29,6 +29,7 @@ Sampler = Literal["laplace", "opendp"]
 
 # float64 scratch of 512 KiB stays in the cache and bounds the memory a 10-million-coordinate update needs.
 _CHUNK = 1 << 16
+_SEED_BYTES = 16
 # A Laplace draw in float64 never exceeds 40 scales: below this the noised update fits float32.
 _MAX_SCALE = 1e36
 
@@ -102,9 +103,10 @@ class Mechanism:
 def entropy_rng() -> np.random.Generator:
     """A generator seeded with 128 bits of the operating system's entropy; take a fresh one for every release.
 
+    Never make one when a module is imported: clients are forked after that, and all of them would draw the same noise.
     PCG64DXSM is no cryptographic generator: it is hidden by its secret seed and by never being used twice.
     """
-    return np.random.Generator(np.random.PCG64DXSM(secrets.randbits(128)))
+    return np.random.Generator(np.random.PCG64DXSM(int.from_bytes(os.urandom(_SEED_BYTES))))
 
 
 class ExactLaplace:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+from pausefl_client.holdings import Holding
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, Vector
 
@@ -60,6 +61,10 @@ class Trainer(Protocol):
     @property
     def manifest(self) -> Manifest:
         """What the d values of θ mean."""
+
+    @property
+    def holding(self) -> Holding:
+        """Which examples these are, before anything the client may do to them."""
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         """Train from θ, (d,) float32; the same arguments give the same batches."""

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from pausefl_client.datasets import Examples
+from pausefl_client.holdings import Holding, holding_of
 from pausefl_client.models import flatten, manifest_of, unflatten
 from pausefl_client.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.draws import generator
@@ -28,14 +29,19 @@ class TorchTrainer:
         device: torch.device,
         seed: int,
         client_id: str,
+        holding: Holding | None = None,
         classes: int = 0,
     ) -> None:
-        """`classes` is how many the task has, for `label_counts` to count those without examples here as well."""
+        """`holding` is that of the data before anything was done to them; that of `examples` unless given.
+
+        `classes` is how many the task has, for `label_counts` to count those without examples here as well.
+        """
         self.n_examples = len(examples)
         self.label_counts = {
             f"label_{c}": float(n) for c, n in enumerate(np.bincount(examples.labels, minlength=classes))
         }
         self.manifest = manifest_of(model)
+        self.holding = holding or holding_of(examples, dealing="")
         self._model = model.to(device)
         self._inputs = torch.from_numpy(examples.inputs).to(device)
         self._labels = torch.from_numpy(examples.labels).to(device)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pausefl_client.holdings import synthetic_holding
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import DrawDelays, Link, no_delays
 from pausefl_client.privacy import Mechanism
@@ -59,6 +60,7 @@ class FakeTrainer:
 
     n_examples = 42
     label_counts: ClassVar[dict[str, float]] = {}
+    holding = synthetic_holding("fake")
 
     def __init__(self, clock: Clock, size: int = 6, train_s: float = 0.0) -> None:
         self.manifest = Manifest((Tensor("w", (size,)),))

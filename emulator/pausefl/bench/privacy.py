@@ -3,14 +3,13 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pausefl_client.device_noise import DeviceLaplace
+from pausefl_client.device_noise import DeviceLaplace, secret_generator
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, Mechanism, entropy_rng
 from pausefl_proto.budget import Budget
@@ -29,9 +28,12 @@ def cases() -> Iterator[dict[str, Any]]:
         for size in _SIZES:
             yield _case(Path(folder) / f"{size}.db", size, entropy_rng, "numpy", 40 if size < 1_000_000 else 8)
         if torch.cuda.is_available():
-            device = partial(DeviceLaplace, torch.device("cuda"))
-            yield _case(Path(folder) / "cuda.db", _SIZES[-1], device, "cuda", 8)
+            yield _case(Path(folder) / "cuda.db", _SIZES[-1], _on_cuda, "cuda", 8)
         yield _case(Path(folder) / "exact.db", _EXACT_SIZE, ExactLaplace, "opendp", 4)
+
+
+def _on_cuda() -> LaplaceSource:
+    return DeviceLaplace(secret_generator(torch.device("cuda")))
 
 
 def _case(path: Path, size: int, source: Callable[[], LaplaceSource], sampler: str, repeats: int) -> dict[str, Any]:

@@ -51,6 +51,11 @@ def check_privacy(privacy: PrivacyTable) -> None:
     """ConfigError for what no single key of [privacy] shows."""
     budget_of(privacy)
     mechanism_of(privacy)
+    if privacy.ledger_dir and not privacy.enabled:
+        raise ConfigError(
+            "privacy.enabled = false: goes without privacy.ledger_dir only; updates would leave bare and uncharged, of"
+            " examples whose one budget is kept there"
+        )
     if privacy.reproducible_noise and privacy.sampler == "opendp":
         raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
     if privacy.reproducible_noise and privacy.ledger_dir:

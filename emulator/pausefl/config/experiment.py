@@ -93,17 +93,6 @@ class Experiment(Table):
         return None if self.latency.tau_min_s == "auto" else self.latency.tau_min_s
 
     @property
-    def data_key(self) -> str:
-        """What decides which examples a client holds; a ledger belongs to one client's."""
-        if self.workload.model == "synthetic":
-            return "synthetic"
-        w = self.workload.model_dump(include={"dataset", "examples", "partition", "concentration", "dominant_share"})
-        groups = self.clients.model_dump(
-            include={"groups"}, exclude={"groups": {"__all__": {"drift", "role"}}}, exclude_defaults=True
-        )
-        return json.dumps({**w, "clients": self.clients.count, "seed": self.experiment.seed, **groups})
-
-    @property
     def judged_workload(self) -> str:
         """What a run and its evaluator must agree on, as JSON."""
         w = self.workload.model_dump(include={"dataset", "model"})

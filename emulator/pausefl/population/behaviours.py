@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pausefl_client.datasets import Examples
+from pausefl_client.holdings import Holding
 from pausefl_client.trainer import Trainer, TrainingOutcome, TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import PauseflError
@@ -270,6 +271,10 @@ class _Wrapped:
     @property
     def manifest(self) -> Manifest:
         return self._trainer.manifest
+
+    @property
+    def holding(self) -> Holding:
+        return self._trainer.holding
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         return self._trainer.train(theta, round=round)

@@ -35,10 +35,8 @@ class PrivacyPlan:
     budget: Budget
     mechanism: Mechanism
     noise: NoisePlan
-    data_key: str
-    """What decides which examples a client holds (`Experiment.data_key`)."""
     ledger_dir: str | None
-    """Where ledgers lie that outlive runs; None: with the run."""
+    """Where ledgers lie that outlive runs, one for each holding of examples; None: with the run."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def _privacy(experiment: Experiment) -> PrivacyPlan | None:
     if budget is None or mechanism is None:
         return None
     ledger_dir = experiment.privacy.ledger_dir
-    return PrivacyPlan(budget, mechanism, noise_plan(experiment), experiment.data_key, ledger_dir)
+    return PrivacyPlan(budget, mechanism, noise_plan(experiment), ledger_dir)
 
 
 def _scrape(experiment: Experiment) -> ScrapePlan | None:

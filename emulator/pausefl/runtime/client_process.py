@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import Chain
-from pausefl.runtime.client_plan import ClientPlan, NoisePlan, PrivacyPlan, ScrapePlan, TrainingPlan
+from pausefl.runtime.client_plan import ClientPlan, ScrapePlan, TrainingPlan
+from pausefl.runtime.client_privacy import open_privacies
 from pausefl.runtime.links import make_links
-from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Link
-from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
 from pausefl_client.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Observe
 from pausefl_client.synthetic import SyntheticTrainer
@@ -37,8 +36,7 @@ from pausefl_process.lifetime import (
     keep_freed_memory,
     write_output_to,
 )
-from pausefl_proto.draws import generator
-from pausefl_proto.errors import ConfigError, LedgerError, PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
 # Training yields the processor to whatever keeps time.
@@ -125,7 +123,7 @@ async def take_part(
         monitor = HostMonitor()
         closing.callback(monitor.close)
         size = trainers[client_ids[0]].manifest.size
-        privacies = {c: _open_privacy(plan.privacy, c, size, ledgers, closing) for c in client_ids}
+        privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
         observe = _expose(plan.scrape, privacies, size, on_metrics, closing)
         shared = _Shared(plan, address, executor, monitor, observe)
         async with asyncio.TaskGroup() as group:
@@ -180,30 +178,6 @@ def _make_session(
     )
 
 
-def _open_privacy(
-    plan: PrivacyPlan | None, client_id: str, model_size: int, ledgers: Path, closing: ExitStack
-) -> ReleasePrivacy | None:
-    if plan is None:
-        return None
-    folder = Path(plan.ledger_dir or ledgers)
-    try:
-        ledger = Ledger(folder / f"{client_id}.db", plan.budget, **_ledger_identity(plan, client_id, model_size))
-    except LedgerError as error:  # before anything was sent it is bad input
-        raise ConfigError(str(error)) from error
-    closing.callback(ledger.close)
-    return ReleasePrivacy(plan.mechanism, ledger, partial(noise_for, plan.noise, client_id))
-
-
-def _ledger_identity(plan: PrivacyPlan, client_id: str, model_size: int) -> dict[str, str]:
-    """Whose ledger it is, and what has to be the same for all of its releases if their ε are to add up."""
-    # Both samplers spend alike; noise from the seed protects nobody, whatever is drawn after it.
-    noise = "reproducible" if plan.noise.source == "reproducible" else "fresh"
-    unit = plan.mechanism.unit
-    identity = {"unit": unit, "client_id": client_id, "data": plan.data_key, "noise": noise}
-    # The ε of an upload is d times a coordinate's.
-    return identity | {"model_size": str(model_size)} if unit == "coordinate" else identity
-
-
 def _expose(
     plan: ScrapePlan | None,
     privacies: Mapping[str, ReleasePrivacy | None],
@@ -225,32 +199,6 @@ def _expose(
     closing.callback(web.close)
     on_metrics(web.address)
     return metrics.exchanged
-
-
-def noise_for(plan: NoisePlan, client_id: str, key: ReleaseKey) -> LaplaceSource:
-    """A fresh source for every release, on the device that trains.
-
-    Only a run that is marked "not private" takes it from the seed.
-    """
-    if plan.source == "reproducible":
-        return generator(plan.seed, "noise", client_id, key.round, key.attempt)
-    if plan.source == "opendp":
-        return ExactLaplace()
-    return _device_noise(plan.device) or entropy_rng()
-
-
-def _device_noise(name: str | None) -> LaplaceSource | None:
-    """The source on the device that trains; None where that is the processor, which numpy serves faster."""
-    if name is None:
-        return None
-    from pausefl_client.training import resolve_device
-
-    device = resolve_device(name)
-    if device.type == "cpu":
-        return None
-    from pausefl_client.device_noise import DeviceLaplace
-
-    return DeviceLaplace(device)
 
 
 async def _take_part(client_id: str, session: ClientSession) -> None:

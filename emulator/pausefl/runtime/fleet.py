@@ -16,6 +16,7 @@ from pausefl.config.links import processes
 from pausefl.config.tables import ClientGroup
 from pausefl.runtime.client_plan import client_plan
 from pausefl.runtime.client_process import Told, run_host
+from pausefl.runtime.forks import client_context
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server_process import run_server_process
@@ -136,9 +137,7 @@ class Fleet:
                         view.show(event)
 
     def _start_hosts(self, hosts: Iterable[_Host]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        synthetic = self._experiment.workload.model == "synthetic"
-        context.set_forkserver_preload([f"pausefl.runtime.{'client_process' if synthetic else 'torch_trainers'}"])
+        context = client_context(needs_torch=self._experiment.workload.model != "synthetic")
         for host in hosts:
             theirs, host.roll_calls = context.Pipe(duplex=False) if self._presence else (None, None)
             told = self._targets.expect(context) if self._targets else None

@@ -8,6 +8,7 @@ from typing import Any
 from pausefl.config.experiment import Experiment
 from pausefl.runtime.fleet import Fleet, View
 from pausefl.runtime.run_dir import made_run_dir
+from pausefl_client.ledger import make_durable
 from pausefl_client.privacy import ExactLaplace
 from pausefl_proto.errors import ConfigError
 
@@ -39,7 +40,7 @@ def run_experiment(
 def _check_ledger_dir(folder: Path) -> None:
     """ConfigError, before thirty clients say it each, where no ledger can be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_durable(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

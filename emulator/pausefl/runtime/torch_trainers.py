@@ -12,6 +12,7 @@ import torch
 from pausefl.population.behaviours import Chain
 from pausefl.runtime.client_plan import TrainingPlan
 from pausefl_client.datasets import load_dataset
+from pausefl_client.holdings import dealing_of, holding_of
 from pausefl_client.models import build_model
 from pausefl_client.partition import partition
 from pausefl_client.trainer import Trainer
@@ -38,17 +39,19 @@ def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[s
         dominant_share=w.dominant_share,
     )
     rows = dict(zip(plan.client_ids, parts, strict=True))
-    device = resolve_device(w.device)
+    device, dealing = resolve_device(w.device), dealing_of(parts)
 
     def trainer_of(client_id: str) -> Trainer:
         chain = Chain(plan.behaviours[client_id], seed=seed, client_id=client_id)
+        held = data.train.take(rows[client_id])
         trainer = TorchTrainer(
             build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
-            chain.examples(data.train.take(rows[client_id]), data.classes),
+            chain.examples(held, data.classes),
             chain.settings(plan.settings),
             device=device,
             seed=seed,
             client_id=client_id,
+            holding=holding_of(held, dealing),
             classes=data.classes,
         )
         return chain.trainer(trainer)

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from pausefl.runtime.forks import client_context
 from pausefl_process.lifetime import die_with_parent
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
@@ -20,8 +21,7 @@ _SERVICE = "pausefl.bench"
 
 def time_echo(clients: int, payload_bytes: int, rounds: int) -> list[float]:
     """Seconds of each of `rounds` rounds: all clients sent to, all echoes back."""
-    spawn, fork = multiprocessing.get_context("spawn"), multiprocessing.get_context("forkserver")
-    fork.set_forkserver_preload(["pausefl.runtime.client_process"])
+    spawn, fork = multiprocessing.get_context("spawn"), client_context(needs_torch=False)
     ours, theirs = spawn.Pipe()
     server = spawn.Process(target=_server_process, args=(theirs, clients, payload_bytes, rounds))
     server.start()

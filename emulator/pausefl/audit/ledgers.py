@@ -1,0 +1,28 @@
+"""A finished run's ledgers, held against what its server knows."""
+
+from pathlib import Path
+
+from pausefl.results.reading import read_run
+from pausefl_client.ledger import verified_spend
+from pausefl_proto.errors import PauseflError
+
+
+def check_ledgers(run_dir: Path) -> str:
+    """That every ledger in the run directory holds together and counts no less than the server knows; sentences."""
+    clients = read_run(run_dir).clients
+    ledgers, ahead = 0, []
+    for client_id, released in zip(clients["client_id"], clients["released"], strict=True):
+        path = run_dir / "ledgers" / f"{client_id}.db"
+        if path.exists():
+            charged, spent = verified_spend(path)
+            ledgers += 1
+            if charged < released:
+                raise PauseflError(f"{path}: counts {charged} releases (epsilon {spent:g}), the server {released}")
+            if charged > released:
+                ahead.append(f"{client_id} counts {charged} releases (epsilon {spent:.4g}), the server {released}")
+    if not ledgers:
+        return "No ledger lies in this run's directory: its clients keep them elsewhere."
+    found = f"{ledgers} ledgers hold together and count no less than the server knows."
+    if ahead:
+        found += f" {len(ahead)} count more, of releases the server never heard of: {'; '.join(ahead)}."
+    return found

@@ -1,0 +1,41 @@
+"""`make mutants`: break privacy in each way of the catalogue, see who notices, write docs/privacy-mutants.md.
+
+python tests/mutants [WORD...]      with words, only the mutants whose description has one of them; writes nothing
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mutants.catalogue import MUTANTS, Mutant
+from mutants.running import ROOT, Verdict, check_tree, table, try_mutant
+
+_AT_ONCE = 2
+
+
+def main(words: list[str]) -> int:
+    """0 if every mutant was caught by all it was shown to that had to catch it."""
+    chosen = [m for m in MUTANTS if not words or any(word in m.why for word in words)]
+    print(f"{len(chosen)} mutants; first the tree as it is, which must pass", flush=True)
+    check_tree(chosen)
+    done = 0
+
+    def tried(mutant: Mutant) -> Verdict:
+        nonlocal done
+        verdict = try_mutant(mutant)
+        done += 1
+        says = "CAUGHT BY NOTHING" if verdict.survives else f"audit: {verdict.audit}; tests: {verdict.tests}"
+        print(f"[{done}/{len(chosen)}] {mutant.why}: {says}", flush=True)
+        return verdict
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        verdicts = list(pool.map(tried, chosen))
+    if not words:
+        (ROOT / "docs/privacy-mutants.md").write_text(table(verdicts), "utf-8")
+    return int(any(verdict.survives for verdict in verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""Applies one mutant to a copy of the packages, and runs audit and tests against it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutants.catalogue import Mutant
+
+ROOT = Path(__file__).parents[2]
+NOT_ASKED = "—"
+MISSED = "misses it"
+
+_PACKAGES = ("proto", "process", "server", "client", "emulator")
+_TIMEOUT_S = 900.0
+# More than one chunk of noise, and no torch: the fork server starts fast.
+_AUDITED = ("workload.model=synthetic", "workload.model_bytes=280000", "clients.count=2", "selection.m=1")
+_UPLOADS = 2_000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who caught a mutant: what the audit said, and the first test that failed."""
+
+    mutant: Mutant
+    audit: str
+    tests: str
+
+    @property
+    def survives(self) -> bool:
+        """Whether it went unnoticed by both."""
+        return self.audit in (MISSED, NOT_ASKED) and self.tests == MISSED
+
+
+def try_mutant(mutant: Mutant) -> Verdict:
+    """Show a mutant to all that may catch it."""
+    with _copy() as copy:
+        file = copy / mutant.file
+        file.write_text(mutated(mutant, file.read_text("utf-8")), "utf-8")
+        audit = [f"{unit}: {said}" for unit in mutant.audits if (said := _audit(copy, unit)) != MISSED]
+        missed = MISSED if mutant.audits else NOT_ASKED
+        return Verdict(mutant, "; ".join(audit) or missed, _test(copy, mutant.tests))
+
+
+def mutated(mutant: Mutant, text: str) -> str:
+    """The text of its file with the breakage in place; ValueError unless `old` stands there exactly once."""
+    if text.count(mutant.old) != 1:
+        raise ValueError(f"{mutant.why}: {mutant.file} has {mutant.old!r} {text.count(mutant.old)} times, not once")
+    return text.replace(mutant.old, mutant.new)
+
+
+def check_tree(mutants: Sequence[Mutant]) -> None:
+    """RuntimeError unless everything that mutants are shown to passes without any."""
+    units, tests = {unit for m in mutants for unit in m.audits}, {test for m in mutants for test in m.tests}
+    with _copy() as copy:
+        said = {unit: _audit(copy, unit) for unit in units} | {"tests": _test(copy, sorted(tests))}
+    if wrong := {where: what for where, what in said.items() if what != MISSED}:
+        raise RuntimeError(f"the tree as it is does not pass: {wrong}")
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """docs/privacy-mutants.md."""
+    rows = (f"| {v.mutant.why} | `{Path(v.mutant.file).name}` | {v.audit} | {_linked(v.tests)} |" for v in verdicts)
+    return "\n".join([_HEAD.format(count=len(verdicts)), *rows, ""])
+
+
+@contextmanager
+def _copy() -> Iterator[Path]:
+    """The packages in a folder of their own, with their compiled files, which stay valid."""
+    with tempfile.TemporaryDirectory(prefix="pausefl-mutant-") as folder:
+        for package in _PACKAGES:
+            shutil.copytree(ROOT / package, Path(folder) / package)
+        yield Path(folder)
+
+
+def _audit(copy: Path, unit: str) -> str:
+    """What the audit complains of; `MISSED` where it does not."""
+    changes = [a for change in (*_AUDITED, f"privacy.unit={unit}") for a in ("--set", change)]
+    done = _python(copy, "-m", "pausefl", "audit", "demo", "--uploads", str(_UPLOADS), *changes)
+    if done.returncode == 0:
+        return MISSED
+    last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+    return last.removeprefix("pausefl: ").split(":")[0]
+
+
+def _test(copy: Path, tests: Sequence[str]) -> str:
+    """The first test that fails; `MISSED` where none does."""
+    done = _python(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+    if done.returncode == 0:
+        return MISSED
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return found[1]
+
+
+def _python(copy: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    path = os.pathsep.join(str(copy / package) for package in _PACKAGES)
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "400", "TERM": "dumb"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+
+
+def _linked(test: str) -> str:
+    file, _, name = test.partition("::")
+    return f"`{name.split('[')[0]}` ({Path(file).name})" if name else test
+
+
+_HEAD = """# Who catches what: privacy broken on purpose
+
+Written by `make mutants`, not by hand. Each of the {count} breakages below is made in a copy of the packages; then
+`pausefl audit` (where clip, noise or seed are broken) and a few test files are run against it. A cell names the first
+question, attack or test that failed. Both also pass on the tree without a breakage.
+
+| breakage | in | caught by the audit | caught by the test |
+|---|---|---|---|"""
