@@ -50,6 +50,12 @@ class Honest:
         time.sleep(self._train_s)
         return TrainingOutcome(theta + np.float32(round), loss=0.25)
 
+    def state(self) -> bytes:
+        return b""
+
+    def restore(self, state: bytes) -> None:
+        assert not state
+
 
 def chain(*behaviours: Behaviour, client_id: str = "c1", seed: int = 1) -> Chain:
     return Chain(behaviours, seed=seed, client_id=client_id)

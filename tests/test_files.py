@@ -70,11 +70,11 @@ def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: py
     def synced(file: int) -> None:
         steps.append("folder" if os.path.samestat(os.fstat(file), tmp_path.stat()) else "data")
 
-    rename = Path.rename
+    replace = Path.replace
 
     def renamed(file: Path, to: Path) -> None:
         steps.append("name")
-        rename(file, to)
+        replace(file, to)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", renamed)

@@ -13,6 +13,7 @@ from pausefl_client.ledger import ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.release import Released, Releaser
 from pausefl_client.trainer import Trainer
+from pausefl_client.trainer_state import TrainerStates
 from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
 from pausefl_proto.errors import BudgetError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -113,9 +114,12 @@ class ClientSession:
         clock: Callable[[], float] = time.monotonic,
         monitor: HostWatch = UNWATCHED,
         observe: Observe = lambda _: None,
+        states: TrainerStates | None = None,
     ) -> None:
+        """`states` keeps what the trainer remembers; None: a restart forgets it."""
         self._settings = settings
         self._trainer = trainer
+        self._states = states
         self._releaser = releaser
         self._link = link
         self._connect = connect
@@ -299,7 +303,11 @@ class ClientSession:
         if (kept := self._releaser.recall(key)) is not None:
             taken_s = self._clock() - started_s
             return _Work(kept, loss=None, queue_s=started_s - submitted_s, privatise_s=taken_s, is_resent=True)
+        if self._states is not None:
+            self._states.recall(key)
         outcome = self._trainer.train(theta, round=key.round)
+        if self._states is not None:
+            self._states.keep(key)  # before the release: one that is sent again after a crash is not trained again
         trained_s = self._clock()
         released = self._releaser.release(outcome.update, key)
         loss = outcome.loss if self._settings.discloses_loss else None

@@ -41,3 +41,10 @@ class SyntheticTrainer:
             pass
         start = round % _WINDOWS
         return TrainingOutcome(self._values[start : start + size], loss=0.0)
+
+    def state(self) -> bytes:
+        """Nothing: every round stands alone."""
+        return b""
+
+    def restore(self, state: bytes) -> None:
+        """Ignore it."""

@@ -68,3 +68,9 @@ class Trainer(Protocol):
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         """Train from θ, (d,) float32; the same arguments give the same batches."""
+
+    def state(self) -> bytes:
+        """What it remembers from round to round, to be written down; empty where that is nothing."""
+
+    def restore(self, state: bytes) -> None:
+        """Remember this and nothing else; empty: be as at the start."""

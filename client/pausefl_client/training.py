@@ -1,5 +1,6 @@
 """Local training of one client with torch."""
 
+import io
 from collections.abc import Iterator
 from unittest import mock
 
@@ -66,6 +67,21 @@ class TorchTrainer:
         # Reading a value waits for a GPU.
         loss = float(torch.stack(losses).mean())
         return TrainingOutcome(flatten(self._model) - theta, loss)
+
+    def state(self) -> bytes:
+        """The optimizer's state: Adam's moments and step counts; empty for SGD and before the first round."""
+        if not any(torch.is_tensor(value) for of_one in self._optimizer.state.values() for value in of_one.values()):
+            return b""
+        buffer = io.BytesIO()
+        torch.save(self._optimizer.state_dict(), buffer)
+        return buffer.getvalue()
+
+    def restore(self, state: bytes) -> None:
+        """Go on with the optimizer's state; empty: with a fresh one."""
+        self._optimizer = _optimizer(self._settings, list(self._model.parameters()))
+        if state:
+            # Read as tensors and numbers alone: no code is run, whatever the file holds.
+            self._optimizer.load_state_dict(torch.load(io.BytesIO(state), self._device, weights_only=True))
 
     def batches(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         """Row indices of each step: all examples in a new order every epoch, `max_steps` batches at most."""

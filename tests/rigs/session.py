@@ -80,6 +80,12 @@ class FakeTrainer:
         update = np.random.default_rng(len(self.rounds)).standard_normal(theta.size, np.float32)
         return TrainingOutcome(update, loss=0.25)
 
+    def state(self) -> bytes:
+        return b""
+
+    def restore(self, state: bytes) -> None:
+        assert not state
+
 
 class ServerEnd(FakeStream):
     """The server's end of a client's stream."""

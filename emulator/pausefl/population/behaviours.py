@@ -279,6 +279,12 @@ class _Wrapped:
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         return self._trainer.train(theta, round=round)
 
+    def state(self) -> bytes:
+        return self._trainer.state()
+
+    def restore(self, state: bytes) -> None:
+        self._trainer.restore(state)
+
 
 class _ChangedUpdates(_Wrapped):
     """Every update goes through a function of it and the round."""

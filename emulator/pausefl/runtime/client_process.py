@@ -24,6 +24,7 @@ from pausefl_client.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Observe
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import Trainer
+from pausefl_client.trainer_state import TrainerStates
 from pausefl_client.transport import connect
 from pausefl_process.host_monitor import HostMonitor
 from pausefl_process.http_server import WebServer
@@ -97,6 +98,8 @@ class _Shared:
     executor: Executor
     monitor: HostMonitor
     observe: Observe
+    ledgers: Path
+    """The folder of the ledgers, and of what trainers remember."""
 
 
 async def take_part(
@@ -125,7 +128,7 @@ async def take_part(
         size = trainers[client_ids[0]].manifest.size
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
         observe = _expose(plan.scrape, privacies, size, on_metrics, closing)
-        shared = _Shared(plan, address, executor, monitor, observe)
+        shared = _Shared(plan, address, executor, monitor, observe, ledgers)
         async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
                 sessions[client_id] = _make_session(
@@ -175,6 +178,7 @@ def _make_session(
         executor=shared.executor,
         monitor=shared.monitor,
         observe=shared.observe,
+        states=TrainerStates(trainer, shared.ledgers / client_id),
     )
 
 

@@ -1,0 +1,107 @@
+"""What a trainer remembers survives restarts: with Adam, the updates are those of a client never interrupted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pausefl_client.datasets import Examples
+from pausefl_client.ledger import ReleaseKey
+from pausefl_client.models import build_model, flatten
+from pausefl_client.trainer import Optimizer, TrainingSettings
+from pausefl_client.trainer_state import TrainerStates
+from pausefl_client.training import TorchTrainer
+from pausefl_proto.wire import Vector
+
+CPU = torch.device("cpu")
+
+
+def trainer(optimizer: Optimizer = "adam") -> TorchTrainer:
+    rng = np.random.default_rng(1)
+    examples = Examples(rng.standard_normal((60, 64), np.float32), rng.integers(0, 10, 60))
+    model = build_model("mlp", (64,), 10, 1)
+    return TorchTrainer(model, examples, TrainingSettings(optimizer), device=CPU, seed=1, client_id="a")
+
+
+THETA: Vector = flatten(build_model("mlp", (64,), 10, 1))
+
+
+class Client:
+    """A client's trainer and its states, which may be killed and started again at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "client-000"
+        self.start()
+
+    def start(self) -> None:
+        self._trainer = trainer()
+        self._states = TrainerStates(self._trainer, self._path)
+
+    def train(self, round: int, *, run_id: str = "run", attempt: int = 1, is_killed: bool = False) -> bytes:
+        key = ReleaseKey(run_id, round, attempt, f"model {round}")
+        self._states.recall(key)
+        update = self._trainer.train(THETA, round=round).update
+        if not is_killed:
+            self._states.keep(key)
+        return update.tobytes()
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> dict[int, bytes]:
+    """The updates of a client that is never interrupted, by round; it is not chosen in round 3."""
+    client = Client(tmp_path / "whole")
+    return {round_: client.train(round_) for round_ in (1, 2, 4, 5, 6)}
+
+
+def test_a_restart_after_any_round_changes_no_update(tmp_path: Path, whole: dict[int, bytes]) -> None:
+    client = Client(tmp_path / "parts")
+    for round_, update in whole.items():
+        assert client.train(round_) == update
+        client.start()
+
+
+def test_a_round_trained_again_gives_the_same_update(tmp_path: Path, whole: dict[int, bytes]) -> None:
+    """After a crash before its state was written, after one behind that, and in a client that lives on."""
+    client = Client(tmp_path / "parts")
+    for round_, update in whole.items():
+        assert client.train(round_, is_killed=True) == update
+        client.start()
+        assert client.train(round_) == update
+        client.start()
+        assert client.train(round_) == update
+        assert client.train(round_, attempt=2) == update
+
+
+def test_a_torn_state_is_not_taken_for_a_whole_one(tmp_path: Path, whole: dict[int, bytes]) -> None:
+    client = Client(tmp_path)
+    for round_ in (1, 2, 4):
+        client.train(round_)
+    latest = max(tmp_path.glob("client-000.state-*"), key=lambda path: path.stat().st_mtime_ns)
+    latest.write_bytes(latest.read_bytes()[:-1])
+    client.start()
+    assert client.train(4) == whole[4]
+
+
+def test_another_run_begins_with_a_fresh_optimizer(tmp_path: Path, whole: dict[int, bytes]) -> None:
+    """Whether the client lives on or not: ledgers may outlive a run, and lie in the same folder."""
+    client = Client(tmp_path)
+    for restart in (lambda: None, client.start):
+        for round_ in (1, 2):
+            client.train(round_, run_id=f"before {restart}")
+        restart()
+        assert client.train(1, run_id=f"after {restart}") == whole[1]
+
+
+def test_states_of_rounds_taken_back_are_said_to_be_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(tmp_path)
+    for round_ in (7, 8, 9):
+        client.train(round_)
+    client.train(3)
+    assert "the trainer's state before it is gone, the one after 8 is taken" in caplog.text
+
+
+def test_nothing_is_written_where_nothing_is_remembered(tmp_path: Path) -> None:
+    states = TrainerStates(trainer("sgd"), tmp_path / "folder" / "a")
+    states.keep(ReleaseKey("run", 1, 1, "model"))
+    assert list(tmp_path.iterdir()) == []
