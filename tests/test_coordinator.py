@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from pausefl_process.events import RoundCommitted, WaitingForClients
+from pausefl_proto.arrays import IntArray
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.aggregation import Aggregation
-from pausefl_server.clients import ClientTable, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.messages import Dismiss, Refusal, Shutdown
 from pausefl_server.optimizers import ServerOptimizer
 from pausefl_server.records import LogEvent, Timing

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from pausefl.delays import Delay, FlooredNormal, NoDelay, known_means, published_halves
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
-from pausefl_server.clients import FloatArray
 
 LAWS = [
     FlooredNormal(0.9, 0.05, 0.05),

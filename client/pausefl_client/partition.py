@@ -3,12 +3,11 @@
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
-IntArray = npt.NDArray[np.int64]
 Kind = Literal["iid", "dirichlet"]
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import numba
 import numpy as np
 
-from pausefl_server.clients import FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray
 
 F = TypeVar("F", bound=Callable[..., object])
 

@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.wire import Vector
-from pausefl_server.clients import FloatArray
 
 # Values of a vector worked on at once. The temporaries of a block fit a processor's cache; above 10,000 values BLAS
 # would begin to share a dot product among threads, whose wake-up costs more than it saves.

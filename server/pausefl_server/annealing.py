@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server._kernels import compiled
-from pausefl_server.clients import FloatArray, IntArray
 
 CHUNK = 512
 """Compiled steps between two looks at the clock: some 0.1 ms."""

@@ -10,14 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import stable_hash
 from pausefl_server.records import LogEvent, RoundRecord
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 _COLUMNS: dict[str, tuple[type, Any]] = {
     "n_examples": (np.int64, 0),

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.aggregation import Aggregation
-from pausefl_server.clients import FloatArray
 from pausefl_server.optimizers import ServerOptimizer
 
 

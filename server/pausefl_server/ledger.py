@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pausefl_proto.arrays import IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import WireError
-from pausefl_server.clients import IntArray
 
 # Two machines may round e^{-ηi} differently in the last place.
 _RELATIVE_TOLERANCE = 1e-9

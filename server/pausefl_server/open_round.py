@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pausefl_process.host_monitor import HostReport
+from pausefl_proto.arrays import FloatArray
 from pausefl_server.aggregation import capped_shares
-from pausefl_server.clients import ClientTable, FloatArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.global_model import GlobalModel
 from pausefl_server.messages import Dispatch, Refusal, Update
 from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord, Timing

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from pausefl_server.clients import ClientTable, IntArray
+from pausefl_proto.arrays import IntArray
+from pausefl_server.clients import ClientTable
 
 
 def awake(table: ClientTable, round: int, m: int, rest_rounds_max: int) -> IntArray:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server import _kernels
-from pausefl_server.clients import FloatArray, IntArray
 
 Rows = Sequence[int] | IntArray
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 
 from pausefl_client.privacy import Unit
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.wire import Manifest, Vector
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 Privatise = Callable[[Vector, float], Vector]
 """(update, ε) -> what leaves."""
 Scores = dict[str, tuple[FloatArray, FloatArray]]

@@ -8,10 +8,9 @@ as rarely as is asked for, and that a broken one exceeds as soon as it leaks not
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-FloatArray = npt.NDArray[np.float64]
+from pausefl_proto.arrays import FloatArray
 
 _EVENTS = 64
 

@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 
-from pausefl.audit.canaries import Claim, FloatArray, Scores, attack, canary, clear_noise
+from pausefl.audit.canaries import Claim, Scores, attack, canary, clear_noise
 from pausefl.runtime.client_plan import ClientPlan
 from pausefl.runtime.client_privacy import open_privacies
 from pausefl.runtime.client_process import make_trainers
@@ -27,6 +27,7 @@ from pausefl_client.ledger import ReleaseKey
 from pausefl_client.privacy import LaplaceSource
 from pausefl_client.release import ReleasePrivacy, Releaser
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError, PauseflError
 from pausefl_proto.wire import Vector

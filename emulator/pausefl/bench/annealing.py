@@ -12,8 +12,8 @@ import numpy as np
 
 from pausefl.bench.selection.quality import ROUNDS, SIZES, published_setting
 from pausefl.simulation.engine import simulate
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
-from pausefl_server.clients import FloatArray
 from pausefl_server.selection import Selection
 from pausefl_server.selection.sa_pause import SaPause
 

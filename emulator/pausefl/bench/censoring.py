@@ -9,8 +9,9 @@ import numpy as np
 
 from pausefl.delays import Constant, Delay, LogNormal, Pareto
 from pausefl.simulation.engine import Setting, simulate
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
-from pausefl_server.clients import ClientTable, FloatArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, Selection
 from pausefl_server.selection.ucb import Ucb

@@ -7,9 +7,8 @@ from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from pausefl_proto.arrays import FloatArray
 
 POINTS = 20_000
 """How many equally likely values stand for a law."""

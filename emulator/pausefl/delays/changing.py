@@ -8,7 +8,8 @@ from typing import ClassVar, NoReturn
 
 import numpy as np
 
-from pausefl.delays.base import Delay, FloatArray, require_finite, require_not_negative, shuffled
+from pausefl.delays.base import Delay, require_finite, require_not_negative, shuffled
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
 
 

@@ -5,14 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl.delays.base import (
-    Delay,
-    FloatArray,
-    mean_of_inverse,
-    require_not_negative,
-    require_positive,
-    shuffled,
-)
+from pausefl.delays.base import Delay, mean_of_inverse, require_not_negative, require_positive, shuffled
+from pausefl_proto.arrays import FloatArray
 
 
 @dataclass(frozen=True)

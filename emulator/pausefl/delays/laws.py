@@ -7,13 +7,13 @@ import numpy as np
 
 from pausefl.delays.base import (
     POINTS,
-    FloatArray,
     levels,
     require_finite,
     require_not_negative,
     require_positive,
     standard_normal_quantiles,
 )
+from pausefl_proto.arrays import FloatArray
 
 
 @dataclass(frozen=True)

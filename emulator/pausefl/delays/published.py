@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl.delays.base import Delay, FloatArray, mean_of_inverse, standard_normal_quantiles
+from pausefl.delays.base import Delay, mean_of_inverse, standard_normal_quantiles
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
 
 

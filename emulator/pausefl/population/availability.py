@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from pausefl_proto.arrays import BoolArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 class Availability(Protocol):

@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from pausefl_client.datasets import Examples
 from pausefl_client.holdings import Holding
 from pausefl_client.trainer import Trainer, TrainingOutcome, TrainingSettings
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Manifest, Vector
 
-FloatArray = npt.NDArray[np.float64]
 Draw = Callable[[int], np.random.Generator]
 """round -> this client's generator for it; round 0 is before any."""
 

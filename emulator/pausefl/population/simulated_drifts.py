@@ -10,9 +10,8 @@ from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from pausefl_proto.arrays import FloatArray
 
 
 class DriftLaw(Protocol):

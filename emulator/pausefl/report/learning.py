@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pausefl.results.reading import Columns, RunData
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
-from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection import policy_class
 from pausefl_server.selection.fed_ts import FedTs, Posteriors

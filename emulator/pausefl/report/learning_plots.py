@@ -8,13 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
-from numpy.typing import NDArray
 
 from pausefl.report.group_plots import NO_GROUP, Groups, group_looks, group_of_client, joins, mark_joins
 from pausefl.report.learning import Learning
 from pausefl.report.style import DASHES, INK, MUTED, SERIES, Look, new_figure
+from pausefl_proto.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 _PANELS = 4
 _MOST_LINES = 60
 """More curves than this are drawn as pixels, so that the page stays small."""

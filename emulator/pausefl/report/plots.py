@@ -26,8 +26,8 @@ from pausefl.report.style import (
 )
 from pausefl.results.reading import PrivacyFigures, RunData, Split
 from pausefl.results.selections import choices_by_group
+from pausefl_proto.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 SPLITS: tuple[Split, ...] = ("test", "validation")
 MOST_NAMED = 60
 """With more clients than this, an axis numbers them instead of naming each."""

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from pausefl.config.tables import ClientGroup
-from pausefl_server.clients import ClientTable, IntArray
+from pausefl_proto.arrays import IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.records import RoundRecord
 
 

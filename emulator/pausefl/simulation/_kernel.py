@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server._kernels import best_threshold, compiled
-from pausefl_server.clients import FloatArray, IntArray
 
-KERNELS_SHA256 = "2c304e26a3bc5b7d9212ce737c73dfe3aa78a2195663a72296d91a049d57d563"
+KERNELS_SHA256 = "bfbbcff91478a858052f51704d12dee4415f6de1429afffcce3cbb89148fa543"
 """Of the source of `pausefl_server._kernels`, which is compiled into what stands here. numba's cache looks at this file
 alone, so it must change with that one; a test sees to it."""
 

@@ -16,10 +16,11 @@ import numpy as np
 from pausefl.delays import Delay, known_means
 from pausefl.population.availability import Presence
 from pausefl.simulation import _kernel
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
-from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.resting import awake
 from pausefl_server.selection import Context, Oracle, Policy, Selection, checked

@@ -11,7 +11,7 @@ from pausefl.config.groups import drift_laws_of, presence_of
 from pausefl.population.availability import Presence
 from pausefl.simulation.engine import growth_fits, recorded_rounds
 from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
-from pausefl_server.clients import FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.selection.fed_ts import Posteriors
 from pausefl_server.selection.newcomers import NewcomerPolicy
 

@@ -15,8 +15,9 @@ import numpy as np
 from pausefl.population.availability import Presence
 from pausefl.population.simulated_drifts import DriftLaw
 from pausefl.simulation.engine import BLOCK, arrivals, refuse_disclosures
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import generator
-from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.records import Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, checked
 from pausefl_server.selection.drift import two_means

@@ -35,8 +35,8 @@ from pausefl.simulation.newcomer_outputs import (
 )
 from pausefl_client.partition import partition
 from pausefl_process.files import write_durably
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
-from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.selection import Policy
 from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.newcomers import NewcomerPolicy

@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_process.http_server import Response, Route
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
-from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, RunSnapshot, greatest_and_median
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import MissKind

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.records import Evaluation, Observation, RoundRecord, Timing
 from pausefl_server.state import RunState
 

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.wire import Vector
-from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.selection.observed import PolicyRound
 
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pausefl_proto.arrays import IntArray
 from pausefl_proto.errors import ConfigError
-from pausefl_server.clients import IntArray
 from pausefl_server.search import brute_force
 from pausefl_server.selection.base import Context
 from pausefl_server.selection.pause import Choice, Pause

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.wire import Vector
 from pausefl_server.aggregation import weighted_mean
-from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Inspection
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original
 from pausefl_server.selection.observed import PolicyRound

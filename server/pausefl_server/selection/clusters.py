@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pausefl_server.clients import ClientTable, IntArray
+from pausefl_proto.arrays import IntArray
+from pausefl_server.clients import ClientTable
 
 
 def cluster_of(table: ClientTable, rows: IntArray, clusters: int | Mapping[str, int]) -> IntArray:

@@ -7,8 +7,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.wire import Vector
-from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Inspection
 from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
 from pausefl_server.selection.newcomers import NewcomerPolicy, is_original

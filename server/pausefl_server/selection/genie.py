@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl_server.clients import FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.selection.base import Context
 from pausefl_server.selection.latency import Recent
 from pausefl_server.selection.pause import Choice, Pause

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context
 from pausefl_server.selection.observed import PolicyRound
 

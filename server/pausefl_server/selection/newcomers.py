@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pausefl_server.clients import BoolArray, ClientTable, FloatArray, IntArray
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.terms import rows_in_tie_order
 

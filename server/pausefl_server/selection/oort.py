@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
 from pausefl_server.selection.terms import rows_in_tie_order

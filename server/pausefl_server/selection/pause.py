@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.search import clustered_pivot_and_fill, convex_pivot_and_fill, pivot_and_fill
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.clusters import cluster_of, crowding

@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server import annealing
 from pausefl_server.annealing import Cooling, SetValue, anneal, anneal_additive
-from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.search import pivot_and_fill
 from pausefl_server.selection.base import Context
 from pausefl_server.selection.pause import Choice, Pause

@@ -13,9 +13,9 @@ from typing import Any, cast
 import numpy as np
 
 from pausefl_process.plugins import imported
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.annealing import SetValue
-from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.selection.base import Context
 
 Phi = Callable[[IntArray], float]

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from pausefl_server.clients import FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.selection.base import Context
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
-from pausefl_server.clients import FloatArray, IntArray
 from pausefl_server.selection.base import Context, Selection
 
 

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
-from pausefl_server.clients import ClientTable, FloatArray, IntArray
+from pausefl_server.clients import ClientTable
 from pausefl_server.selection import Context
 from pausefl_server.selection.pause import Pause
 

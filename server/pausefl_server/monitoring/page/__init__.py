@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pausefl_process.http_server import Response, Route
-from pausefl_server.clients import FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.host_limits import advice
 from pausefl_server.monitoring.snapshot import PARTS, Clients, RunSnapshot, greatest_and_median, parts_of
 from pausefl_server.monitoring.telemetry import Telemetry
