@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.metrics import HostMetrics
-from pausefl_client.session import Exchange
+from pausefl_client.session import AnsweredJob
 from pausefl_process.http_server import WebServer
 from pausefl_proto.budget import Budget
 from pausefl_server.monitoring.metrics import exposition, make_registry
@@ -125,8 +125,8 @@ def host_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collecto
     mktemp = tmp_path_factory.mktemp
     with closing(ledger_in(mktemp("a"), 2)) as a, closing(ledger_in(mktemp("b"))) as b:
         metrics = HostMetrics(2, {"a": a, "b": b}, {"coordinate": 1, "vector": SIZE}, client_series_max=2)
-        metrics.exchanged(Exchange("ok", 0.25, 2.0, 0.125, 0.5, 1.5, 0.003))
-        metrics.exchanged(Exchange("resent", queue_s=9.0))
+        metrics.exchanged(AnsweredJob("ok", 0.25, 2.0, 0.125, 0.5, 1.5, 0.003))
+        metrics.exchanged(AnsweredJob("resent", queue_s=9.0))
         yield metrics.registry
 
 

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pausefl_client.ledger import Ledger
-from pausefl_client.session import Exchange
+from pausefl_client.session import AnsweredJob
 from pausefl_process.http_server import Response
 
 # The server's buckets, so that both sides' times can be laid side by side.
@@ -47,7 +47,7 @@ class HostMetrics:
         Gauge("pausefl_host_clients", "Clients that share this process", registry=registry).set(clients)
         registry.register(_LedgerCollector(ledgers, units, client_series_max))
 
-    def exchanged(self, exchange: Exchange) -> None:
+    def exchanged(self, exchange: AnsweredJob) -> None:
         """A client of this process has answered a job; times of work that was done before count once."""
         self._exchanges.labels(exchange.status).inc()
         if exchange.status != "ok":

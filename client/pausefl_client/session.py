@@ -78,7 +78,7 @@ class _Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class AnsweredJob:
     """One job answered, in the numbers a data holder may watch."""
 
     status: str
@@ -92,7 +92,7 @@ class Exchange:
     """The worst of the event loop meanwhile."""
 
 
-Observe = Callable[[Exchange], None]
+Observe = Callable[[AnsweredJob], None]
 """Told of every exchange once its answer has left."""
 
 
@@ -283,7 +283,7 @@ class ClientSession:
         for index, frame in enumerate(frames[1:], 1):
             await self._write(stream, pb.ClientMessage(frame=pb.Frame(index=index)), frame)
         parts = timing.queue_s, timing.train_s, timing.privatise_s, timing.injected_down_s, timing.injected_up_s
-        self._observe(Exchange("resent" if work.is_resent else "ok", *parts, host.loop_lag_s))
+        self._observe(AnsweredJob("resent" if work.is_resent else "ok", *parts, host.loop_lag_s))
 
     async def _work(self, download: _Download, submitted_s: float) -> _Work:
         """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
@@ -333,7 +333,7 @@ class ClientSession:
     async def _refuse(self, stream: Stream, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
         await self._write(stream, pb.ClientMessage(result=result))
-        self._observe(Exchange(pb.Status.Name(status).removeprefix("STATUS_").lower()))
+        self._observe(AnsweredJob(pb.Status.Name(status).removeprefix("STATUS_").lower()))
 
     def _in_public(self, error: Exception, round: int) -> str:
         """What the server is told of an error in code that may be anybody's: such a text may hold data."""

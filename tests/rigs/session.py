@@ -16,7 +16,7 @@ from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import DrawDelays, Link, no_delays
 from pausefl_client.privacy import Mechanism
 from pausefl_client.release import ReleasePrivacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings, Exchange
+from pausefl_client.session import AnsweredJob, ClientSession, ClientSettings
 from pausefl_client.trainer import TrainingOutcome
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
@@ -166,7 +166,7 @@ class SessionRig:
         self.server = FakeServer(self.clock)
         self.trainer = FakeTrainer(self.clock, size, train_s)
         self.model = np.arange(size, dtype=np.float32)
-        self.observed: list[Exchange] = []
+        self.observed: list[AnsweredJob] = []
         settings = ClientSettings(
             "client-007",
             SCHEDULE if privacy else "",
