@@ -11,7 +11,7 @@ from pausefl.config.experiment import load_experiment
 from pausefl.population.behaviours import (
     BEHAVIOURS,
     Behaviour,
-    Chain,
+    BehaviourChain,
     Dropout,
     GaussianUpdate,
     LabelFlip,
@@ -57,8 +57,8 @@ class Honest:
         assert not state
 
 
-def chain(*behaviours: Behaviour, client_id: str = "c1", seed: int = 1) -> Chain:
-    return Chain(behaviours, seed=seed, client_id=client_id)
+def chain(*behaviours: Behaviour, client_id: str = "c1", seed: int = 1) -> BehaviourChain:
+    return BehaviourChain(behaviours, seed=seed, client_id=client_id)
 
 
 def updates(*behaviours: Behaviour, rounds: int = 4, **options: Any) -> list[Vector]:

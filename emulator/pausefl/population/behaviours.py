@@ -227,7 +227,7 @@ BEHAVIOURS: Mapping[str, type[Behaviour]] = {
 }
 
 
-class Chain:
+class BehaviourChain:
     """One client's behaviours, each applied to what the ones before it left."""
 
     def __init__(self, behaviours: Sequence[Behaviour], *, seed: int, client_id: str) -> None:

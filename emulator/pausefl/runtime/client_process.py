@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pausefl.population.availability import Presence
-from pausefl.population.behaviours import Chain
+from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client_plan import ClientPlan, ScrapePlan, TrainingPlan
 from pausefl.runtime.client_privacy import open_privacies
 from pausefl.runtime.links import make_links
@@ -147,7 +147,7 @@ def make_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Tr
     if w.model == "synthetic":
         size = w.model_bytes // 4
         return {
-            c: Chain(plan.behaviours[c], seed=seed, client_id=c).trainer(
+            c: BehaviourChain(plan.behaviours[c], seed=seed, client_id=c).trainer(
                 SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s)
             )
             for c in client_ids

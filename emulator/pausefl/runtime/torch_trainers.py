@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pausefl.population.behaviours import Chain
+from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client_plan import TrainingPlan
 from pausefl_client.datasets import load_dataset
 from pausefl_client.holdings import dealing_of, holding_of
@@ -42,7 +42,7 @@ def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[s
     device, dealing = resolve_device(w.device), dealing_of(parts)
 
     def trainer_of(client_id: str) -> Trainer:
-        chain = Chain(plan.behaviours[client_id], seed=seed, client_id=client_id)
+        chain = BehaviourChain(plan.behaviours[client_id], seed=seed, client_id=client_id)
         held = data.train.take(rows[client_id])
         trainer = TorchTrainer(
             build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
