@@ -13,7 +13,7 @@ from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, pe
 from pausefl.results.reading import PrivacyFigures, RunData, Split
 
 Runs = Mapping[str, Sequence[RunData]]
-Curve = tuple[NDArray[Any], NDArray[np.float64]]
+PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
 
 
 def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None) -> Figure:
@@ -55,7 +55,7 @@ def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, c
     axes.legend(loc="lower right", handlelength=3.2)
 
 
-def draw_band(axes: Axes, curves: Sequence[Curve], look: Look, label: str) -> None:
+def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str) -> None:
     """The mean over seeds and the range it lies in, where every seed has a value; accuracy is read off linearly."""
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if start >= end:  # evaluated once: nothing to interpolate
