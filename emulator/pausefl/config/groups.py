@@ -9,11 +9,11 @@ from pausefl.population.behaviours import BEHAVIOURS, Behaviour
 from pausefl.population.simulated_drifts import DRIFTS, DriftLaw
 from pausefl_proto.errors import ConfigError
 
-Groups = Mapping[str, ClientGroup]
+ClientGroups = Mapping[str, ClientGroup]
 """The groups of an experiment (`Experiment.groups`), by name."""
 
 
-def behaviours_of(groups: Groups) -> dict[str, tuple[Behaviour, ...]]:
+def behaviours_of(groups: ClientGroups) -> dict[str, tuple[Behaviour, ...]]:
     """Each client's behaviours, by id, with their parameters checked; ConfigError."""
     found = {}
     for name, group in groups.items():
@@ -21,7 +21,7 @@ def behaviours_of(groups: Groups) -> dict[str, tuple[Behaviour, ...]]:
     return found
 
 
-def presence_of(groups: Groups, rounds: int, seed: int) -> Presence | None:
+def presence_of(groups: ClientGroups, rounds: int, seed: int) -> Presence | None:
     """Who is there in each of so many rounds; None when all clients are, always. ConfigError."""
     if all(g.join_round == 1 and g.leave_round is None and not g.availability for g in groups.values()):
         return None
@@ -37,7 +37,7 @@ def presence_of(groups: Groups, rounds: int, seed: int) -> Presence | None:
     return Presence.of_groups(memberships, rounds, seed)
 
 
-def drift_laws_of(groups: Groups) -> dict[str, DriftLaw]:
+def drift_laws_of(groups: ClientGroups) -> dict[str, DriftLaw]:
     """The law of each client's drifts in a simulation, by id; ConfigError where a group has none."""
     laws = {}
     for name, group in groups.items():
@@ -51,7 +51,7 @@ def drift_laws_of(groups: Groups) -> dict[str, DriftLaw]:
     return laws
 
 
-def check_groups(groups: Groups) -> None:
+def check_groups(groups: ClientGroups) -> None:
     """ConfigError for what is wrong with one group by itself."""
     for name, group in groups.items():
         _behaviours(name, group)
@@ -72,7 +72,7 @@ def _drift_law(name: str, group: ClientGroup) -> DriftLaw | None:
     return build_kind(DRIFTS, f"clients.groups.{name}.drift", group.drift) if group.drift else None
 
 
-def _availability(groups: Groups, name: str) -> Availability:
+def _availability(groups: ClientGroups, name: str) -> Availability:
     key = f"clients.groups.{name}.availability"
     availability: Availability = build_kind(AVAILABILITIES, key, groups[name].availability, "always")
     if isinstance(availability, Trace):

@@ -13,7 +13,7 @@ from pausefl.report.style import DASHES, INK, MUTED, SERIES, Colour, Look, make_
 from pausefl.results.reading import RunData, Split
 from pausefl.results.selections import GroupChoices
 
-Groups = Mapping[str, GroupChoices]
+ChoicesByGroup = Mapping[str, GroupChoices]
 NO_GROUP = Look(MUTED.light, "-")
 MOST_NAMED = 30
 """With more clients than this, half a figure numbers them instead of naming each."""
@@ -21,7 +21,7 @@ MOST_NAMED = 30
 _BLUE, _VERMILION, _GREEN, _PURPLE, _ORANGE, _SKY, _GREY = SERIES
 
 
-def group_looks(groups: Groups) -> Mapping[str, Look]:
+def group_looks(groups: ChoicesByGroup) -> Mapping[str, Look]:
     """Relevant newcomers are blue, others in warm colours, originals in cool ones.
 
     Groups whose names differ by a final number share a colour; their dashes differ.
@@ -38,12 +38,12 @@ def group_looks(groups: Groups) -> Mapping[str, Look]:
     return looks
 
 
-def group_of_client(groups: Groups) -> Mapping[str, str]:
+def group_of_client(groups: ChoicesByGroup) -> Mapping[str, str]:
     """The name of each client's group, by client id."""
     return {client_id: name for name, group in groups.items() for client_id in group.client_ids}
 
 
-def joins(groups: Groups) -> Mapping[int, list[str]]:
+def joins(groups: ChoicesByGroup) -> Mapping[int, list[str]]:
     """The names of the newcomers' groups by the round before which they joined."""
     found: dict[int, list[str]] = defaultdict(list)
     for name, group in groups.items():
@@ -58,7 +58,7 @@ def mark_joins(axes: Axes, rounds: Iterable[int]) -> None:
         axes.axvline(join_round - 0.5, color=MUTED.light, linewidth=1, linestyle=":", zorder=0.5)
 
 
-def selections(run: RunData, groups: Groups) -> Figure:
+def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
     """How often clients were chosen: by round, on average over each group (and, if few, each); and each at the end."""
     places = {client_id: place for place, group in enumerate(groups.values()) for client_id in group.client_ids}
     ids = sorted(run.clients["client_id"].tolist(), key=lambda i: (places.get(i, len(groups)), i))
@@ -84,7 +84,7 @@ def selections(run: RunData, groups: Groups) -> Figure:
     return figure
 
 
-def accuracy_around_joins(run: RunData, groups: Groups) -> Figure:
+def accuracy_around_joins(run: RunData, groups: ChoicesByGroup) -> Figure:
     """Accuracy after each round that was evaluated, with a line where groups joined."""
     figure, axes = new_figure("Accuracy around the joins", "round", "accuracy")
     splits: tuple[Split, ...] = ("test", "validation")
@@ -99,7 +99,7 @@ def accuracy_around_joins(run: RunData, groups: Groups) -> Figure:
     return figure
 
 
-def name_joins(axes: Axes, groups: Groups) -> None:
+def name_joins(axes: Axes, groups: ChoicesByGroup) -> None:
     """A dotted line before each round in which groups came, with their names above it."""
     found = joins(groups)
     mark_joins(axes, found)

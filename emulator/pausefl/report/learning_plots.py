@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from pausefl.report.group_plots import NO_GROUP, Groups, group_looks, group_of_client, joins, mark_joins
+from pausefl.report.group_plots import NO_GROUP, ChoicesByGroup, group_looks, group_of_client, joins, mark_joins
 from pausefl.report.learning import Learning
 from pausefl.report.style import DASHES, INK, MUTED, SERIES, Look, new_figure
 from pausefl_proto.arrays import FloatArray
@@ -23,7 +23,7 @@ _MARKERS = {"small": ("o", 16, 0.75), "large": ("x", 18, 0.75), "original": ("."
 """How a drift is drawn, by what it counted as: marker, area in points², opacity."""
 
 
-def posteriors(learnt: Learning, groups: Groups) -> Figure:
+def posteriors(learnt: Learning, groups: ChoicesByGroup) -> Figure:
     """The density of each newcomer's Beta(s, f), coloured by group, after a few rounds from the first insertion on."""
     looks, group_of = group_looks(groups), group_of_client(groups)
     x = np.linspace(0.0025, 0.9975, 200)
@@ -49,7 +49,7 @@ def posteriors(learnt: Learning, groups: Groups) -> Figure:
     return figure
 
 
-def threshold(learnt: Learning, groups: Groups) -> Figure:
+def threshold(learnt: Learning, groups: ChoicesByGroup) -> Figure:
     """The drifts by round, coloured by group, and the threshold they were compared with."""
     looks, drifts = group_looks(groups), learnt.drifts
     figure, axes = new_figure("Drifts and threshold", "round", "drift (squared L2 distance)", height=4.2)
@@ -110,7 +110,7 @@ def _log_scale(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _key(groups: Groups, drawn: set[str]) -> list[Line2D]:
+def _key(groups: ChoicesByGroup, drawn: set[str]) -> list[Line2D]:
     """A dot per colour with the groups it stands for, the markers in grey, and the threshold."""
     names: dict[str, list[str]] = defaultdict(list)
     for name, look in group_looks(groups).items():

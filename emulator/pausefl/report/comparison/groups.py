@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from pausefl.report.comparison.figure import Runs, draw_band, policy_looks
-from pausefl.report.group_plots import Groups, group_looks, joins, mark_joins, name_joins, so_far
+from pausefl.report.group_plots import ChoicesByGroup, group_looks, joins, mark_joins, name_joins, so_far
 from pausefl.report.style import MUTED, RC, percent_axis
 from pausefl.results.reading import Split
 from pausefl.results.selections import choices_by_group
@@ -38,7 +38,7 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
     return figure
 
 
-def _accuracy(figure: SubFigure, runs: Runs, split: Split, groups: Groups) -> None:
+def _accuracy(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesByGroup) -> None:
     axes = figure.subplots()
     for policy, look in policy_looks(runs).items():
         curves = [run.accuracy_by_round(split) for run in runs[policy]]
@@ -54,7 +54,7 @@ def _accuracy(figure: SubFigure, runs: Runs, split: Split, groups: Groups) -> No
         axes.text(0.5, 0.5, "not evaluated", transform=axes.transAxes, ha="center", color=MUTED.light)
 
 
-def _selections(axes: Axes, seeds: Sequence[Groups]) -> None:
+def _selections(axes: Axes, seeds: Sequence[ChoicesByGroup]) -> None:
     """How often a client of each group was chosen so far, on average."""
     looks = group_looks(seeds[0])
     mark_joins(axes, joins(seeds[0]))
