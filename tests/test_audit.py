@@ -14,12 +14,12 @@ from scipy import stats
 from pausefl.audit.canaries import Claim, attack, canary, clear_noise, places
 from pausefl.audit.lower_bound import epsilon_lower_bound
 from pausefl.audit.noise import Check, check_clip, check_freshness, check_noise, check_seed, check_sources
-from pausefl.audit.runs import Release, seed_bits
-from pausefl_client.privacy import Mechanism, Unit, entropy_rng
-from pausefl_proto.wire import Manifest, Tensor, Vector
+from pausefl.audit.runs import NoiseSample, seed_bits
+from pausefl_client.privacy import Mechanism, PrivacyUnit, entropy_rng
+from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
-UNITS: tuple[Unit, ...] = ("coordinate", "vector")
-MANIFEST = Manifest((Tensor("weight", (30, 10)), Tensor("bias", (10,)), Tensor("scale", ())))
+UNITS: tuple[PrivacyUnit, ...] = ("coordinate", "vector")
+MANIFEST = Manifest((TensorSpec("weight", (30, 10)), TensorSpec("bias", (10,)), TensorSpec("scale", ())))
 D = MANIFEST.size
 CLIP = 0.01
 ALPHA = 1e-5
@@ -99,7 +99,7 @@ CLIPS: dict[str, Callable[[Vector, Mechanism], Vector]] = {
 }
 
 
-def attacks(make: Make, unit: Unit, epsilon: float = 1.0, scores: int = 8_000) -> dict[str, float]:
+def attacks(make: Make, unit: PrivacyUnit, epsilon: float = 1.0, scores: int = 8_000) -> dict[str, float]:
     """The lower bound on ε by attack. Fixed seeds: the test always says the same."""
     mechanism = Mechanism(unit, CLIP)
     privatise, rng = make(mechanism, np.random.default_rng(7)), np.random.default_rng(8)
@@ -107,14 +107,14 @@ def attacks(make: Make, unit: Unit, epsilon: float = 1.0, scores: int = 8_000) -
     return {name: epsilon_lower_bound(plus, minus, ALPHA) for name, (plus, minus) in found.items()}
 
 
-def releases(make: Make, unit: Unit, epsilon: float = 1.0) -> list[Release]:
+def releases(make: Make, unit: PrivacyUnit, epsilon: float = 1.0) -> list[NoiseSample]:
     """Of two runs of two clients that each live twice."""
     mechanism, claim = Mechanism(unit, CLIP), Claim(unit, CLIP)
     privatise, rng, found = make(mechanism, np.random.default_rng(7)), np.random.default_rng(8), []
     for place in range(48):
         update = canary(D, rng)
         noise, toward = claim.noise(update, privatise(update, epsilon), epsilon), np.sign(claim.clipped(update))
-        found.append(Release(place % 2, f"{place // 2 % 2}", 1 + place // 4 % 2, place // 8, 1, noise, toward))
+        found.append(NoiseSample(place % 2, f"{place // 2 % 2}", 1 + place // 4 % 2, place // 8, 1, noise, toward))
     return found
 
 
@@ -122,7 +122,7 @@ def failing(checks: list[Check]) -> set[str]:
     return {check.question for check in checks if not check.holds(ALPHA)}
 
 
-def clip_holds(clip: Callable[[Vector, Mechanism], Vector] | None, unit: Unit) -> bool:
+def clip_holds(clip: Callable[[Vector, Mechanism], Vector] | None, unit: PrivacyUnit) -> bool:
     make = right if clip is None else clipping(clip)
     privatise = make(Mechanism(unit, CLIP), np.random.default_rng(7))
     clear = list(clear_noise(privatise, Claim(unit, CLIP), MANIFEST, np.random.default_rng(8)))
@@ -131,7 +131,7 @@ def clip_holds(clip: Callable[[Vector, Mechanism], Vector] | None, unit: Unit) -
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 4.0])
-def test_the_right_mechanism_holds_and_the_bound_is_not_vacuous(unit: Unit, epsilon: float) -> None:
+def test_the_right_mechanism_holds_and_the_bound_is_not_vacuous(unit: PrivacyUnit, epsilon: float) -> None:
     found = attacks(right, unit, epsilon, 16_000)
     assert max(found.values()) <= epsilon
     assert found["canaries"] > 0.65 * epsilon - 0.1
@@ -150,13 +150,13 @@ def test_the_right_mechanism_holds_and_the_bound_is_not_vacuous(unit: Unit, epsi
         (clipping(CLIPS["none"]), "canaries"),
     ],
 )
-def test_an_upload_that_leaks_more_than_it_claims_is_caught(unit: Unit, broken: Make, attack: str) -> None:
+def test_an_upload_that_leaks_more_than_it_claims_is_caught(unit: PrivacyUnit, broken: Make, attack: str) -> None:
     assert attacks(broken, unit)[attack] > 1.4
 
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("name", CLIPS)
-def test_a_wrong_clip_is_caught(unit: Unit, name: str) -> None:
+def test_a_wrong_clip_is_caught(unit: PrivacyUnit, name: str) -> None:
     assert not clip_holds(CLIPS[name], unit)
 
 
@@ -174,11 +174,11 @@ def test_the_norm_of_a_clip_is_told() -> None:
         (clipping(skipping), "noise within reach of its scale"),
     ],
 )
-def test_noise_that_is_not_what_was_charged_is_caught(unit: Unit, broken: Make, question: str) -> None:
+def test_noise_that_is_not_what_was_charged_is_caught(unit: PrivacyUnit, broken: Make, question: str) -> None:
     assert question in failing(list(check_noise(releases(broken, unit))))
 
 
-def shared(same: Callable[[Release, Release], bool]) -> set[str]:
+def shared(same: Callable[[NoiseSample, NoiseSample], bool]) -> set[str]:
     """What is found where, of a pair for which `same` holds, one has half of the other's noise, at another place."""
     of_right = releases(right, "coordinate")
     one, other = next((a, b) for k, a in enumerate(of_right) for b in of_right[k + 1 :] if same(a, b))
@@ -195,7 +195,7 @@ def shared(same: Callable[[Release, Release], bool]) -> set[str]:
         ("between two rounds", lambda a, b: (a.run, a.client_id, a.life) == (b.run, b.client_id, b.life)),
     ],
 )
-def test_noise_that_is_used_again_is_caught(relation: str, same: Callable[[Release, Release], bool]) -> None:
+def test_noise_that_is_used_again_is_caught(relation: str, same: Callable[[NoiseSample, NoiseSample], bool]) -> None:
     assert shared(same) == {f"noise shared {relation}"}
 
 
@@ -203,7 +203,7 @@ def test_noise_used_again_within_a_release_or_in_another_attempt_is_caught() -> 
     of_right = releases(right, "coordinate")
     of_right[5].noise[150:] = of_right[5].noise[: D - 150]
     first = of_right[0]
-    repeated = Release(first.run, first.client_id, first.life, first.round, 2, first.noise, first.toward)
+    repeated = NoiseSample(first.run, first.client_id, first.life, first.round, 2, first.noise, first.toward)
     assert failing(list(check_freshness(of_right))) == {"noise shared within a release"}
     assert failing(list(check_freshness([first, repeated]))) == {"noise shared between two attempts"}
 
@@ -233,7 +233,7 @@ def test_the_bits_of_a_seed_are_counted() -> None:
 
 
 def test_places_cover_the_ends_of_tensors_and_of_chunks() -> None:
-    large = Manifest((Tensor("weight", (300, 300)), Tensor("bias", (300,))))
+    large = Manifest((TensorSpec("weight", (300, 300)), TensorSpec("bias", (300,))))
     found = set(places(large, np.random.default_rng(1)))
     assert {0, 65_535, 65_536, 89_999, 90_000, 90_299} < found
     assert max(found) < large.size
@@ -258,7 +258,7 @@ def test_checks_of_a_right_mechanism_fail_as_rarely_as_they_say() -> None:
         for round_ in range(6):
             update = canary(D, rng)
             noise = claim.noise(update, mechanism.privatise(update, 1.0, rng), 1.0)
-            lot.append(Release(0, "a", 1, round_, 1, noise, np.sign(update).astype(np.float64)))
+            lot.append(NoiseSample(0, "a", 1, round_, 1, noise, np.sign(update).astype(np.float64)))
         for check in (*check_noise(lot), *check_freshness(lot)):
             failed[check.question] = failed.get(check.question, 0) + (not check.holds(0.05))
     assert max(failed.values()) <= stats.binom.ppf(0.9999, 60, 0.05)

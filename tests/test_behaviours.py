@@ -28,7 +28,7 @@ from pausefl_client.datasets import Examples
 from pausefl_client.holdings import synthetic_holding
 from pausefl_client.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.errors import PauseflError
-from pausefl_proto.wire import Manifest, Tensor, Vector
+from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
 SIZE = 5000
 SETTINGS = TrainingSettings()
@@ -40,7 +40,7 @@ class Honest:
 
     n_examples = 7
     label_counts: ClassVar[dict[str, float]] = {"label_0": 7.0}
-    manifest = Manifest((Tensor("w", (SIZE,)),))
+    manifest = Manifest((TensorSpec("w", (SIZE,)),))
     holding = synthetic_holding("honest")
 
     def __init__(self, train_s: float = 0.0) -> None:

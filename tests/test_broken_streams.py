@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl_client.session import Stream
+from pausefl_client.session import StreamToServer
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import TrainingOutcome
 from pausefl_client.transport import connect
@@ -97,7 +97,7 @@ class Proxy:
 class RecordingStream:
     """A client's stream that notes what it uploads, and calls `on_frame` before every frame after the first."""
 
-    def __init__(self, stream: Stream, uploads: list[tuple[int, str]], on_frame: Callable[[], None]) -> None:
+    def __init__(self, stream: StreamToServer, uploads: list[tuple[int, str]], on_frame: Callable[[], None]) -> None:
         self._stream = stream
         self._uploads = uploads
         self._on_frame = on_frame
@@ -127,7 +127,7 @@ async def test_an_upload_cut_off_is_sent_again_byte_by_byte_and_charged_once(tmp
                     proxy.cut()
 
             @asynccontextmanager
-            async def unreliable() -> AsyncIterator[Stream]:
+            async def unreliable() -> AsyncIterator[StreamToServer]:
                 async with connect(f"127.0.0.1:{port}") as stream:
                     yield RecordingStream(stream, uploads, cut_once)
 
@@ -315,7 +315,7 @@ async def test_a_client_waits_for_a_server_that_is_not_there_yet(tmp_path: Path)
     attempts = asyncio.Event()
 
     @asynccontextmanager
-    async def early() -> AsyncIterator[Stream]:
+    async def early() -> AsyncIterator[StreamToServer]:
         try:
             async with connect(f"127.0.0.1:{port}") as stream:
                 yield stream

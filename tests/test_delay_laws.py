@@ -14,13 +14,13 @@ from pausefl.delays import (
     Constant,
     DayCycle,
     Delay,
-    Drift,
+    DelayDrift,
     Empirical,
     Exponential,
     Floor,
     Gamma,
     LogNormal,
-    Markov,
+    MarkovDelay,
     Mixture,
     NoDelay,
     Normal,
@@ -53,9 +53,9 @@ VARYING: dict[str, Delay] = {
     "empirical": Empirical((0.1, 0.2, 0.4)),
     "mixture": Mixture((Constant(0.1), Gamma(0.5, 3.0)), (0.75, 0.25)),
     "floor": Floor(Normal(0.1, 0.1), 0.05),
-    "markov": Markov(Constant(0.1), Gamma(1.0, 4.0), 0.1, 0.3, path=3),
+    "markov": MarkovDelay(Constant(0.1), Gamma(1.0, 4.0), 0.1, 0.3, path=3),
     "schedule": Schedule((1, 5), (Constant(0.1), Exponential(0.2))),
-    "drift": Drift(Exponential(0.1), (1, 11), (1.0, 2.0)),
+    "drift": DelayDrift(Exponential(0.1), (1, 11), (1.0, 2.0)),
     "day": DayCycle(Exponential(0.1), 24, 0.5),
     "outage": Outage(Exponential(0.1), ((3, 4),), 1.0),
 }
@@ -104,7 +104,7 @@ def test_the_mean_of_the_inverse_is_that_of_the_draws(name: str) -> None:
         (Sum((Constant(0.1), Constant(0.3))), 0.4, 2.5),
         (Sum((Exponential(0.3),)), 0.3, math.inf),
         (Scale(Constant(2.0), 0.1), 0.2, 5.0),
-        (Markov(Constant(0.1), Constant(0.5), 0.1, 0.3), 0.2, 8.0),
+        (MarkovDelay(Constant(0.1), Constant(0.5), 0.1, 0.3), 0.2, 8.0),
     ],
 )
 def test_expectations_in_closed_form(law: Delay, mean_s: float, mean_inverse: float) -> None:
@@ -154,7 +154,7 @@ def test_a_schedule_steps_at_its_rounds() -> None:
 
 
 def test_a_drift_moves_in_straight_lines_and_stays() -> None:
-    law = Drift(Constant(0.1), (1, 5, 7), (1.0, 3.0, 1.0))
+    law = DelayDrift(Constant(0.1), (1, 5, 7), (1.0, 3.0, 1.0))
     assert draws(law, 9) == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3, 0.2, 0.1, 0.1, 0.1])
 
 
@@ -183,7 +183,7 @@ probabilities = some.floats(0.01, 1.0)
 
 @given(to_bad=probabilities, to_good=probabilities, path=some.integers(0, 2**63 - 1))
 def test_the_state_of_a_round_is_that_of_the_chain_step_by_step(to_bad: float, to_good: float, path: int) -> None:
-    law = Markov(Constant(0.0), Constant(1.0), to_bad, to_good, path)
+    law = MarkovDelay(Constant(0.0), Constant(1.0), to_bad, to_good, path)
     u = np.random.Generator(np.random.PCG64(path)).random(60)
     bad = [u[0] < to_bad / (to_bad + to_good)]
     for x in u[1:]:
@@ -194,7 +194,7 @@ def test_the_state_of_a_round_is_that_of_the_chain_step_by_step(to_bad: float, t
 
 
 def test_a_chain_dwells_in_its_states_as_long_as_it_should() -> None:
-    bad = Markov(Constant(0.0), Constant(1.0), 0.05, 0.2, path=7).is_bad(200_000)
+    bad = MarkovDelay(Constant(0.0), Constant(1.0), 0.05, 0.2, path=7).is_bad(200_000)
     assert bad.mean() == pytest.approx(0.2, abs=0.01)
     starts = np.flatnonzero(bad[1:] & ~bad[:-1])
     assert bad.sum() / len(starts) == pytest.approx(5.0, rel=0.05)  # 1 / to_good rounds a time
@@ -220,15 +220,15 @@ def test_a_chain_dwells_in_its_states_as_long_as_it_should() -> None:
         (lambda: Scale(Constant(0.1), 0.0), "factor = 0.0"),
         (lambda: Schedule((1, 1), (NoDelay(), NoDelay())), r"rounds = \[1, 1\]: must begin with 1 and ascend"),
         (lambda: Schedule((2,), (NoDelay(),)), "must begin with 1"),
-        (lambda: Drift(NoDelay(), (1, 2), (1.0,)), r"must be as many as there are factors \(1\)"),
-        (lambda: Drift(NoDelay(), (1,), (-1.0,)), "factors = -1.0"),
+        (lambda: DelayDrift(NoDelay(), (1, 2), (1.0,)), r"must be as many as there are factors \(1\)"),
+        (lambda: DelayDrift(NoDelay(), (1,), (-1.0,)), "factors = -1.0"),
         (lambda: DayCycle(NoDelay(), 1, 0.5), "period_rounds = 1: must be at least 2"),
         (lambda: DayCycle(NoDelay(), 24, 1.0), "amplitude = 1.0"),
         (lambda: Outage(NoDelay(), ((5, 4),), 1.0), r"windows = \[\[5, 4\]\]"),
         (lambda: Outage(NoDelay(), ((1, 4), (4, 6)), 1.0), "ascending, apart"),
         (lambda: Outage(NoDelay(), (), 1.0), "must be .first, last. rounds from 1 on"),
-        (lambda: Markov(NoDelay(), NoDelay(), 0.0, 0.5), "to_bad = 0.0: must be a probability above 0"),
-        (lambda: Markov(NoDelay(), NoDelay(), 0.5, 1.1), "to_good = 1.1"),
+        (lambda: MarkovDelay(NoDelay(), NoDelay(), 0.0, 0.5), "to_bad = 0.0: must be a probability above 0"),
+        (lambda: MarkovDelay(NoDelay(), NoDelay(), 0.5, 1.1), "to_good = 1.1"),
     ],
 )
 def test_impossible_parameters_are_refused_by_name(make: Callable[[], Delay], message: str) -> None:

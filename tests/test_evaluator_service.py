@@ -27,7 +27,7 @@ from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator, Split
 from pausefl_proto.errors import ConfigError, EvaluatorLost
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import evaluation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Tensor, Vector
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, TensorSpec, Vector
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.monitoring.observer import RunObserver
@@ -51,7 +51,7 @@ class Summing:
     """A judge whose verdict is the model's first value and its sum."""
 
     def __init__(self, size: int = 3) -> None:
-        self.manifest = Manifest((Tensor("a", (1,)), Tensor("b", (size - 1,))))
+        self.manifest = Manifest((TensorSpec("a", (1,)), TensorSpec("b", (size - 1,))))
         self.theta_0 = np.arange(size, dtype=np.float32)
 
     def evaluate(self, theta: Vector, split: Split, *, subset: bool) -> Evaluation:

@@ -11,7 +11,7 @@ import pytest
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.server_records import check_policies
-from pausefl.population.availability import AVAILABILITIES, Always, Cycle, Markov, Presence, Trace
+from pausefl.population.availability import AVAILABILITIES, Always, Cycle, MarkovAvailability, Presence, Trace
 from pausefl.population.behaviours import BEHAVIOURS
 from pausefl.runtime.client_plan import client_plan
 from pausefl.runtime.client_process import make_trainers
@@ -144,8 +144,8 @@ def on(availability: object, rounds: int = 12, client_id: str = "a") -> list[int
 def test_laws_of_availability(tmp_path: Path) -> None:
     assert on(Always(), 3) == [1, 1, 1]
     assert on(Cycle(3, 2), 8) == [1, 1, 1, 0, 0, 1, 1, 1]
-    assert on(Markov(0.0, 1.0)) == [1] * 12
-    assert on(Markov(1.0, 1.0), 5) == [1, 0, 1, 0, 1]
+    assert on(MarkovAvailability(0.0, 1.0)) == [1] * 12
+    assert on(MarkovAvailability(1.0, 1.0), 5) == [1, 0, 1, 0, 1]
     (tmp_path / "trace.csv").write_text("client_id,round,on\na,5,1\na,3,0\nb,1,0\n")
     trace = Trace(str(tmp_path / "trace.csv"))
     assert on(trace, 6) == [1, 1, 0, 0, 1, 1]
@@ -155,7 +155,7 @@ def test_laws_of_availability(tmp_path: Path) -> None:
 
 def test_a_markov_chain_is_on_as_long_as_its_probabilities_say() -> None:
     """Share p/(p + q) with p = 0.2 the way back and q = 0.1 the way out; clients differ, a client repeats."""
-    chain = Markov(0.1, 0.2)
+    chain = MarkovAvailability(0.1, 0.2)
     assert np.mean(on(chain, 20_000)) == pytest.approx(2 / 3, abs=0.03)
     assert on(chain, 50) == on(chain, 50)
     assert on(chain, 50) != on(chain, 50, "b")

@@ -9,7 +9,7 @@ from pausefl.config.delay_laws import KINDS
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.links import processes
 from pausefl.config.server_records import check_policies
-from pausefl.delays import Constant, Exponential, FlooredNormal, Gamma, Markov, Sum, published_halves
+from pausefl.delays import Constant, Exponential, FlooredNormal, Gamma, MarkovDelay, Sum, published_halves
 from pausefl.runtime.links import make_links
 from pausefl_proto.errors import ConfigError
 
@@ -94,7 +94,7 @@ def test_a_number_may_be_drawn_once_per_client() -> None:
 
 def test_chains_of_different_clients_walk_apart() -> None:
     laws = experiment(f'[latency.delay]\nkind = "markov"\n{TABLES["markov"]}\n').delays().values()
-    assert len({law.path for law in laws if isinstance(law, Markov)}) == 4
+    assert len({law.path for law in laws if isinstance(law, MarkovDelay)}) == 4
 
 
 def test_both_ways_are_drawn_apart() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pausefl_process.events import Notice, WaitingForClients
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, Tensor, digest
+from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, digest
 from pausefl_server.ledger import Release
 from pausefl_server.messages import Refusal
 from pausefl_server.selection.uniform import Random
@@ -26,7 +26,7 @@ WRONG_HELLOS: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"n_examples": 0}, "has 0 examples, must be 1 to"),
     "more data than can be": ({"n_examples": 2**64 - 1}, "examples, must be 1 to"),
     "another model": (
-        {"manifest": Manifest((Tensor("v", (SIZE,)),)).to_message()},
+        {"manifest": Manifest((TensorSpec("v", (SIZE,)),)).to_message()},
         "tensors differ in name, shape or order",
     ),
     "another dtype": (

@@ -20,7 +20,7 @@ from pausefl.config.groups import drift_laws_of, presence_of
 from pausefl.config.server_records import selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.population.availability import Presence
-from pausefl.population.simulated_drifts import DRIFTS, Bernoulli, DriftLaw, LogNormal
+from pausefl.population.simulated_drifts import DRIFTS, BernoulliDrift, DriftLaw, LogNormalDrift
 from pausefl.simulation.engine import growth_fits, is_compiled, simulate
 from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
 from pausefl.simulation.outputs import run_simulation, setting_of
@@ -39,7 +39,7 @@ def play(policy: NewcomerPolicy, rounds: int, *, seed: int = 1, **laws: DriftLaw
     """Originals from round 1, all newcomers from round 5; laws by the beginning of the ids."""
     there = np.ones((rounds, len(IDS)), np.bool_)
     there[: JOIN - 1, 6:] = False
-    of_client = {client_id: laws.get(client_id.split("-")[0], Bernoulli(0.85)) for client_id in IDS}
+    of_client = {client_id: laws.get(client_id.split("-")[0], BernoulliDrift(0.85)) for client_id in IDS}
     return simulate_newcomers(policy, DriftSetting(of_client, Presence(IDS, there), seed), rounds)
 
 
@@ -50,20 +50,22 @@ def times_chosen(result: NewcomerResult, kind: str) -> int:
 # -- the laws
 
 
-@pytest.mark.parametrize("law", [Bernoulli(0.85), Bernoulli(0.0), LogNormal(1.0, 0.25), LogNormal(0.5, 1.0)])
+@pytest.mark.parametrize(
+    "law", [BernoulliDrift(0.85), BernoulliDrift(0.0), LogNormalDrift(1.0, 0.25), LogNormalDrift(0.5, 1.0)]
+)
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.2])
 def test_a_law_draws_as_it_says(law: DriftLaw, threshold: float) -> None:
     drawn = law.sample(np.random.default_rng(1), 40_000)
     assert (drawn >= 0).all()
     assert (drawn <= threshold).mean() == pytest.approx(law.share_up_to(threshold), abs=0.01)
     assert drawn.mean() == pytest.approx(law.mean, abs=0.02)
-    if isinstance(law, LogNormal):
+    if isinstance(law, LogNormalDrift):
         assert drawn.std() == pytest.approx(law.sd, rel=0.1)
 
 
 def test_no_drift_is_below_zero() -> None:
-    assert Bernoulli(0.3).share_up_to(-1e-9) == LogNormal(1.0, 5.0).share_up_to(0.0) == 0.0
-    assert Bernoulli(0.3).share_up_to(1.0) == 1.0
+    assert BernoulliDrift(0.3).share_up_to(-1e-9) == LogNormalDrift(1.0, 5.0).share_up_to(0.0) == 0.0
+    assert BernoulliDrift(0.3).share_up_to(1.0) == 1.0
 
 
 # -- intervals by hand
@@ -118,7 +120,7 @@ def test_with_one_kind_alone_there_is_nothing_to_regret(small: tuple[float, ...]
 
 
 def test_taking_everybody_costs_every_gap_in_every_round() -> None:
-    result = play(FedTs(3, newcomer_share=1.0), 60, harmful=Bernoulli(0.25))
+    result = play(FedTs(3, newcomer_share=1.0), 60, harmful=BernoulliDrift(0.25))
     assert result.threshold == pytest.approx((0.15 + 0.75) / 2)
     assert result.regret[: JOIN - 1].sum() == 0
     assert result.regret[JOIN - 1 :] == pytest.approx(3 * 0.6)
@@ -130,10 +132,10 @@ def test_taking_everybody_costs_every_gap_in_every_round() -> None:
 @pytest.mark.parametrize(
     ("policy", "relevant", "harmful"),
     [
-        (FedTs(3), Bernoulli(0.85), Bernoulli(0.2)),
-        (FedTs(3, newcomer_share=1.0, search_after=4), LogNormal(1.0, 0.3), LogNormal(2.0, 0.3)),
-        (DriftUcb(3), Bernoulli(0.85), Bernoulli(0.2)),
-        (Chr(3), LogNormal(1.0, 0.3), LogNormal(2.0, 0.3)),
+        (FedTs(3), BernoulliDrift(0.85), BernoulliDrift(0.2)),
+        (FedTs(3, newcomer_share=1.0, search_after=4), LogNormalDrift(1.0, 0.3), LogNormalDrift(2.0, 0.3)),
+        (DriftUcb(3), BernoulliDrift(0.85), BernoulliDrift(0.2)),
+        (Chr(3), LogNormalDrift(1.0, 0.3), LogNormalDrift(2.0, 0.3)),
     ],
 )
 def test_what_is_learnt_ends_the_regret(policy: NewcomerPolicy, relevant: DriftLaw, harmful: DriftLaw) -> None:
@@ -145,25 +147,27 @@ def test_what_is_learnt_ends_the_regret(policy: NewcomerPolicy, relevant: DriftL
 
 def test_without_exploration_a_bad_first_draw_is_never_made_good() -> None:
     """`chr` takes the greatest means: a relevant newcomer that drifted once may never be chosen again."""
-    result = play(Chr(3), 600, relevant=Bernoulli(0.85), harmful=Bernoulli(0.2))
+    result = play(Chr(3), 600, relevant=BernoulliDrift(0.85), harmful=BernoulliDrift(0.2))
     assert result.regret[300:].sum() > 100
 
 
 def test_draws_are_the_same_for_every_policy_and_length() -> None:
-    short, long = (play(FedTs(3), rounds, harmful=Bernoulli(0.2)) for rounds in (50, 120))
+    short, long = (play(FedTs(3), rounds, harmful=BernoulliDrift(0.2)) for rounds in (50, 120))
     assert np.array_equal(short.insertions[0].chosen, long.insertions[0].chosen[:50])
-    other = play(FedTs(3), 50, seed=2, harmful=Bernoulli(0.2))
+    other = play(FedTs(3), 50, seed=2, harmful=BernoulliDrift(0.2))
     assert not np.array_equal(short.insertions[0].chosen, other.insertions[0].chosen)
-    setting = DriftSetting({"a": LogNormal(1.0, 0.2), "b": Bernoulli(0.5)}, Presence.of_all(["a", "b"]), seed=3)
+    setting = DriftSetting(
+        {"a": LogNormalDrift(1.0, 0.2), "b": BernoulliDrift(0.5)}, Presence.of_all(["a", "b"]), seed=3
+    )
     assert np.array_equal(list(setting.drifts(5000))[:10], list(setting.drifts(10)))
 
 
 def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
     """Two-means judges by who else was chosen, which no fixed chance of success shows; the guard asks the originals."""
     laws: dict[str, DriftLaw] = {
-        "original": LogNormal(1.0, 0.1),
-        "relevant": LogNormal(5.0, 0.5),
-        "harmful": LogNormal(5.0, 0.5),
+        "original": LogNormalDrift(1.0, 0.1),
+        "relevant": LogNormalDrift(5.0, 0.5),
+        "harmful": LogNormalDrift(5.0, 0.5),
     }
     newcomers = slice(6, 12)
     for guarded, least, most in ((False, 0.35, 0.65), (True, 0.0, 0.0)):
@@ -176,7 +180,11 @@ def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
 
 def test_an_original_that_is_alone_lets_nobody_be_judged() -> None:
     """As in a run: the guard has nothing to compare with when the other originals have left."""
-    laws = {"original": LogNormal(1.0, 0.1), "relevant": LogNormal(1.0, 0.1), "harmful": LogNormal(9.0, 0.5)}
+    laws = {
+        "original": LogNormalDrift(1.0, 0.1),
+        "relevant": LogNormalDrift(1.0, 0.1),
+        "harmful": LogNormalDrift(9.0, 0.5),
+    }
     there = np.ones((50, len(IDS)), np.bool_)
     there[: JOIN - 1, 6:] = False
     there[JOIN - 1 :, 1:6] = False
@@ -188,7 +196,7 @@ def test_an_original_that_is_alone_lets_nobody_be_judged() -> None:
 
 
 def test_without_newcomers_the_originals_are_chosen() -> None:
-    result = simulate_newcomers(FedTs(2), DriftSetting({i: Bernoulli(0.5) for i in IDS}, Presence.of_all(IDS)), 30)
+    result = simulate_newcomers(FedTs(2), DriftSetting({i: BernoulliDrift(0.5) for i in IDS}, Presence.of_all(IDS)), 30)
     assert result.insertions == ()
     assert result.regret.tolist() == [0] * 30
     assert result.table.chosen.sum() == 60
@@ -236,7 +244,7 @@ def test_newcomers_are_chosen_only_while_they_are_there(tmp_path: Path) -> None:
 
 def test_a_round_with_nobody_there_passes() -> None:
     there = np.array([[True], [False], [True]])
-    setting = DriftSetting({"a": Bernoulli(0.5)}, Presence(("a",), there))
+    setting = DriftSetting({"a": BernoulliDrift(0.5)}, Presence(("a",), there))
     assert simulate_newcomers(FedTs(1), setting, 3).table.chosen.tolist() == [2]
 
 
@@ -362,7 +370,7 @@ def test_the_documented_laws_are_those_there_are(tmp_path: Path) -> None:
     assert set(re.findall(r"^\| `([a-z]+)` \|.*\| `[a-z ]+` \|$", text, re.MULTILINE)) == set(DRIFTS)
     (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     experiment = parse_experiment(block, ["selection.policy=fed-ts", "selection.m=4"])
-    assert set(drift_laws_of(experiment.groups).values()) >= {Bernoulli(0.18), LogNormal(1.0, 0.23)}
+    assert set(drift_laws_of(experiment.groups).values()) >= {BernoulliDrift(0.18), LogNormalDrift(1.0, 0.23)}
     assert run_simulation(experiment, 40, tmp_path / "out")["insertions"][0]["relevant"] == 4
 
 

@@ -16,11 +16,11 @@ from pausefl.runtime.client_plan import noise_plan
 from pausefl.runtime.client_privacy import noise_for
 from pausefl_client.device_noise import DeviceLaplace, _philox_state, secret_generator
 from pausefl_client.ledger import ReleaseKey
-from pausefl_client.privacy import ExactLaplace, Mechanism, Unit, entropy_rng
+from pausefl_client.privacy import ExactLaplace, Mechanism, PrivacyUnit, entropy_rng
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError, ConfigError
 
-UNITS: tuple[Unit, ...] = ("coordinate", "vector")
+UNITS: tuple[PrivacyUnit, ...] = ("coordinate", "vector")
 N = 100_000
 """More than one chunk of noise."""
 
@@ -29,7 +29,7 @@ updates = hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32
 clips = st.floats(1e-6, 1e6)
 
 
-def distance(unit: Unit, one: np.ndarray, other: np.ndarray) -> float:
+def distance(unit: PrivacyUnit, one: np.ndarray, other: np.ndarray) -> float:
     """L1 distance between two values of the unit; the greatest over the coordinates if a coordinate is the unit."""
     gaps = np.abs(one.astype(np.float64) - other)
     return float(gaps.sum() if unit == "vector" else gaps.max())
@@ -51,7 +51,7 @@ def test_coordinate_clip_bounds_every_coordinate_whatever_the_update(clip: float
 
 @pytest.mark.parametrize("unit", UNITS)
 @given(clip=clips, one=updates, data=st.data())
-def test_sensitivity_is_never_exceeded(unit: Unit, clip: float, one: np.ndarray, data: st.DataObject) -> None:
+def test_sensitivity_is_never_exceeded(unit: PrivacyUnit, clip: float, one: np.ndarray, data: st.DataObject) -> None:
     mechanism = Mechanism(unit, clip)
     other = data.draw(hnp.arrays(np.float32, one.shape, elements=st.floats(width=32)))
     assert distance(unit, mechanism.clip_update(one), mechanism.clip_update(other)) <= mechanism.sensitivity
@@ -59,7 +59,7 @@ def test_sensitivity_is_never_exceeded(unit: Unit, clip: float, one: np.ndarray,
 
 @pytest.mark.parametrize("unit", UNITS)
 @given(clip=clips, d=st.integers(1, 40))
-def test_sensitivity_is_reached(unit: Unit, clip: float, d: int) -> None:
+def test_sensitivity_is_reached(unit: PrivacyUnit, clip: float, d: int) -> None:
     mechanism = Mechanism(unit, clip)
     far = np.full(d, 1e9, np.float32)
     reached = distance(unit, mechanism.clip_update(far), mechanism.clip_update(-far))
@@ -67,7 +67,7 @@ def test_sensitivity_is_reached(unit: Unit, clip: float, d: int) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_an_update_within_the_bound_is_left_as_it_is(unit: Unit) -> None:
+def test_an_update_within_the_bound_is_left_as_it_is(unit: PrivacyUnit) -> None:
     update = np.array([0.1, -0.2, 0.05], np.float32)
     clipped = Mechanism(unit, 1.0).clip_update(update)
     assert np.array_equal(clipped, update)
@@ -80,7 +80,7 @@ def test_vector_clip_keeps_the_direction() -> None:
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("coordinate", 0.3 / 2.0), ("vector", 2 * 0.3 / 2.0)])
-def test_noise_is_laplace_at_the_stated_scale(unit: Unit, scale: float) -> None:
+def test_noise_is_laplace_at_the_stated_scale(unit: PrivacyUnit, scale: float) -> None:
     # With this seed the test always says the same; over seeds it would raise a false alarm once in a thousand.
     mechanism, rng = Mechanism(unit, 0.3), np.random.default_rng(7)
     update = np.zeros(N, np.float32)
@@ -154,7 +154,7 @@ def test_noise_is_fresh_for_every_coordinate_and_release() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_release_is_float32_finite_and_leaves_the_update_alone(unit: Unit) -> None:
+def test_a_release_is_float32_finite_and_leaves_the_update_alone(unit: PrivacyUnit) -> None:
     update = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
     before = update.copy()
     update.flags.writeable = False

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pausefl
-from pausefl.campaigns.campaign import Interrupted, Plan, begin, is_finished, read_plan
+from pausefl.campaigns.campaign import CampaignInterrupted, Plan, begin, is_finished, read_plan
 from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
 from pausefl.config.toml_source import read_source
 from pausefl.report.sweep import draw_sweep
@@ -106,7 +106,7 @@ def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypat
         return {"stopped_because": "stopped by SIGINT"}
 
     monkeypatch.setattr("pausefl.campaigns.campaign.run_experiment", interrupted)
-    with pytest.raises(Interrupted, match=r"go on with: pausefl sweep --resume .*/s$"):
+    with pytest.raises(CampaignInterrupted, match=r"go on with: pausefl sweep --resume .*/s$"):
         run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", Quiet())
     assert played == ["m=1-seed1"]
 

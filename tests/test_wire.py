@@ -16,7 +16,7 @@ from pausefl_proto.wire import (
     MAX_MESSAGE_BYTES,
     Assembler,
     Manifest,
-    Tensor,
+    TensorSpec,
     Vector,
     cut,
     digest,
@@ -206,7 +206,7 @@ def test_values_that_are_not_finite_or_too_great_are_refused_when_asked(value: f
 
 
 MANIFESTS = st.lists(
-    st.builds(Tensor, st.text(max_size=8), st.lists(st.integers(1, 5), max_size=3).map(tuple)), max_size=4
+    st.builds(TensorSpec, st.text(max_size=8), st.lists(st.integers(1, 5), max_size=3).map(tuple)), max_size=4
 ).map(lambda tensors: Manifest(tuple(tensors)))
 
 
@@ -225,7 +225,7 @@ def test_only_float32_travels(dtype: str) -> None:
 
 
 def test_splitting_gives_views_by_name_in_shape() -> None:
-    manifest = Manifest((Tensor("w", (2, 3)), Tensor("b", (3,)), Tensor("s", ())))
+    manifest = Manifest((TensorSpec("w", (2, 3)), TensorSpec("b", (3,)), TensorSpec("s", ())))
     vector = np.arange(10, dtype=np.float32)
     parts = manifest.split(vector)
     assert {name: part.tolist() for name, part in parts.items()} == {

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pausefl_client.downloads import download
-from pausefl_client.published import PUBLISHED, Published, Tensor
+from pausefl_client.published import PUBLISHED, Published, RawArray
 from pausefl_proto.errors import ConfigError
 
 FILES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
@@ -48,7 +48,7 @@ def _fingerprint(source: Path, published: Published) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _write_cache(folder: Path, *arrays: Tensor) -> None:
+def _write_cache(folder: Path, *arrays: RawArray) -> None:
     """All or nothing: written beside its place and renamed; whoever comes second throws its own copy away."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from pausefl_client.factories import is_factory, resolve_factory
 from pausefl_client.text import BUCKETS
 from pausefl_proto.draws import stable_hash
 from pausefl_proto.errors import ConfigError
-from pausefl_proto.wire import Manifest, Tensor, Vector
+from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
 _KEY = "workload.model"
 # Group normalisation (Wu & He, 2018) keeps no statistics of the data; the published batch normalisation sends them.
@@ -107,7 +107,7 @@ def fedts_agnews(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def manifest_of(model: nn.Module) -> Manifest:
     """Names and shapes of the model's parameters and persistent buffers, in the order of its flat vector."""
-    return Manifest(tuple(Tensor(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()))
+    return Manifest(tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()))
 
 
 def flatten(model: nn.Module) -> Vector:

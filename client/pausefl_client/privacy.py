@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pausefl_proto.errors import BudgetError, ConfigError
 from pausefl_proto.wire import Vector
 
-Unit = Literal["vector", "coordinate"]
+PrivacyUnit = Literal["vector", "coordinate"]
 Sampler = Literal["laplace", "opendp"]
 
 # float64 scratch of 512 KiB stays in the cache and bounds the memory a 10-million-coordinate update needs.
@@ -45,12 +45,12 @@ class LaplaceSource(Protocol):
 class Mechanism:
     """Clipping and Laplace noise for one update; `unit` and `clip` are `privacy.unit` and `privacy.clip`."""
 
-    unit: Unit
+    unit: PrivacyUnit
     clip: float
     """Vector: C, the greatest L1 norm. Coordinate: Δ, the width of the interval a coordinate is clamped to."""
 
     def __post_init__(self) -> None:
-        if self.unit not in get_args(Unit):
+        if self.unit not in get_args(PrivacyUnit):
             raise ConfigError(f'privacy.unit = "{self.unit}": must be "vector" or "coordinate"')
         if not (math.isfinite(self.clip) and self.clip > 0):
             raise ConfigError(f"privacy.clip = {self.clip}: must be a finite number above 0")

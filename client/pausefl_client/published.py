@@ -15,8 +15,8 @@ VALIDATION_EXAMPLES = 10_000
 AG_NEWS_TEST_EXAMPLES = 1_600
 """Of the 7,600 published test examples, where the training examples are not at hand."""
 
-Tensor = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
-Arrays = tuple[Tensor, npt.NDArray[np.uint8], Tensor, npt.NDArray[np.uint8]]
+RawArray = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
+Arrays = tuple[RawArray, npt.NDArray[np.uint8], RawArray, npt.NDArray[np.uint8]]
 """Training inputs and labels, test inputs and labels."""
 
 

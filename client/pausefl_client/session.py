@@ -24,7 +24,7 @@ log = logging.getLogger("pausefl.client")
 _LONGEST_RETRY_S = 5.0
 
 
-class Stream(Protocol):
+class StreamToServer(Protocol):
     """The bidirectional stream to the server, one message a call; OSError when it breaks."""
 
     async def read(self) -> bytes | None:
@@ -34,7 +34,7 @@ class Stream(Protocol):
         """Send one message."""
 
 
-Connect = Callable[[], AbstractAsyncContextManager[Stream]]
+Connect = Callable[[], AbstractAsyncContextManager[StreamToServer]]
 """Opens a fresh stream; OSError when nobody answers."""
 
 
@@ -157,7 +157,7 @@ class ClientSession:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
 
-    async def _say_hello(self, stream: Stream) -> None:
+    async def _say_hello(self, stream: StreamToServer) -> None:
         ledger = self._releaser.ledger
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -185,7 +185,7 @@ class ClientSession:
             case _:
                 raise OSError("the server is not ready")
 
-    async def _take_part(self, stream: Stream) -> None:
+    async def _take_part(self, stream: StreamToServer) -> None:
         """Until the stream ends: answer jobs one after the other, and pings at once."""
         jobs: asyncio.Queue[_Download] = asyncio.Queue()
         worker = asyncio.ensure_future(self._answer_jobs(stream, jobs))
@@ -196,7 +196,7 @@ class ClientSession:
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
 
-    async def _downloads(self, stream: Stream) -> AsyncIterator[_Download]:
+    async def _downloads(self, stream: StreamToServer) -> AsyncIterator[_Download]:
         """Read messages; yield each job whose model has arrived whole."""
         download: _Download | None = None
         while (data := await stream.read()) is not None:
@@ -223,7 +223,7 @@ class ClientSession:
                 yield download
                 download = None
 
-    async def _answer_jobs(self, stream: Stream, jobs: asyncio.Queue[_Download]) -> None:
+    async def _answer_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[_Download]) -> None:
         while True:
             download = await jobs.get()
             if (asked := download.job.schedule) != (agreed := self._settings.schedule):
@@ -242,7 +242,7 @@ class ClientSession:
             except Exception as error:  # a link may be anybody's
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
 
-    async def _answer(self, stream: Stream, download: _Download) -> None:
+    async def _answer(self, stream: StreamToServer, download: _Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""
         job, link, first_s = download.job, self._link, download.first_s
         delays, size_bytes = link.draw(job.round), job.model.size_bytes
@@ -330,7 +330,7 @@ class ClientSession:
             self._releaser.settle()
         self._kept = None
 
-    async def _refuse(self, stream: Stream, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
+    async def _refuse(self, stream: StreamToServer, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
         await self._write(stream, pb.ClientMessage(result=result))
         self._observe(AnsweredJob(pb.Status.Name(status).removeprefix("STATUS_").lower()))
@@ -342,7 +342,9 @@ class ClientSession:
             return f"{type(error).__name__}: {error}"
         return "it failed at the job; its own log says why"
 
-    async def _write(self, stream: Stream, message: pb.ClientMessage, payload: memoryview | None = None) -> None:
+    async def _write(
+        self, stream: StreamToServer, message: pb.ClientMessage, payload: memoryview | None = None
+    ) -> None:
         data = message.SerializeToString() if payload is None else pack(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
             await stream.write(data)

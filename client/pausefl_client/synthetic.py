@@ -8,7 +8,7 @@ import numpy as np
 from pausefl_client.holdings import synthetic_holding
 from pausefl_client.trainer import TrainingOutcome
 from pausefl_proto.draws import generator
-from pausefl_proto.wire import Manifest, Tensor, Vector
+from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
 _WINDOWS = 1024
 
@@ -25,7 +25,7 @@ class SyntheticTrainer:
     def __init__(self, size: int, *, seed: int, client_id: str, train_s: float = 0.0) -> None:
         """`size` is d. `train_s` is processor time spent per round; a stopped process does not spend it."""
         self.holding = synthetic_holding(client_id)
-        self.manifest = Manifest((Tensor("synthetic", (size,)),))
+        self.manifest = Manifest((TensorSpec("synthetic", (size,)),))
         rng = generator(seed, "synthetic", client_id)
         self._values = rng.standard_normal(size + _WINDOWS - 1, np.float32) * np.float32(1e-3)
         self._values.flags.writeable = False

@@ -12,8 +12,8 @@ from pausefl_proto.tls import Tls
 from pausefl_proto.wire import SERVICE
 
 
-class GrpcStream:
-    """`session.Stream` over one gRPC call."""
+class GrpcStreamToServer:
+    """`session.StreamToServer` over one gRPC call."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", address: str, tls: Tls | None) -> None:
         self._call = call
@@ -43,11 +43,11 @@ class GrpcStream:
 
 
 @asynccontextmanager
-async def connect(address: str, tls: Tls | None = None) -> AsyncIterator[GrpcStream]:
+async def connect(address: str, tls: Tls | None = None) -> AsyncIterator[GrpcStreamToServer]:
     """Open a stream to the server at HOST:PORT; closed with the block. ConfigError when a file for TLS is wrong."""
     async with open_channel(address, tls) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")()
         try:
-            yield GrpcStream(call, address, tls)
+            yield GrpcStreamToServer(call, address, tls)
         finally:
             call.cancel()

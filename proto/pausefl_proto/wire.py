@@ -31,7 +31,7 @@ _PAYLOAD_TAG = b"\x7a"
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorSpec:
     """One named array of a model."""
 
     name: str
@@ -47,7 +47,7 @@ class Tensor:
 class Manifest:
     """What a flat vector means: its tensors, in order."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorSpec, ...]
 
     @property
     def size(self) -> int:
@@ -66,7 +66,7 @@ class Manifest:
         for tensor in message.tensors:
             if tensor.dtype != "float32":
                 raise WireError(f"tensor {tensor.name!r} has dtype {tensor.dtype!r}, only float32 travels")
-        return Manifest(tuple(Tensor(t.name, tuple(t.shape)) for t in message.tensors))
+        return Manifest(tuple(TensorSpec(t.name, tuple(t.shape)) for t in message.tensors))
 
     def split(self, vector: Vector) -> dict[str, Vector]:
         """Views of `vector`, (size,) float32, by tensor name and in its shape."""

@@ -23,7 +23,7 @@ _INLINE_BYTES = 1 << 20
 _TIMING_TOLERANCE_S = 1e-3
 
 
-class Stream(Protocol):
+class StreamToClient(Protocol):
     """A client's bidirectional stream, one message a call."""
 
     async def read(self) -> bytes | None:
@@ -58,7 +58,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss]):
     def __init__(
         self,
         client_id: str,
-        stream: Stream,
+        stream: StreamToClient,
         coordinator: Actor[Any],
         model_size: int,
         clock: Callable[[], float],

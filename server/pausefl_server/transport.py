@@ -19,8 +19,8 @@ from pausefl_server.coordinator import Coordinator
 from pausefl_server.messages import Lost, Register
 
 
-class _GrpcStream:
-    """`client_actor.Stream` over a gRPC context. Messages are bytes: a job is serialised once for all clients."""
+class _GrpcStreamToClient:
+    """`client_actor.StreamToClient` over a gRPC context, in bytes: a job is serialised once for all clients."""
 
     def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         self._context = context
@@ -58,7 +58,7 @@ class FederationServer:
         await self._server.stop(grace_s)
 
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        stream = _GrpcStream(context)
+        stream = _GrpcStreamToClient(context)
         try:
             hello = _hello(await stream.read())
         except (WireError, DecodeError) as error:
@@ -103,6 +103,6 @@ async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
         return "the run is over"
 
 
-async def _say_goodbye(stream: _GrpcStream, error: Exception) -> None:
+async def _say_goodbye(stream: _GrpcStreamToClient, error: Exception) -> None:
     goodbye = pb.Goodbye(reason=str(error), final=not isinstance(error, ActorStopped | TryLaterError))
     await stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())

@@ -15,7 +15,7 @@ from pausefl_process.host_monitor import HostReport
 from pausefl_proto.actor import Actor
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, Tensor, Vector
+from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, Vector
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.coordinator import Coordinator
 from pausefl_server.evaluation import EvaluatorActor
@@ -36,7 +36,7 @@ from rigs.settings import server_settings
 Shown = TypeVar("Shown")
 
 SIZE = 8
-MANIFEST = Manifest((Tensor("w", (SIZE,)),))
+MANIFEST = Manifest((TensorSpec("w", (SIZE,)),))
 BUDGET = Budget(epsilon_budget=10.0, eta=0.25)
 PRIVATE = PrivacySettings(BUDGET, "coordinate", "agreed")
 EXAMPLES = {"a": 10, "b": 30, "c": 60, "d": 100}

@@ -17,13 +17,13 @@ from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Link
 from pausefl_client.privacy import Mechanism
 from pausefl_client.release import ReleasePrivacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings, Stream
+from pausefl_client.session import ClientSession, ClientSettings, StreamToServer
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
 from pausefl_process.events import ProgressEvent, to_json
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, Tensor, unpack
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, TensorSpec, unpack
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.everyone import All
@@ -40,7 +40,7 @@ BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half
 
 def network_settings(size: int = SIZE, **changes: Any) -> ServerSettings:
     """What a server and the synthetic model of its clients agree on."""
-    return server_settings(size, **{"manifest": Manifest((Tensor("synthetic", (size,)),)), **changes})
+    return server_settings(size, **{"manifest": Manifest((TensorSpec("synthetic", (size,)),)), **changes})
 
 
 class Federation:
@@ -104,7 +104,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
         await asyncio.gather(run.task, return_exceptions=True)
 
 
-Connect = Callable[[], AbstractAsyncContextManager[Stream]]
+Connect = Callable[[], AbstractAsyncContextManager[StreamToServer]]
 
 
 class Clients:
@@ -177,7 +177,7 @@ async def take_a_job(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
 
 
 def hello(client_id: str = "raw", size: int = SIZE) -> bytes:
-    manifest = Manifest((Tensor("synthetic", (size,)),)).to_message()
+    manifest = Manifest((TensorSpec("synthetic", (size,)),)).to_message()
     greeting = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id=client_id, n_examples=1, manifest=manifest)
     return pb.ClientMessage(hello=greeting).SerializeToString()
 

@@ -25,7 +25,7 @@ from pausefl_proto.wire import (
     PROTOCOL_VERSION,
     Assembler,
     Manifest,
-    Tensor,
+    TensorSpec,
     Vector,
     digest,
     pack_job,
@@ -63,7 +63,7 @@ class FakeTrainer:
     holding = synthetic_holding("fake")
 
     def __init__(self, clock: Clock, size: int = 6, train_s: float = 0.0) -> None:
-        self.manifest = Manifest((Tensor("w", (size,)),))
+        self.manifest = Manifest((TensorSpec("w", (size,)),))
         self.gate = threading.Event()
         self.gate.set()
         self.rounds: list[int] = []

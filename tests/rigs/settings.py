@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pausefl_proto.wire import Manifest, Tensor
+from pausefl_proto.wire import Manifest, TensorSpec
 from pausefl_server.settings import ServerSettings
 
 
@@ -13,7 +13,7 @@ def server_settings(size: int, **changes: Any) -> ServerSettings:
         "seed": 1,
         "rounds": 3,
         "minimum_clients": 2,
-        "manifest": Manifest((Tensor("w", (size,)),)),
+        "manifest": Manifest((TensorSpec("w", (size,)),)),
         "privacy": None,
         "signal": "round_trip",
         "time_scale": 1.0,

@@ -9,7 +9,7 @@ from functools import reduce
 
 import numpy as np
 
-from pausefl_client.privacy import Unit
+from pausefl_client.privacy import PrivacyUnit
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.wire import Manifest, Vector
 
@@ -33,7 +33,7 @@ _ENDLESS = 1e30
 class Claim:
     """What a mechanism with this `privacy.unit` and `privacy.clip` says of itself (PAUSE v2, eq. (5))."""
 
-    unit: Unit
+    unit: PrivacyUnit
     clip: float
 
     def clipped(self, update: Vector) -> FloatArray:

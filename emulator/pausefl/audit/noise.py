@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft, stats
 
-from pausefl.audit.runs import Release
+from pausefl.audit.runs import NoiseSample
 
 SEED_BITS_MIN = 124
 """Of a GPU's generator; numpy's has 128."""
@@ -41,7 +41,7 @@ def check_clip(reach: float, draws: int) -> Check:
     return Check("clipping of every coordinate", _reach_p(reach, draws), _scales(reach))
 
 
-def check_noise(releases: Sequence[Release]) -> Iterator[Check]:
+def check_noise(releases: Sequence[NoiseSample]) -> Iterator[Check]:
     """Whether the noise is Laplace of the charged scale in every coordinate."""
     noise = np.stack([release.noise for release in releases])
     size, count = np.abs(noise), len(releases)
@@ -61,7 +61,7 @@ def check_noise(releases: Sequence[Release]) -> Iterator[Check]:
     yield Check("noise of Laplace's law", float(p), f"{float(distance):.4f} from it")
 
 
-def check_freshness(releases: Sequence[Release]) -> Iterator[Check]:
+def check_freshness(releases: Sequence[NoiseSample]) -> Iterator[Check]:
     """Whether two releases, or two places in one, share noise.
 
     Signs of independent noise are fair coins, also multiplied with one another. By Hoeffding's inequality (1963) the
@@ -104,7 +104,7 @@ def check_sources(draws: npt.NDArray[np.float64]) -> Check:
     return Check("sources alike, of all processes", 0.0 if twins else 1.0, f"{twins} of {draws.size:,} came again")
 
 
-def _relation(one: Release, other: Release) -> str:
+def _relation(one: NoiseSample, other: NoiseSample) -> str:
     if one is other:
         return "within a release"
     if one.run != other.run:

@@ -51,7 +51,7 @@ _EFFORT = {"laplace": _Effort(500_000, 50_000_000, 12_000), "opendp": _Effort(50
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
+class NoiseSample:
     """The noise of one release in units of the scale that was charged, (d,), and where it came from."""
 
     run: int
@@ -69,7 +69,7 @@ class Release:
 class Witness:
     """What one client process had to show."""
 
-    releases: list[Release]
+    releases: list[NoiseSample]
     sources: FloatArray
     """First draws of fresh sources, (n,)."""
     clear_reach: float
@@ -190,7 +190,7 @@ def _witness(task: _Task) -> Witness:
     return Witness(releases, sources, max(clear), len(clear) * manifest.size, scores, seed_bits(source))
 
 
-def _releases(task: _Task, claim: Claim, privacy: ReleasePrivacy, size: int, draws: int) -> Iterator[Release]:
+def _releases(task: _Task, claim: Claim, privacy: ReleasePrivacy, size: int, draws: int) -> Iterator[NoiseSample]:
     """Releases of canaries, through the client's own ledger, until its budget ends; round 1 is tried twice."""
     releaser = Releaser(privacy)
     rounds = min(max(draws // size, _ROUNDS.start), _ROUNDS.stop)
@@ -203,7 +203,7 @@ def _releases(task: _Task, claim: Claim, privacy: ReleasePrivacy, size: int, dra
         assert released.charge is not None
         noise = claim.noise(update, released.vector, released.charge.epsilon)
         toward = np.sign(claim.clipped(update))
-        yield Release(task.run, task.client_id, task.life, round_, attempt, noise, toward)
+        yield NoiseSample(task.run, task.client_id, task.life, round_, attempt, noise, toward)
 
 
 def first_draw(source: Callable[[], LaplaceSource]) -> float:

@@ -16,7 +16,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 PLAN = "campaign.json"
 
 
-class Interrupted(PauseflError):
+class CampaignInterrupted(PauseflError):
     """The user ended a campaign; its finished runs stay, and the message says how to go on."""
 
 
@@ -67,7 +67,7 @@ def read_plan(folder: Path, command: str) -> Plan:
 def play(runs: Sequence[Planned], folder: Path, command: str, show: Show) -> list[Path]:
     """Play every run that is not finished yet and return all run directories, in order.
 
-    Interrupted when the user ends a run: none of the others is begun.
+    CampaignInterrupted when the user ends a run: none of the others is begun.
     """
     directories = [folder / run.name for run in runs]
     for number, (run, run_dir) in enumerate(zip(runs, directories, strict=True), start=1):
@@ -77,7 +77,7 @@ def play(runs: Sequence[Planned], folder: Path, command: str, show: Show) -> lis
             summary = run_experiment(run.experiment, run_dir, view, resume=True)
         if was_interrupted(summary):
             how = f"pausefl {command} --resume {folder}"
-            raise Interrupted(f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {how}")
+            raise CampaignInterrupted(f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {how}")
     return directories
 
 

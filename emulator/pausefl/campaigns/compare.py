@@ -17,7 +17,7 @@ def compare_policies(
 ) -> Comparison:
     """Run each policy with the same seeds, so the same data, delays and θ_0, and write the comparison to `folder`.
 
-    Budgets are per run. `Interrupted` when the user ends a run.
+    Budgets are per run. `CampaignInterrupted` when the user ends a run.
     """
     runs = _planned(experiment, policies, seeds)
     begin(folder, Plan("compare", experiment.to_toml(), {"policies": list(policies), "seeds": seeds}))

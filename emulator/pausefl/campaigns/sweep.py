@@ -46,7 +46,7 @@ def parse_grid(settings: Sequence[str]) -> Grid:
 def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, show: Show) -> Sweep:
     """Play every point of the grid with `seeds` seeds each and write sweep.csv and a figure to `folder`.
 
-    `source` is the experiment as TOML. `Interrupted` when the user ends a run.
+    `source` is the experiment as TOML. `CampaignInterrupted` when the user ends a run.
     """
     runs = _planned(source, grid, seeds)
     begin(folder, Plan("sweep", source, {"grid": {key: list(values) for key, values in grid.items()}, "seeds": seeds}))

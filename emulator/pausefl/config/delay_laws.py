@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from pausefl import delays
-from pausefl.delays import Delay, Empirical, Floor, Markov
+from pausefl.delays import Delay, Empirical, Floor, MarkovDelay
 from pausefl_proto.errors import ConfigError
 
 KINDS: Mapping[str, type[Any]] = {
@@ -34,10 +34,10 @@ KINDS: Mapping[str, type[Any]] = {
     "floor": Floor,
     "scale": delays.Scale,
     "schedule": delays.Schedule,
-    "drift": delays.Drift,
+    "drift": delays.DelayDrift,
     "day": delays.DayCycle,
     "outage": delays.Outage,
-    "markov": Markov,
+    "markov": MarkovDelay,
 }
 """The `kind` of a table -> the record its other keys make. Any kind also takes `floor_s`."""
 
@@ -90,7 +90,7 @@ def make_record(record: type[Any], values: Mapping[str, Any], key: str, rng_for:
         for name, f in known.items()
         if name in values or _required(f, f"{key}.{name}")
     }
-    if record is Markov:
+    if record is MarkovDelay:
         given["path"] = int(rng_for(f"{key}.path").integers(1 << 63))
     return _checked(record, given, key)
 

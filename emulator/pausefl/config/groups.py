@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pausefl.config.tables import ClientGroup
 from pausefl.config.validation import build_kind
-from pausefl.population.availability import AVAILABILITIES, Availability, Membership, Presence, Trace
+from pausefl.population.availability import AVAILABILITIES, Availability, GroupPresence, Presence, Trace
 from pausefl.population.behaviours import BEHAVIOURS, Behaviour
 from pausefl.population.simulated_drifts import DRIFTS, DriftLaw
 from pausefl_proto.errors import ConfigError
@@ -26,7 +26,7 @@ def presence_of(groups: ClientGroups, rounds: int, seed: int) -> Presence | None
     if all(g.join_round == 1 and g.leave_round is None and not g.availability for g in groups.values()):
         return None
     memberships = [
-        Membership(
+        GroupPresence(
             client_ids=tuple(group.client_ids(name)),
             join_round=group.join_round,
             leave_round=group.leave_round,

@@ -1,7 +1,7 @@
 """Latency laws: what a client's link adds to an exchange. Small frozen records, pure functions of a generator."""
 
 from pausefl.delays.base import Delay, known_means
-from pausefl.delays.changing import DayCycle, Drift, Markov, Outage, Schedule
+from pausefl.delays.changing import DayCycle, DelayDrift, MarkovDelay, Outage, Schedule
 from pausefl.delays.combined import Floor, Mixture, Scale, Sum
 from pausefl.delays.laws import (
     Constant,
@@ -20,14 +20,14 @@ __all__ = [
     "Constant",
     "DayCycle",
     "Delay",
-    "Drift",
+    "DelayDrift",
     "Empirical",
     "Exponential",
     "Floor",
     "FlooredNormal",
     "Gamma",
     "LogNormal",
-    "Markov",
+    "MarkovDelay",
     "Mixture",
     "NoDelay",
     "Normal",

@@ -62,7 +62,7 @@ class Schedule(_Changing):
 
 
 @dataclass(frozen=True)
-class Drift(_Changing):
+class DelayDrift(_Changing):
     """A law times a factor that moves in straight lines between (rounds[i], factors[i]) and stays after the last."""
 
     kind: ClassVar[str] = "drift"
@@ -151,7 +151,7 @@ class Outage(_Changing):
 
 
 @dataclass(frozen=True)
-class Markov:
+class MarkovDelay:
     """Gilbert and Elliott's two states: every round the link goes bad or good again with these probabilities.
 
     The state of round t is a function of (path, t): one uniform number a round moves the chain, and numbers outside

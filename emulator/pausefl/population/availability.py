@@ -50,7 +50,7 @@ class Cycle:
 
 
 @dataclass(frozen=True)
-class Markov:
+class MarkovAvailability:
     """On in round 1; from round to round it leaves or comes back with these probabilities (Gilbert's two states)."""
 
     leave_probability: float
@@ -113,11 +113,16 @@ class Trace:
         return changes
 
 
-AVAILABILITIES: Mapping[str, type[Availability]] = {"always": Always, "cycle": Cycle, "markov": Markov, "trace": Trace}
+AVAILABILITIES: Mapping[str, type[Availability]] = {
+    "always": Always,
+    "cycle": Cycle,
+    "markov": MarkovAvailability,
+    "trace": Trace,
+}
 
 
 @dataclass(frozen=True)
-class Membership:
+class GroupPresence:
     """When the clients of one group take part, and when they can be reached meanwhile."""
 
     client_ids: tuple[str, ...]
@@ -146,7 +151,7 @@ class Presence:
         return cls(ids, np.ones((1, len(ids)), np.bool_))
 
     @classmethod
-    def of_groups(cls, groups: Sequence[Membership], rounds: int, seed: int) -> Self:
+    def of_groups(cls, groups: Sequence[GroupPresence], rounds: int, seed: int) -> Self:
         """Who is there in rounds 1 to `rounds`, group by group; what is random is a function of (seed, client)."""
         columns = []
         for group in groups:

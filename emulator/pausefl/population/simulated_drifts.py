@@ -29,7 +29,7 @@ class DriftLaw(Protocol):
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class BernoulliDrift:
     """0 with probability `small`, else 1: the reward of Fed-TS, eq. (6), as its Theorem 1 has it."""
 
     small: float
@@ -53,7 +53,7 @@ class Bernoulli:
 
 
 @dataclass(frozen=True)
-class LogNormal:
+class LogNormalDrift:
     """Log-normal, with this mean and standard deviation: close to what runs measure, also where drifts vary widely."""
 
     mean: float
@@ -79,4 +79,4 @@ class LogNormal:
         return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
 
 
-DRIFTS: Mapping[str, type[DriftLaw]] = {"bernoulli": Bernoulli, "lognormal": LogNormal}
+DRIFTS: Mapping[str, type[DriftLaw]] = {"bernoulli": BernoulliDrift, "lognormal": LogNormalDrift}

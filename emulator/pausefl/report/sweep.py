@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pausefl.report.style import INK, RC, SERIES, save_png
 
-Rows = Sequence[Mapping[str, Any]]
+ResultRows = Sequence[Mapping[str, Any]]
 # What is drawn of a run: the key of its summary, the label, and the factor to the label's unit.
 _MEASURES = (
     ("final_accuracy", "final test accuracy (%)", 100.0),
@@ -22,7 +22,7 @@ _MEASURES = (
 )
 
 
-def write_sweep(rows: Rows, varied: Sequence[str], folder: Path) -> None:
+def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
     """Write sweep.csv and, where one or two keys were varied, sweep.png."""
     with (folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
@@ -32,7 +32,7 @@ def write_sweep(rows: Rows, varied: Sequence[str], folder: Path) -> None:
         save_png(draw_sweep(rows, varied), folder / "sweep.png")
 
 
-def draw_sweep(rows: Rows, varied: Sequence[str]) -> Figure:
+def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
     """A panel per measure: mean and range over the seeds along one key, or a heat map of the means over two."""
     measures = [measure for measure in _MEASURES if any(row.get(measure[0]) is not None for row in rows)]
     with mpl.rc_context(RC):
@@ -45,7 +45,7 @@ def draw_sweep(rows: Rows, varied: Sequence[str]) -> Figure:
     return figure
 
 
-def _draw_line(axes: Axes, rows: Rows, varied: Sequence[str], name: str, factor: float) -> None:
+def _draw_line(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, factor: float) -> None:
     (key,) = varied
     values = _levels(rows, key)
     groups = [_of(rows, {key: value}, name) * factor for value in values]
@@ -59,7 +59,7 @@ def _draw_line(axes: Axes, rows: Rows, varied: Sequence[str], name: str, factor:
     axes.set_xlabel(key)
 
 
-def _draw_map(axes: Axes, rows: Rows, varied: Sequence[str], name: str, factor: float) -> None:
+def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, factor: float) -> None:
     down, across = varied
     table = np.full((len(_levels(rows, down)), len(_levels(rows, across))), np.nan)
     for i, row_value in enumerate(_levels(rows, down)):
@@ -75,10 +75,10 @@ def _draw_map(axes: Axes, rows: Rows, varied: Sequence[str], name: str, factor: 
     axes.set_xlabel(across)
 
 
-def _levels(rows: Rows, key: str) -> list[Any]:
+def _levels(rows: ResultRows, key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def _of(rows: Rows, point: Mapping[str, Any], name: str) -> NDArray[np.float64]:
+def _of(rows: ResultRows, point: Mapping[str, Any], name: str) -> NDArray[np.float64]:
     found = [row[name] for row in rows if all(row[key] == value for key, value in point.items())]
     return np.array([value for value in found if value is not None], dtype=np.float64)

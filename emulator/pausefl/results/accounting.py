@@ -4,14 +4,14 @@ Theorem 2 of PAUSE v2 adds the ε_i up, which always holds. Composing the releas
 a small δ, an (ε, δ) guarantee whose ε is smaller. The composition and its rounding (upwards) are dp-accounting's.
 """
 
-from pausefl_client.privacy import Unit
+from pausefl_client.privacy import PrivacyUnit
 from pausefl_proto.budget import Budget
 
 # The loss distribution of all releases together stands on so many points.
 _POINTS = 20_000
 
 
-def tighter_epsilon(budget: Budget, unit: Unit, participations: int, delta: float) -> float | None:
+def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delta: float) -> float | None:
     """ε of (ε, δ) in `unit` for a client that released so often; None when dp-accounting is not installed.
 
     unit "coordinate": a release is the Laplace mechanism with scale 1/ε_i times its sensitivity. unit "vector": it is

@@ -21,7 +21,7 @@ from pausefl_server.store import read_rounds
 Columns = Mapping[str, NDArray[Any]]
 """A table by column: arrays of one length."""
 Split = Literal["test", "validation"]
-Unit = Literal["coordinate", "vector"]
+PrivacyUnit = Literal["coordinate", "vector"]
 
 SCHEMA_VERSION = "2"
 """The shape of the views that is read here; `pausefl_server.store` writes it."""
@@ -78,7 +78,7 @@ class Summary(TypedDict):
     latency_signal: Literal["round_trip", "communication"]
     time_scale: float
     timing_error_s: TimingError | None
-    privacy_unit: Unit | None
+    privacy_unit: PrivacyUnit | None
     """None: a run without privacy; the ε below then mean nothing."""
     epsilon_budget: float
     max_epsilon_spent: float
@@ -123,7 +123,7 @@ GROUP BY client_id ORDER BY client_id
 class PrivacyFigures:
     """What a private run promised its clients and what it spent; every ε here but one is in `unit`."""
 
-    unit: Unit
+    unit: PrivacyUnit
     epsilon_budget: float
     max_epsilon_spent: float
     vector_epsilon_max: float

@@ -11,7 +11,7 @@ from pausefl.config.links import LatencyTable, LinkPlan
 from pausefl.config.tables import WorkloadTable
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import Behaviour
-from pausefl_client.privacy import Mechanism, Unit
+from pausefl_client.privacy import Mechanism, PrivacyUnit
 from pausefl_client.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
 from pausefl_proto.tls import Tls
@@ -61,7 +61,7 @@ class ScrapePlan:
     host: str
     port: int
     series_max: int
-    unit: Unit
+    unit: PrivacyUnit
     """`privacy.unit`, in which ε is shown."""
 
 

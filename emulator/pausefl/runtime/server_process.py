@@ -30,7 +30,7 @@ from pausefl_process.lifetime import (
     write_output_to,
 )
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_proto.wire import Manifest, Tensor, Vector
+from pausefl_proto.wire import Manifest, TensorSpec, Vector
 from pausefl_server.evaluation import EvaluateModel
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.service import Endpoints, RunResult, serve
@@ -150,7 +150,7 @@ async def _evaluator(
     """The model's manifest, θ_0 and the evaluator's function; None for the synthetic model."""
     if experiment.workload.model == "synthetic":
         size = experiment.workload.model_bytes // 4
-        yield Manifest((Tensor("synthetic", (size,)),)), np.zeros(size, np.float32), None
+        yield Manifest((TensorSpec("synthetic", (size,)),)), np.zeros(size, np.float32), None
         return
     from pausefl.evaluator.process import find_evaluator
 
