@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from pausefl.evaluator.model import Evaluator, Split
+from pausefl.evaluator.model import Evaluator
 from pausefl_client.datasets import load_dataset
 from pausefl_client.models import build_model, flatten
-from pausefl_server.records import Evaluation
+from pausefl_server.records import Evaluation, Split
 
 DIGITS = load_dataset("digits", seed=1)
 

@@ -23,7 +23,7 @@ import pytest
 
 from pausefl.config.experiment import parse_experiment
 from pausefl.evaluator.process import find_evaluator, serve_evaluator
-from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator, Split
+from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_proto.errors import ConfigError, EvaluatorLost
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import evaluation_pb2 as pb
@@ -31,7 +31,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, Tens
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.monitoring.observer import RunObserver
-from pausefl_server.records import Evaluation
+from pausefl_server.records import Evaluation, Split
 from pausefl_server.store import Store, StoreActor
 from rigs.authority import Authority
 

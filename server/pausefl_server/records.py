@@ -16,6 +16,10 @@ MissKind = Literal["timeout", "lost", "refused", "rejected"]
 that was not accepted."""
 EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"]
 
+Split = Literal["validation", "test"]
+"""What a model is evaluated on: training data that no client holds, or the test set."""
+SPLITS: tuple[Split, ...] = ("validation", "test")
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -132,7 +136,7 @@ class LogEvent:
 class Evaluation:
     """How good a model is on public data the clients never see."""
 
-    split: Literal["validation", "test"]
+    split: Split
     subset: bool
     """True: on the split's fixed subset; False: on all of it."""
     n_examples: int

@@ -11,7 +11,7 @@ Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
-class Table(BaseModel):
+class TomlTable(BaseModel):
     """A TOML table: immutable, strictly typed, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

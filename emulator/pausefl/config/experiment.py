@@ -9,7 +9,7 @@ import os
 import tomli_w
 from pydantic import ValidationError
 
-from pausefl.config.base import Table
+from pausefl.config.base import TomlTable
 from pausefl.config.client_records import check_privacy, tls_of, training_of
 from pausefl.config.groups import check_groups, presence_of
 from pausefl.config.links import LatencyTable, LinkPlan, check_access_points, check_netem, plan_links
@@ -38,7 +38,7 @@ _PROCESSES_OF_THEIR_OWN = 32
 _LEAST_PROCESSES = 4
 
 
-class Experiment(Table):
+class Experiment(TomlTable):
     """One experiment, whole."""
 
     experiment: ExperimentTable = ExperimentTable()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from pausefl.config.base import Count, Positive, Share, Table
+from pausefl.config.base import Count, Positive, Share, TomlTable
 from pausefl.config.delay_laws import make_record, read_delay
 from pausefl.delays import Delay, NoDelay, Sum, published_delay
 from pausefl_client.link import Mode
@@ -17,7 +17,7 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 
-class BandwidthTable(Table):
+class BandwidthTable(TomlTable):
     """A token bucket on payload bytes, each way; a way without a rate is as fast as the machine."""
 
     down_bytes_per_s: Positive | None = None
@@ -26,7 +26,7 @@ class BandwidthTable(Table):
     """What a rested bucket lets through at once."""
 
 
-class GroupBandwidthTable(Table):
+class GroupBandwidthTable(TomlTable):
     """What a group's own buckets have otherwise than `latency.bandwidth`."""
 
     down_bytes_per_s: Positive | None = None
@@ -34,7 +34,7 @@ class GroupBandwidthTable(Table):
     burst_bytes: Count | None = None
 
 
-class LinkGroup(Table):
+class LinkGroup(TomlTable):
     """Clients whose links differ from the others'. What a group does not say it takes from [latency]."""
 
     clients: str | tuple[str, ...]
@@ -56,7 +56,7 @@ def _published_unless_said(table: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"kind": "halves"} if table.get("down") is None and table.get("up") is None else None
 
 
-class LatencyTable(Table):
+class LatencyTable(TomlTable):
     """How network time is made and measured."""
 
     signal: Literal["round_trip", "communication"] = "round_trip"

@@ -4,18 +4,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pausefl.config.base import Count, NonNegative, Port, Positive, Share, Table
+from pausefl.config.base import Count, NonNegative, Port, Positive, Share, TomlTable
 from pausefl_client.privacy import Sampler
 
 
-class ExperimentTable(Table):
+class ExperimentTable(TomlTable):
     """What is run and how long."""
 
     rounds: Count = 100
     seed: Annotated[int, Field(ge=0)] = 1
 
 
-class ClientGroup(Table):
+class ClientGroup(TomlTable):
     """Clients that have something in common; they are called <group>-000 and so on."""
 
     count: Count
@@ -40,7 +40,7 @@ class ClientGroup(Table):
         return [f"{name}-{k:0{width}}" for k in range(self.count)]
 
 
-class ClientsTable(Table):
+class ClientsTable(TomlTable):
     """Who takes part."""
 
     count: Count = 30
@@ -71,7 +71,7 @@ class SelectionTable(BaseModel):
         return dict((self.__pydantic_extra__ or {}).get(policy, {}))
 
 
-class PrivacyTable(Table):
+class PrivacyTable(TomlTable):
     """What a client may leak, and the noise that sees to it."""
 
     enabled: bool = True
@@ -102,7 +102,7 @@ class PrivacyTable(Table):
         return "reproducible" if self.reproducible_noise else self.sampler
 
 
-class WorkloadTable(Table):
+class WorkloadTable(TomlTable):
     """What is trained, on what."""
 
     dataset: str = "digits"
@@ -126,7 +126,7 @@ class WorkloadTable(Table):
     """Processor time a round costs with the synthetic model."""
 
 
-class OptimizerTable(Table):
+class OptimizerTable(TomlTable):
     """How the server turns a round's update into the next model (pausefl_server.optimizers)."""
 
     kind: Literal["sgd", "fedavgm", "fedadam", "fedyogi"] = "sgd"
@@ -136,7 +136,7 @@ class OptimizerTable(Table):
     tau: float = 1e-3
 
 
-class AggregationTable(Table):
+class AggregationTable(TomlTable):
     """How the server combines a round's updates (pausefl_server.aggregation)."""
 
     rule: Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"] = "fedavg"
@@ -149,7 +149,7 @@ class AggregationTable(Table):
     optimizer: OptimizerTable = OptimizerTable()
 
 
-class EvaluationTable(Table):
+class EvaluationTable(TomlTable):
     """When the model is judged; never on the rounds' critical path."""
 
     every: Annotated[int, Field(ge=0)] = 10
@@ -164,7 +164,7 @@ class EvaluationTable(Table):
     """How long to wait for the evaluator before round 1, and for the judgement of the last model."""
 
 
-class ServerTable(Table):
+class ServerTable(TomlTable):
     """Where the server listens and how patient it is."""
 
     host: str = "127.0.0.1"
@@ -179,7 +179,7 @@ class ServerTable(Table):
     """Idle round-trip probes over all clients together, for a baseline of who is not chosen; no policy sees them."""
 
 
-class TlsTable(Table):
+class TlsTable(TomlTable):
     """PEM files for TLS; a process with none of them speaks in the clear."""
 
     certificate: str = ""
@@ -189,7 +189,7 @@ class TlsTable(Table):
     """The other side's certificate must be signed by one in here: if server and client have it, both show theirs."""
 
 
-class HostTable(Table):
+class HostTable(TomlTable):
     """Beyond these a round's measurements are marked as suspect, on the server's host or a client's."""
 
     loop_lag_s: Positive = 0.05
@@ -200,7 +200,7 @@ class HostTable(Table):
     """Of the time measured; a client's counts where the signal is the round trip."""
 
 
-class MetricsTable(Table):
+class MetricsTable(TomlTable):
     """Where Prometheus scrapes, and how much it finds there by client."""
 
     enabled: bool = True

@@ -1,7 +1,6 @@
 """Initial model and its evaluation, on public data only: no client's examples come near this process."""
 
 import math
-from typing import Literal
 
 import numpy as np
 import torch
@@ -12,9 +11,7 @@ from pausefl_client.models import build_model, flatten, manifest_of, unflatten
 from pausefl_client.training import normalise, resolve_device
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Manifest, Vector
-from pausefl_server.records import Evaluation
-
-Split = Literal["validation", "test"]
+from pausefl_server.records import Evaluation, Split
 
 _BATCH = 500
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -15,10 +15,7 @@ from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import evaluation_pb2 as pb
 from pausefl_proto.v1 import federation_pb2 as federation
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, Vector, cut, digest, pack, unpack
-from pausefl_server.records import Evaluation
-
-Split = Literal["validation", "test"]
-SPLITS: tuple[Split, ...] = ("validation", "test")
+from pausefl_server.records import SPLITS, Evaluation, Split
 
 Answer = TypeVar("Answer")
 

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.report.style import DASHES, INK, MUTED, SERIES, Colour, Look, make_room, new_figure, percent_axis
-from pausefl.results.reading import RunData, Split
+from pausefl.results.reading import RunData
 from pausefl.results.selections import GroupChoices
+from pausefl_server.records import Split
 
 ChoicesByGroup = Mapping[str, GroupChoices]
 NO_GROUP = Look(MUTED.light, "-")

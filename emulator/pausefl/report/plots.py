@@ -24,9 +24,10 @@ from pausefl.report.style import (
     new_figure,
     percent_axis,
 )
-from pausefl.results.reading import PrivacyFigures, RunData, Split
+from pausefl.results.reading import PrivacyFigures, RunData
 from pausefl.results.selections import choices_by_group
 from pausefl_proto.arrays import FloatArray
+from pausefl_server.records import Split
 
 SPLITS: tuple[Split, ...] = ("test", "validation")
 MOST_NAMED = 60

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 
 from pausefl.config.tables import ClientGroup
 from pausefl.config.validation import as_json
+from pausefl_client.privacy import PrivacyUnit
 from pausefl_proto.errors import ConfigError
-from pausefl_server.records import RoundRecord
+from pausefl_server.records import RoundRecord, Split
 from pausefl_server.store import read_rounds
 
 Columns = Mapping[str, NDArray[Any]]
 """A table by column: arrays of one length."""
-Split = Literal["test", "validation"]
-PrivacyUnit = Literal["coordinate", "vector"]
 
 SCHEMA_VERSION = "2"
 """The shape of the views that is read here; `pausefl_server.store` writes it."""

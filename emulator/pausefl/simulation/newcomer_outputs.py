@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Table = tuple[tuple[str, ...], Iterable[Iterable[Any]]]
+CsvTable = tuple[tuple[str, ...], Iterable[Iterable[Any]]]
 """Names of columns, and rows."""
 
 _REGRET_IS = (
@@ -30,13 +30,13 @@ _REGRET_IS = (
 
 def newcomer_findings(
     experiment: Experiment, policy: NewcomerPolicy, rounds: int
-) -> tuple[dict[str, Any], dict[str, Table], "Figure"]:
+) -> tuple[dict[str, Any], dict[str, CsvTable], "Figure"]:
     """Summary, tables and figure; ConfigError where a group's drifts have no law."""
     groups, seed = experiment.groups, experiment.experiment.seed
     presence = presence_of(groups, rounds, seed) or Presence.of_all(experiment.client_ids)
     setting = DriftSetting(drift_laws_of(groups), presence, seed)
     result = simulate_newcomers(policy, setting, rounds)
-    tables: dict[str, Table] = {
+    tables: dict[str, CsvTable] = {
         "simulation": (("round", "regret", "relevant_chosen", "irrelevant_chosen"), _curves(result)),
         "intervals": (("join_round", "client_id", "first", "last", "mean_rounds", "mean_regret"), _intervals(result)),
         "selections": (("client_id", "chosen"), zip(result.table.ids, result.table.chosen.tolist(), strict=True)),

@@ -27,7 +27,7 @@ from pausefl.simulation.engine import (
     simulate_pause,
 )
 from pausefl.simulation.newcomer_outputs import (
-    Table,
+    CsvTable,
     draw_fits,
     fits_in_words,
     newcomer_findings,
@@ -79,7 +79,9 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f} ({grows})"
 
 
-def _findings(experiment: Experiment, policy: Policy, rounds: int) -> tuple[dict[str, Any], dict[str, Table], "Figure"]:
+def _findings(
+    experiment: Experiment, policy: Policy, rounds: int
+) -> tuple[dict[str, Any], dict[str, CsvTable], "Figure"]:
     """Summary, tables and figure for a policy that weighs latencies."""
     setting = setting_of(experiment, rounds)
     if is_compiled(policy, setting):
@@ -89,7 +91,7 @@ def _findings(experiment: Experiment, policy: Policy, rounds: int) -> tuple[dict
     genie = genie_of(policy)
     bounds = {} if genie is None else _bounds(setting, genie, result.round)
     columns = ("round", "regret", "genie_regret", "reward", "total_latency_s", "max_epsilon_spent")
-    tables: dict[str, Table] = {
+    tables: dict[str, CsvTable] = {
         "simulation": (columns, zip(*(getattr(result, column).tolist() for column in columns), strict=True)),
         "selections": (("client_id", "chosen"), zip(result.client_ids, result.chosen.tolist(), strict=True)),
     }

@@ -17,10 +17,11 @@ from pausefl.report.comparison.figure import draw_comparison
 from pausefl.report.comparison.groups import draw_groups
 from pausefl.report.html import embed, render
 from pausefl.report.style import save_png
-from pausefl.results.reading import PrivacyFigures, RunData, Split, read_run
+from pausefl.results.reading import PrivacyFigures, RunData, read_run
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
+from pausefl_server.records import Split
 
 FEW_SEEDS = 5
 """Below this many values, least and greatest say more than a standard deviation."""

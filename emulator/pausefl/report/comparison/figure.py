@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, percent_axis
-from pausefl.results.reading import PrivacyFigures, RunData, Split
+from pausefl.results.reading import PrivacyFigures, RunData
+from pausefl_server.records import Split
 
 Runs = Mapping[str, Sequence[RunData]]
 PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure, SubFigure
 from pausefl.report.comparison.figure import Runs, draw_band, policy_looks
 from pausefl.report.group_plots import ChoicesByGroup, group_looks, joins, mark_joins, name_joins, so_far
 from pausefl.report.style import MUTED, RC, percent_axis
-from pausefl.results.reading import Split
 from pausefl.results.selections import choices_by_group
+from pausefl_server.records import Split
 
 _PANELS_A_ROW = 4
 
