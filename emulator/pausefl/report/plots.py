@@ -29,7 +29,7 @@ from pausefl.results.selections import choices_by_group
 from pausefl_proto.arrays import FloatArray
 from pausefl_server.records import Split
 
-SPLITS: tuple[Split, ...] = ("test", "validation")
+_DRAWN_SPLITS: tuple[Split, ...] = ("test", "validation")
 MOST_NAMED = 60
 """With more clients than this, an axis numbers them instead of naming each."""
 
@@ -67,7 +67,7 @@ def _drawable(run: RunData) -> Iterator[tuple[str, Figure]]:
 def accuracy(run: RunData) -> Figure:
     """Accuracy against the total latency, each split that was evaluated."""
     figure, axes = new_figure("Accuracy against latency", "total latency (s)", "accuracy")
-    for split, colour, dash in zip(SPLITS, SERIES, DASHES, strict=False):
+    for split, colour, dash in zip(_DRAWN_SPLITS, SERIES, DASHES, strict=False):
         total_latency_s, values = run.curve(split)
         if values.size:
             axes.plot(total_latency_s, values, color=colour.light, linestyle=dash, label=f"{split} {values[-1]:.1%}")
