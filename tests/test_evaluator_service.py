@@ -1,4 +1,4 @@
-"""The evaluator as a service: θ_0 and judgements over real gRPC, and what happens when it is not there."""
+"""The evaluator as a service: θ_0 and evaluations over real gRPC, and what happens when it is not there."""
 
 import asyncio
 import dataclasses
@@ -48,7 +48,7 @@ BIG = MAX_FRAME_BYTES // 4 * 5 // 2  # two frames and a half
 
 
 class Summing:
-    """A judge whose verdict is the model's first value and its sum."""
+    """An evaluator whose result is the model's first value and its sum."""
 
     def __init__(self, size: int = 3) -> None:
         self.manifest = Manifest((TensorSpec("a", (1,)), TensorSpec("b", (size - 1,))))
@@ -101,7 +101,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("size", [3, BIG])
-async def test_the_first_model_and_judgements_of_later_ones(size: int) -> None:
+async def test_the_first_model_and_evaluations_of_later_ones(size: int) -> None:
     async with serving(size=size) as address, asking(address) as remote:
         manifest, theta_0 = await remote.initial()
         assert (manifest, theta_0.size) == (Summing(size).manifest, size)
@@ -112,19 +112,19 @@ async def test_the_first_model_and_judgements_of_later_ones(size: int) -> None:
             assert list(await remote.evaluate(theta, subset=subset, patient=False)) == expected
 
 
-async def test_a_diverged_model_is_judged_as_well() -> None:
+async def test_a_diverged_model_is_evaluated_as_well() -> None:
     async with serving() as address, asking(address) as remote:
-        judgement = await remote.evaluate(np.array([0.5, np.nan, np.inf], np.float32), subset=True, patient=False)
-    assert [e.accuracy for e in judgement] == [0.5, 0.5]
-    assert all(math.isnan(e.loss) for e in judgement)
+        evaluations = await remote.evaluate(np.array([0.5, np.nan, np.inf], np.float32), subset=True, patient=False)
+    assert [e.accuracy for e in evaluations] == [0.5, 0.5]
+    assert all(math.isnan(e.loss) for e in evaluations)
 
 
 async def test_both_sides_must_mean_the_same_workload() -> None:
     async with serving() as address, asking(address, '{"seed": 2}') as remote:
-        told = rf'evaluation\.address = "{address}": the evaluator there judges \{{"seed": 1\}}, .* \{{"seed": 2\}}'
+        told = rf'evaluation\.address = "{address}": the evaluator there evaluates \{{"seed": 1\}}, .* \{{"seed": 2\}}'
         with pytest.raises(ConfigError, match=told):
             await remote.initial()
-        with pytest.raises(EvaluatorLost, match=r'judges ."seed": 1'):
+        with pytest.raises(EvaluatorLost, match=r'evaluates ."seed": 1'):
             await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
 
 
@@ -133,19 +133,23 @@ async def test_both_sides_must_mean_the_same_workload() -> None:
     [
         b"\xff\xff\xff",
         b"",
-        pb.ModelPart(judge=pb.Judge(subject=pb.Subject(protocol_version=PROTOCOL_VERSION + 1))).SerializeToString(),
         pb.ModelPart(
-            judge=pb.Judge(subject=pb.Subject(protocol_version=PROTOCOL_VERSION, workload=WORKLOAD))
+            evaluate=pb.Evaluate(subject=pb.Subject(protocol_version=PROTOCOL_VERSION + 1))
+        ).SerializeToString(),
+        pb.ModelPart(
+            evaluate=pb.Evaluate(subject=pb.Subject(protocol_version=PROTOCOL_VERSION, workload=WORKLOAD))
         ).SerializeToString(),
     ],
     ids=["bytes", "nothing", "another version", "no model"],
 )
-async def test_what_is_no_model_is_refused_and_the_next_is_judged(part: bytes) -> None:
+async def test_what_is_no_model_is_refused_and_the_next_is_evaluated(part: bytes) -> None:
     async with serving() as address, asking(address) as remote:
         async with grpc.aio.insecure_channel(address) as channel:
-            judge: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/pausefl.v1.Evaluator/Judge")
+            evaluate: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
+                "/pausefl.v1.Evaluator/Evaluate"
+            )
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await judge(iter([part]))
+                await evaluate(iter([part]))
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         with pytest.raises(EvaluatorLost, match="announces 8 bytes, the model has 12"):
             await remote.evaluate(np.zeros(2, np.float32), subset=True, patient=False)
@@ -313,7 +317,7 @@ def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch
             "evaluation.port={taken}",
             "evaluation.port = {taken}: cannot listen on 127.0.0.1:{taken} (Address already in use)",
         ),
-        ("workload.model=synthetic", 'workload.model = "synthetic": learns nothing that an evaluator could judge'),
+        ("workload.model=synthetic", 'workload.model = "synthetic": learns nothing that an evaluator could evaluate'),
         ("workload.dataset=mnist9", 'workload.dataset = "mnist9": must be one of'),
         ("tls.ca=ca.pem", 'tls.ca = "ca.pem": whoever listens needs tls.certificate and tls.key as well'),
     ],
@@ -370,6 +374,6 @@ def test_a_run_outlives_its_evaluator(start: Callable[..., Process], tmp_path: P
     assert again.process.wait(60) == 0
     assert json.loads((tmp_path / "run/summary.json").read_text())["final_accuracy"] > 0
     store = Store(tmp_path / "run/run.db")
-    judged = {t for t, _ in store.evaluations()}
+    evaluated = {t for t, _ in store.evaluations()}
     store.close()
-    assert set(range(20, max(judged), 20)) - judged, "some rounds went without"
+    assert set(range(20, max(evaluated), 20)) - evaluated, "some rounds went without"

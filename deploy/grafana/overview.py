@@ -33,11 +33,11 @@ def overview() -> Dashboard:
         number(
             About(
                 "Test accuracy",
-                "Share of test examples that the last model judged gets right.",
+                "Share of test examples that the last model evaluated gets right.",
                 SHARE,
                 sixth,
                 4,
-                no_data="No model was judged yet (evaluation.every), or the run is not being scraped",
+                no_data="No model was evaluated yet (evaluation.every), or the run is not being scraped",
             ),
             Query('pausefl_accuracy_ratio{run="$run",split="test"}', "accuracy"),
         ),
@@ -75,8 +75,8 @@ def overview() -> Dashboard:
         curve(
             About(
                 "Accuracy against cumulative latency",
-                "What policies are compared by. Models are judged beside the rounds: a point's latency may be that of"
-                " a few rounds later.",
+                "What policies are compared by. Models are evaluated beside the rounds: a point's latency may be that"
+                " of a few rounds later.",
                 SHARE,
                 half,
                 10,

@@ -36,7 +36,7 @@ class Leak:
 def epsilon_lower_bound(plus: FloatArray, minus: FloatArray, alpha: float) -> float:
     """A lower bound on ε from scores seen in either world, (n,) each, that is too high with probability `alpha`.
 
-    The event "score ≥ t" is chosen on the first half of the scores and judged on the second, so that choosing does not
+    The event "score ≥ t" is chosen on the first half of the scores and tested on the second, so that choosing does not
     spoil the bound.
     """
     first, then = plus.size // 2, minus.size // 2

@@ -93,7 +93,7 @@ class Experiment(TomlTable):
         return None if self.latency.tau_min_s == "auto" else self.latency.tau_min_s
 
     @property
-    def judged_workload(self) -> str:
+    def evaluated_workload(self) -> str:
         """What a run and its evaluator must agree on, as JSON."""
         w = self.workload.model_dump(include={"dataset", "model"})
         return json.dumps({**w, "seed": self.experiment.seed, "subset": self.evaluation.subset})

@@ -150,10 +150,10 @@ class AggregationTable(TomlTable):
 
 
 class EvaluationTable(TomlTable):
-    """When the model is judged; never on the rounds' critical path."""
+    """When the model is evaluated; never on the rounds' critical path."""
 
     every: Annotated[int, Field(ge=0)] = 10
-    """Judge on fixed subsets after every so many rounds; 0: only at the end, on everything."""
+    """Evaluate on fixed subsets after every so many rounds; 0: only at the end, on everything."""
     subset: Count = 1000
     address: str = ""
     """HOST:PORT of a `pausefl evaluator`; none: the server starts a process of its own."""
@@ -161,7 +161,7 @@ class EvaluationTable(TomlTable):
     """Where a `pausefl evaluator` listens."""
     port: Port = 0
     connect_timeout_s: Positive = 60.0
-    """How long to wait for the evaluator before round 1, and for the judgement of the last model."""
+    """How long to wait for the evaluator before round 1, and for the evaluation of the last model."""
 
 
 class ServerTable(TomlTable):

@@ -110,7 +110,7 @@ class OwnEvaluator:
 
 def _line_to(address: str, experiment: Experiment, tls: Tls | None, say: Say) -> RemoteEvaluator:
     patience_s = experiment.evaluation.connect_timeout_s
-    return RemoteEvaluator(address, experiment.judged_workload, tls, patience_s, say)
+    return RemoteEvaluator(address, experiment.evaluated_workload, tls, patience_s, say)
 
 
 def _run_own(experiment: Experiment, events: "Connection[Any, Any]") -> None:
@@ -133,7 +133,7 @@ async def _serve(
 ) -> None:
     """Make the evaluator, listen, and serve until one of the signals comes."""
     if experiment.workload.model == "synthetic":
-        raise ConfigError('workload.model = "synthetic": learns nothing that an evaluator could judge')
+        raise ConfigError('workload.model = "synthetic": learns nothing that an evaluator could evaluate')
     try:  # here and not above: a server that imports this module needs no torch
         import torch
 
@@ -152,7 +152,7 @@ async def _serve(
         device=w.device,
         subset_examples=experiment.evaluation.subset,
     )
-    server, ended = EvaluatorServer(evaluator, experiment.judged_workload, tls), asyncio.Event()
+    server, ended = EvaluatorServer(evaluator, experiment.evaluated_workload, tls), asyncio.Event()
     for number in ended_by:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     report(Ready(await server.start(host, port)))

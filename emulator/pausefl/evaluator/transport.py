@@ -42,7 +42,7 @@ class EvaluatorServer:
     """The evaluator's end: evaluates one model at a time, on a thread of its own."""
 
     def __init__(self, evaluator: SplitEvaluator, workload: str, tls: Tls | None) -> None:
-        """`workload` is what a run must agree on (`Experiment.judged_workload`)."""
+        """`workload` is what a run must agree on (`Experiment.evaluated_workload`)."""
         self._evaluator = evaluator
         self._workload = workload
         self._tls = tls
@@ -50,7 +50,7 @@ class EvaluatorServer:
         self._server = make_server()
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Initial": grpc.unary_stream_rpc_method_handler(self._initial),
-            "Judge": grpc.stream_unary_rpc_method_handler(self._evaluate_model),
+            "Evaluate": grpc.stream_unary_rpc_method_handler(self._evaluate_model),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
 
@@ -82,16 +82,16 @@ class EvaluatorServer:
     ) -> bytes:
         try:
             header, payload = _open(await anext(parts, b""))
-            self._agree(header.judge.subject)
-            theta = await _put_together(header.judge.theta, payload, parts, self._evaluator.manifest.size)
-            splits = [_split(name) for name in header.judge.splits]
+            self._agree(header.evaluate.subject)
+            theta = await _put_together(header.evaluate.theta, payload, parts, self._evaluator.manifest.size)
+            splits = [_split(name) for name in header.evaluate.splits]
         except (WireError, DecodeError) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._evaluate, theta, splits, header.judge.subset)
+        return await loop.run_in_executor(self._thread, self._evaluate, theta, splits, header.evaluate.subset)
 
     def _evaluate(self, theta: Vector, splits: Sequence[Split], subset: bool) -> bytes:
-        reply = pb.Judgement()
+        reply = pb.Evaluations()
         for split in splits:
             e = self._evaluator.evaluate(theta, split, subset=subset)
             reply.evaluations.add(
@@ -104,7 +104,7 @@ class EvaluatorServer:
         if subject.protocol_version != PROTOCOL_VERSION:
             raise WireError(f"speaks protocol version {PROTOCOL_VERSION}, not {subject.protocol_version}")
         if subject.workload != self._workload:
-            raise WireError(f"judges {self._workload}, this run is about {subject.workload}")
+            raise WireError(f"evaluates {self._workload}, this run is about {subject.workload}")
 
 
 class RemoteEvaluator:
@@ -171,11 +171,11 @@ class RemoteEvaluator:
             raise self._failure(error) from error
 
     async def _ask_evaluation(self, theta: Vector, subset: bool) -> tuple[Evaluation, ...]:
-        header = pb.Judge(subject=self._subject, splits=SPLITS, subset=subset)
+        header = pb.Evaluate(subject=self._subject, splits=SPLITS, subset=subset)
         parts = await asyncio.to_thread(_take_apart, header, theta)
-        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{_SERVICE}/Judge")
+        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{_SERVICE}/Evaluate")
         try:
-            reply = pb.Judgement.FromString(await method(iter(parts)))
+            reply = pb.Evaluations.FromString(await method(iter(parts)))
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
         return tuple(Evaluation(_split(e.split), e.subset, e.n_examples, e.accuracy, e.loss) for e in reply.evaluations)
@@ -186,11 +186,11 @@ class RemoteEvaluator:
         return failure(error, self._address, self._tls)
 
 
-def _take_apart(header: pb.Initial | pb.Judge, theta: Vector) -> list[bytes]:
+def _take_apart(header: pb.Initial | pb.Evaluate, theta: Vector) -> list[bytes]:
     """The messages a model travels in."""
     vector, frames = cut(theta, digest(theta))
     header.theta.CopyFrom(vector)
-    first = pb.ModelPart(initial=header) if isinstance(header, pb.Initial) else pb.ModelPart(judge=header)
+    first = pb.ModelPart(initial=header) if isinstance(header, pb.Initial) else pb.ModelPart(evaluate=header)
     rest = (pb.ModelPart(frame=federation.Frame(index=index)) for index in range(1, len(frames)))
     return [pack(part, frame) for part, frame in zip((first, *rest), frames, strict=True)]
 

@@ -59,9 +59,9 @@ def learning(run: RunData) -> Learning | None:
         state.before_round(record.round, record.events)
         state.after_round(record)
         posteriors.append(state.policy_state)
-        judged = _judged(record, before, state)
-        drifts += judged
-        if sum(not original for *_, original, _ in judged) > 1:  # a single newcomer's is compared with nothing
+        classified = _classified(record, before, state)
+        drifts += classified
+        if sum(not original for *_, original, _ in classified) > 1:  # a single newcomer's is compared with nothing
             threshold[t] = np.nan if posteriors[-1].threshold is None else posteriors[-1].threshold
     return _assemble(run, state, posteriors, drifts, threshold)
 
@@ -75,7 +75,7 @@ def _policy(run: RunData) -> FedTs | None:
     return found(**run.summary["policy_parameters"]) if issubclass(found, FedTs) else None
 
 
-def _judged(record: RoundRecord, before: Posteriors, state: RunState) -> list[tuple[Any, ...]]:
+def _classified(record: RoundRecord, before: Posteriors, state: RunState) -> list[tuple[Any, ...]]:
     """A round's drifts: round, client id, drift, whether an original's, whether a success."""
     table = state.table
     measured = [o for o in record.observations if "drift" in o.statistics]

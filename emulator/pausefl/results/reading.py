@@ -55,7 +55,7 @@ class Summary(TypedDict):
     clients: int
     m: int
     data: NotRequired[str | None]
-    """How many examples there were; None: no model was judged."""
+    """How many examples there were; None: no model was evaluated."""
     model_size: int
     """Parameters of the model: the length of an upload."""
     final_accuracy: float | None

@@ -97,13 +97,13 @@ def _by_metrics(experiment: Experiment) -> list[str]:
 
 
 def _data(experiment: Experiment, result: RunResult) -> str | None:
-    """How many examples clients trained on and models were judged on; None where nobody judged."""
-    name, judged = experiment.workload.dataset, {e.split: e.n_examples for e in result.final_evaluations}
-    if not judged:
+    """How many examples clients trained on and models were evaluated on; None if no model was evaluated."""
+    name, evaluated = experiment.workload.dataset, {e.split: e.n_examples for e in result.final_evaluations}
+    if not evaluated:
         return None
-    note = split_note(name, judged["test"])
-    sizes = f"{result.state.table.n_examples.sum():,} with the clients, {judged['validation']:,} for validation"
-    return f"{name}, examples: {sizes}, {judged['test']:,} to test on" + (f"; {note}" if note else "")
+    note = split_note(name, evaluated["test"])
+    sizes = f"{result.state.table.n_examples.sum():,} with the clients, {evaluated['validation']:,} for validation"
+    return f"{name}, examples: {sizes}, {evaluated['test']:,} to test on" + (f"; {note}" if note else "")
 
 
 def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[LogEvent], size: int) -> dict[str, Any]:

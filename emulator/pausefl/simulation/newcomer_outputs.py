@@ -1,4 +1,4 @@
-"""What a simulation finds of a policy that judges newcomers: its regret on training intervals, in numbers and drawn."""
+"""Results of simulating a policy that classifies newcomers: its regret on training intervals, as numbers and a figure."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -73,7 +73,7 @@ def draw_fits(axes: "Axes", rounds: IntArray, regret: FloatArray) -> None:
 
 
 def _summary(experiment: Experiment, policy: NewcomerPolicy, result: NewcomerResult) -> dict[str, Any]:
-    judged = [insertion for insertion in result.insertions if insertion.critical is not None]
+    compared = [insertion for insertion in result.insertions if insertion.critical is not None]
     return {
         "policy": experiment.selection.policy,
         "seed": experiment.experiment.seed,
@@ -81,11 +81,11 @@ def _summary(experiment: Experiment, policy: NewcomerPolicy, result: NewcomerRes
         "clients": len(result.table),
         "m": policy.m,
         "drift_threshold": result.threshold if result.insertions else None,
-        "regret": float(result.regret.sum()) if judged else None,
+        "regret": float(result.regret.sum()) if compared else None,
         "regret_is": _REGRET_IS,
         "growth_fits": growth_fits(np.arange(1, result.rounds + 1), np.cumsum(result.regret)),
-        "judged_small": _judged_small(result),
-        "insertions": [_of_insertion(insertion, result.rounds) for insertion in judged],
+        "classified_small": _small_drifts(result),
+        "insertions": [_of_insertion(insertion, result.rounds) for insertion in compared],
     }
 
 
@@ -115,7 +115,7 @@ def _of_insertion(insertion: Insertion, rounds: int) -> dict[str, Any]:
     }
 
 
-def _judged_small(result: NewcomerResult) -> dict[str, float] | None:
+def _small_drifts(result: NewcomerResult) -> dict[str, float] | None:
     """Which share of the drifts of relevant and irrelevant newcomers counted as successes; None without posteriors."""
     if not isinstance(result.state, Posteriors) or not result.insertions:
         return None

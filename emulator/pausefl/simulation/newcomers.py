@@ -1,9 +1,9 @@
-"""Policies that judge newcomers, against drawn drifts alone: no network, no training, no latency; and their regret.
+"""Policies that classify newcomers, against drawn drifts alone: no network, no training, no latency; and their regret.
 
 Regret is that of Fed-TS, Theorem 1: each round that an irrelevant newcomer is chosen costs Δ, by how much its chance of
 a small drift is below that of the *critical* newcomer, the relevant one of its insertion with the least chance. So it
 is regret against a player who knows who is relevant, and takes them and no other newcomer. The policy itself is called
-every round, and judges the drifts it is shown by its own threshold.
+every round, and classifies the drifts it is shown by its own threshold.
 """
 
 from collections.abc import Iterator, Mapping

@@ -7,8 +7,8 @@ The wire between a server and its evaluator. Every call stands alone, so either 
   Subject                      ->                          what the run is about
                                <-       ModelPart...       what the model's values mean, and θ_0
 
-  ModelPart...                 ->                          a model, and on what to judge it
-                               <-       Judgement
+  ModelPart...                 ->                          a model, and on what to evaluate it
+                               <-       Evaluations
 
 A model travels as in federation.proto: frames of at most 1 MiB as `payload`, the first with the header.
 """
@@ -57,7 +57,7 @@ class ModelPart(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INITIAL_FIELD_NUMBER: _builtins.int
-    JUDGE_FIELD_NUMBER: _builtins.int
+    EVALUATE_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
@@ -66,7 +66,7 @@ class ModelPart(_message.Message):
         """first of the evaluator's"""
 
     @_builtins.property
-    def judge(self) -> Global___Judge:
+    def evaluate(self) -> Global___Evaluate:
         """first of the server's"""
 
     @_builtins.property
@@ -75,15 +75,15 @@ class ModelPart(_message.Message):
         self,
         *,
         initial: Global___Initial | None = ...,
-        judge: Global___Judge | None = ...,
+        evaluate: Global___Evaluate | None = ...,
         frame: _federation_pb2.Frame | None = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "initial", b"initial", "judge", b"judge", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "frame", b"frame", "initial", b"initial", "kind", b"kind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "initial", b"initial", "judge", b"judge", "kind", b"kind", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "frame", b"frame", "initial", b"initial", "kind", b"kind", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["initial", "judge", "frame"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["initial", "evaluate", "frame"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -114,7 +114,7 @@ class Initial(_message.Message):
 Global___Initial: _TypeAlias = Initial  # noqa: Y015
 
 @_typing.final
-class Judge(_message.Message):
+class Evaluate(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SUBJECT_FIELD_NUMBER: _builtins.int
@@ -145,10 +145,10 @@ class Judge(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Judge: _TypeAlias = Judge  # noqa: Y015
+Global___Evaluate: _TypeAlias = Evaluate  # noqa: Y015
 
 @_typing.final
-class Judgement(_message.Message):
+class Evaluations(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EVALUATIONS_FIELD_NUMBER: _builtins.int
@@ -167,7 +167,7 @@ class Judgement(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Judgement: _TypeAlias = Judgement  # noqa: Y015
+Global___Evaluations: _TypeAlias = Evaluations  # noqa: Y015
 
 @_typing.final
 class Evaluation(_message.Message):

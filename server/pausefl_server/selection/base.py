@@ -74,7 +74,7 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """Base of all policies. `m` is how many clients a round takes, or how many originals where newcomers are judged
+    """Base of all policies. `m` is how many clients a round takes, or how many originals where newcomers are classified
     apart; with fewer eligible, all of them are taken.
 
     A policy with a memory of its own (beyond the client table) returns it from `start` and folds records into it with

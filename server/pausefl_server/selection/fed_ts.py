@@ -63,7 +63,7 @@ class FedTs(NewcomerPolicy):
     """ "leave-one-out": a newcomer whose drift exceeds the greatest one an original would have as a newcomer among
     the other originals fails, and its update stays out of the model. Two-means alone finds a better half even among
     newcomers who are all harmful. In a round with fewer than two originals' updates nobody can be compared: no
-    newcomer's enters the model, and none is judged."""
+    newcomer's enters the model, and none is classified."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,14 +98,14 @@ class FedTs(NewcomerPolicy):
         return Inspection([{} if math.isnan(d) else {"drift": float(d)} for d in drift], admitted)
 
     def observe(self, state: Posteriors, record: PolicyRound, table: ClientTable) -> Posteriors:
-        """Judge the drifts and count successes and failures (Fed-TS, eqs. (6) and (7), Alg. 2 with k certain)."""
+        """Classify the drifts and count successes and failures (Fed-TS, eqs. (6) and (7), Alg. 2 with k certain)."""
         measured = [o for o in record.observations if "drift" in o.statistics]
         rows = table.rows(o.client_id for o in measured)
         drift = np.array([o.statistics["drift"] for o in measured])
         original = is_original(table, rows)
         if original.all() or (self.guard != "none" and not original.any()):
             return state
-        small, centroids = _judge(drift[~original], state.centroids)
+        small, centroids = _classify(drift[~original], state.centroids)
         small &= self._within_guard(drift[~original], drift[original])
         grown, newcomers = state.grown(len(table)), rows[~original]
         grown.successes[newcomers[small]] += 1
@@ -147,7 +147,7 @@ class DriftUcb(FedTs):
         return np.where(chosen == 0, np.inf, index)
 
 
-def _judge(drift: FloatArray, centroids: tuple[float, float] | None) -> tuple[BoolArray, tuple[float, float] | None]:
+def _classify(drift: FloatArray, centroids: tuple[float, float] | None) -> tuple[BoolArray, tuple[float, float] | None]:
     """Which of n > 0 newcomers' drifts are small, and the centroids the next round starts from."""
     everyone = np.ones(len(drift), np.bool_)
     if len(drift) == 1:

@@ -1,4 +1,4 @@
-"""What policies share that judge clients who join while training runs."""
+"""What policies share that classify clients who join while training runs."""
 
 import math
 from abc import abstractmethod
