@@ -1,4 +1,4 @@
-"""Results of simulating a policy that classifies newcomers: its regret on training intervals, as numbers and a figure."""
+"""A simulated policy that classifies newcomers: its regret on training intervals, in numbers and a figure."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
