@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pausefl.bench.censoring import IgnoresMisses, bias, families
+from pausefl.bench.latency.censoring import IgnoresMisses, bias, families
 from pausefl.delays import Constant
 from pausefl.simulation.engine import Setting, simulate, simulate_pause
 from pausefl_proto.budget import Budget
