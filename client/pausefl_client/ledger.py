@@ -7,13 +7,13 @@ directory: its index i, and so its ε_i, then goes on from experiment to experim
 
 import hashlib
 import math
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from pausefl_process.files import sync_folder
 from pausefl_process.head import Head
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import BudgetError, LedgerError
@@ -266,11 +266,7 @@ def make_durable(folder: Path) -> None:
     made = [folder, *(above for above in folder.absolute().parents if not above.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     for entry in made:
-        above = os.open(entry.absolute().parent, os.O_RDONLY)
-        try:
-            os.fsync(above)
-        finally:
-            os.close(above)
+        sync_folder(entry.absolute().parent)
 
 
 def verified_spend(path: Path) -> tuple[int, float]:

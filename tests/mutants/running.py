@@ -20,8 +20,8 @@ MISSED = "misses it"
 _PACKAGES = ("proto", "process", "server", "client", "emulator")
 _TIMEOUT_S = 900.0
 # More than one chunk of noise, and no torch: the fork server starts fast.
-_AUDITED = ("workload.model=synthetic", "workload.model_bytes=280000", "clients.count=2", "selection.m=1")
-_UPLOADS = 2_000
+_AUDITED = ("workload.model=synthetic", "workload.model_bytes=264000", "clients.count=2", "selection.m=1")
+_UPLOADS = 400
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ SEED_BITS_MIN = 124
 """Of a GPU's generator; numpy's has 128."""
 
 # Noise that comes again at another place is looked for within so many coordinates, at the same place in all of them.
-_WINDOW = 1 << 16
+_WINDOW = 1 << 14
 # Kolmogorov and Smirnov's test needs no more to tell any law that differs.
 _SAMPLE = 200_000
 
