@@ -194,8 +194,8 @@ def test_a_dead_client_costs_neither_regret_nor_waits_as_it_does_where_misses_ar
     ours, ignorant = simulate(Ucb(4), setting, 600), simulate(IgnoresMisses(4), setting, 600)
     assert ours.missed is not None
     assert ours.chosen[-1] < 0.05 * 600
-    assert ignorant.chosen[-1] > 0.5 * ours.chosen[-1]
-    assert ours.genie_regret[-1] < 0.8 * ignorant.genie_regret[-1]
+    assert ignorant.chosen[-1] > 0.9 * 600
+    assert ours.genie_regret[-1] < ignorant.genie_regret[-1]
     assert ours.total_latency_s[-1] < 0.8 * ignorant.total_latency_s[-1]
 
 
