@@ -9,8 +9,10 @@ import pytest
 from pausefl.bench.censoring import IgnoresMisses, bias, families
 from pausefl.delays import Constant
 from pausefl.simulation.engine import Setting, simulate, simulate_pause
+from pausefl_process.events import Notice, ProgressEvent
 from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
+from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.resting import awake
 from pausefl_server.selection import Context, policy_class
@@ -19,7 +21,9 @@ from pausefl_server.selection.latency import Recent, mean_and_count, remember
 from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.pause import Pause
 from pausefl_server.selection.ucb import Ucb
+from pausefl_server.state import replay
 from rigs.policies import IDS, Play, policy_of
+from rigs.settings import server_settings
 
 
 def table_of(*ids: str, tau_min_s: float | None = 0.05, examples: int = 100) -> ClientTable:
@@ -118,6 +122,17 @@ def test_an_estimated_tau_min_is_the_least_of_a_few_plausible_links() -> None:
     assert np.isinf(table.effective_tau_min_s)
     table.apply_round(played(1, {"a": 0.3, "b": 0.2, "c": 0.9}))
     assert table.effective_tau_min_s == 0.2
+
+
+@pytest.mark.parametrize(("latency_s", "notices"), [(0.01, 1), (0.2, 0)])
+def test_a_constant_that_does_not_fit_the_links_is_said_once(latency_s: float, notices: int) -> None:
+    said: list[ProgressEvent] = []
+    reporter = ProgressReporter(server_settings(8), said.append)
+    first = played(1, {"a": latency_s})
+    records = [replace(first, round=t, events=(LogEvent("joined", "a"),) if t == 1 else ()) for t in range(1, 31)]
+    replay(All(1), 1, records, reporter.round_committed, tau_min_s=0.05)
+    messages = [event.message for event in said if isinstance(event, Notice)]
+    assert len([message for message in messages if message.startswith("latency.tau_min_s = 0.05: ")]) == notices
 
 
 # --- rests
