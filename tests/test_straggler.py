@@ -54,7 +54,7 @@ def test_a_client_that_answers_after_30_s_costs_the_timeout_of_2_s_each_round(tm
     assert summary["measured_latency_s"] < 2.0
     with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as database:
         rounds = database.execute("SELECT round_latency_s, misses, is_censored FROM round_latency").fetchall()
-        misses = database.execute("SELECT client_id, kind, waited_s FROM misses").fetchall()
+        misses = database.execute("SELECT client_id, kind, waited_s FROM censored_latencies").fetchall()
     assert all(latency_s >= 2.0 and (missed, censored) == (1, 1) for latency_s, missed, censored in rounds)
     assert all((client_id, kind) == ("slow-000", "timeout") and s >= 2.0 for client_id, kind, s in misses)
     assert "missed jobs" in (tmp_path / "run" / "report.html").read_text()
