@@ -23,7 +23,7 @@ def test_fastest_takes_the_least_mean_latencies() -> None:
 
 def test_clustered_sampling_is_unbiased_by_data_size() -> None:
     """Each client is drawn m|D_k|/|D| times on average; one with more than |D|/m in some round twice."""
-    table = ClientTable(seed=1)
+    table = ClientTable(seed=1, examples_max=1000)
     sizes = np.array([500, 300, 100, 50, 30, 20])
     table.apply_events([LogEvent("joined", i, n_examples=int(n)) for i, n in zip(IDS, sizes, strict=False)], round=1)
     drawn = np.zeros(6)

@@ -128,7 +128,7 @@ def test_every_figure_is_drawn_and_none_is_blank(reported: Path) -> None:
 def test_the_breakdown_stacks_up_to_the_mean_round_trip(reported: Path) -> None:
     run = read_run(reported)
     bars = draw_all(run)["breakdown"].axes[0].patches
-    assert len(bars) == 10
+    assert len(bars) == 11
     assert np.nanmax(bars[-1].get_data().values) == pytest.approx(np.mean([0.5, 0.7]) + 0.001 + 0.004)
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pausefl.results.summary import capped
 from pausefl_server.aggregation import Aggregation, capped_shares
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent
@@ -51,6 +52,16 @@ def test_no_share_of_the_average_exceeds_the_greatest_weight_share() -> None:
     assert capped_shares(np.array([6.0, 3.0, 1.0]), 0.5) == pytest.approx([0.5, 0.375, 0.125])
     assert capped_shares(np.array([6.0, 3.0, 1.0]), 1.0) == pytest.approx([0.6, 0.3, 0.1])
     assert capped_shares(np.array([6.0, 3.0]), 0.4) == pytest.approx([0.5, 0.5])
+
+
+def test_the_summary_lists_who_was_capped_and_how_often() -> None:
+    table = table_of({"a": 100, "b": 10**9})
+    events = [LogEvent("capped", "a", "device time")] * 2 + [LogEvent("capped", "b", "weight in the average")]
+    assert capped(table, events) == {
+        "a": {"device time": 2},
+        "b": {"stated examples": 10**9, "weight in the average": 1},
+    }
+    assert capped(table_of({"a": 100, "b": 300}), []) == {}
 
 
 @given(st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=12), st.floats(0.01, 1))

@@ -122,6 +122,10 @@ SELECT rounds.round, round_latency_s,
        round_latency_s > coalesce(measured.latency_s, 0.0) AS is_censored
 FROM rounds LEFT JOIN measured USING (round) LEFT JOIN missed USING (round);
 
+-- A row per chosen client without an update: its latency is more than latency_s (waited_s at the emulated scale).
+CREATE VIEW censored_latencies AS
+SELECT round, client_id, kind, waited_s, latency_s, reason FROM misses;
+
 -- exchange_s = framing_s + round_trip_s + server_wait_s; the parts from reconnect_s to propagation_s add up to the
 -- round trip, of which propagation_s is the residual that no clock saw.
 CREATE VIEW breakdown AS

@@ -32,8 +32,6 @@ from pausefl_server.selection.ucb import Ucb
 
 BLOCK = 4096
 """Rounds whose latencies are drawn at once."""
-# Data sizes are the experiment's own here, not what clients state: none is capped.
-_ALL_EXAMPLES = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,8 @@ class Setting:
     """How long a round waits. A client that takes longer misses it; the policy learns no more than that."""
     rest_rounds_max: int = 64
     """The longest rest after misses in a row, in rounds (`pausefl_server.resting`)."""
+    examples_max: int | None = None
+    """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
 
     @cached_property
     def oracle(self) -> Oracle:
@@ -111,7 +111,7 @@ def simulate(
     """
     refuse_disclosures(policy)
     genie = genie_of(policy) if with_regret else None
-    table, state = ClientTable(setting.seed, setting.tau_min_s, _ALL_EXAMPLES), policy.start()
+    table, state = ClientTable(setting.seed, setting.tau_min_s, setting.examples_max), policy.start()
     ids, presence = sorted(setting.laws), setting.presence or Presence.of_all(sorted(setting.laws))
     curves, penalty_s, t = _Curves(rounds), 0.0, 0
     for block in setting.latencies_s(rounds):
@@ -157,7 +157,7 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     """
     if not is_compiled(policy, setting):
         raise ValueError("only pause with R1, a plain mean, m <= K, everyone there and no epsilon_floor is compiled")
-    table, oracle = ClientTable(setting.seed, setting.tau_min_s, _ALL_EXAMPLES), setting.oracle
+    table, oracle = ClientTable(setting.seed, setting.tau_min_s, setting.examples_max), setting.oracle
     table.apply_events(arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples), 1)
     order = np.argsort(table.tie_key)
     share = policy.m * table.n_examples[order] / table.n_examples.sum()
