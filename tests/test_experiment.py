@@ -31,9 +31,17 @@ def parse(*overrides: str, text: str = "") -> Experiment:
 MISTAKES = [
     # unknown keys, with a hint where one is close
     ("clint.count=4", "clint: unknown key", "did you mean clients?"),
-    ("a.b=4", "a: unknown key", "clients, evaluation, experiment, host, latency, metrics, privacy, selection, server"),
+    (
+        "a.b=4",
+        "a: unknown key",
+        "clients, evaluation, experiment, host, latency, metrics, privacy, selection, server",
+    ),
     ("experiment.roundz=3", "experiment.roundz: unknown key", "did you mean rounds?"),
-    ("clients.zzz=3", "clients.zzz: unknown key", "connect_timeout_s, count, examples_max, groups, minimum, per_process"),
+    (
+        "clients.zzz=3",
+        "clients.zzz: unknown key",
+        "connect_timeout_s, count, examples_max, groups, minimum, per_process",
+    ),
     ("latency.delay.flor_s=1.0", "latency.delay.flor_s: unknown key", "floor_s, sd_s"),
     ("selection.mm=3", "selection.mm: unknown key", "did you mean m?"),
     ("selection.pause=3", "selection.pause: unknown key", "m, policy"),

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pausefl
 from pausefl.campaigns.campaign import CampaignInterrupted, Plan, begin, is_finished, read_plan
 from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
 from pausefl.config.toml_source import read_source
@@ -101,7 +100,7 @@ def test_two_varied_keys_are_drawn_as_heat_maps() -> None:
 def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played = []
 
-    def interrupted(experiment: pausefl.Experiment, run_dir: Path, view: object) -> dict[str, Any]:
+    def interrupted(experiment: object, run_dir: Path, view: object, *, resume: bool) -> dict[str, Any]:
         played.append(run_dir.name)
         return {"stopped_because": "stopped by SIGINT"}
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from pausefl import __version__
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, preset_names
+from pausefl.extras import missing_package
 from pausefl_process.events import MetricsServed, print_event
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -34,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(error, 2)
     except PauseflError as error:
         _fail(error, 1)
+    except ModuleNotFoundError as error:
+        missing = missing_package(error)
+        if missing is None:
+            raise
+        _fail(missing, 2)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
@@ -363,10 +369,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _audit(options: argparse.Namespace) -> None:
-    try:
-        from pausefl.audit import run_audit
-    except ImportError as error:
-        raise ConfigError(f'pausefl audit: needs the extra, pip install "pausefl[privacy]" ({error})') from error
+    from pausefl.audit import run_audit
 
     if options.uploads < 100:
         raise ConfigError(f"--uploads {options.uploads}: must be at least 100")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.config.experiment import Experiment
+from pausefl.extras import require
 from pausefl.runtime.fleet import Fleet, View
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.ledger import make_durable
@@ -20,7 +21,9 @@ def run_experiment(
 
     `back_to` takes back the rounds after that one first. Bad input leaves no directory behind.
     """
+    require("server", "report")  # before hours of rounds whose report could not be drawn
     if experiment.workload.model != "synthetic":
+        require("client")
         from pausefl_client.datasets import prepare_dataset
 
         prepare_dataset(experiment.workload.dataset)

@@ -1,0 +1,59 @@
+"""A package that is not installed is named in one line, with what to install."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from pausefl.extras import PACKAGES, require
+from pausefl_proto.errors import ConfigError
+
+PROJECT = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+@pytest.mark.parametrize("extra", PACKAGES)
+def test_the_packages_of_an_extra_are_those_of_the_project(extra: str) -> None:
+    distributions = packages_distributions()
+    declared = {re.split(r"[<>=!~]", r)[0].lower() for r in PROJECT["optional-dependencies"][extra]}
+    assert {distributions[package][0].lower().replace("_", "-") for package in PACKAGES[extra]} == declared
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (["run", "demo"], "matplotlib", "report"),
+        (["run", "demo"], "torch", "client"),
+        (["compare", "demo", "--policies", "pause"], "jinja2", "report"),
+        (["simulate", "demo", "--rounds", "2"], "numba", "server"),
+        (["report", "nothing"], "matplotlib", "report"),
+        (["audit", "demo"], "scipy", "privacy"),
+        (["bench", "startup"], "psutil", "bench"),
+    ],
+)
+def test_a_command_says_what_to_install(arguments: list[str], package: str, extra: str, tmp_path: Path) -> None:
+    """The package is hidden from the interpreter, as if it had never been installed."""
+    code = f"""
+import importlib.machinery, sys
+find = importlib.machinery.PathFinder.find_spec
+def hide(name, path=None, target=None):
+    return None if name.partition(".")[0] == {package!r} else find(name, path, target)
+importlib.machinery.PathFinder.find_spec = hide
+from pausefl.cli import main
+main({arguments!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert re.search(rf'pausefl: .*{package}.*: not installed; pip install "pausefl\[.*{extra}.*\]"', done.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_missing_package_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pausefl.extras.find_spec", lambda _: None)
+    with pytest.raises(
+        ConfigError, match=r'^jinja2, matplotlib, psutil: not installed; pip install "pausefl\[report,bench\]"$'
+    ):
+        require("report", "bench")
