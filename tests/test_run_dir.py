@@ -163,6 +163,20 @@ def test_the_server_keeps_the_lock_when_the_process_that_started_it_is_gone(
         server.kill()
 
 
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", str(config_in(tmp_path)), "--run-dir", str(tmp_path / "run")])
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_in(tmp_path / "run")}
+    printed = capsys.readouterr().out
+    main(["run", "--resume", str(tmp_path / "run")])
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_in(tmp_path / "run")} == before
+    assert "3 with 3 clients, 2 a round; all rounds done" in capsys.readouterr().out
+    assert "all rounds done" in printed
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def test_input_that_is_refused_takes_nothing_away_that_was_not_made_for_it(tmp_path: Path) -> None:
     """Also what was put there while the run was tried."""
     experiment = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))

@@ -1,11 +1,12 @@
 """The evaluator as an actor: it has models evaluated off the critical path and remembers the best."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pausefl_proto.actor import Actor
-from pausefl_proto.errors import EvaluatorLost
+from pausefl_proto.errors import EvaluatorLost, PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
@@ -42,6 +43,25 @@ class Best:
     validation_accuracy: float
 
 
+class BestModelFile(Protocol):
+    """Keeps the best model where a restart finds it."""
+
+    def save(self, round: int, theta: Vector) -> None:
+        """Replace what is kept, durably; OSError when the disk does not take it."""
+
+    def load(self) -> tuple[int, Vector] | None:
+        """The round and θ of what is kept; None where there is nothing whole."""
+
+
+def kept_best(evaluations: Iterable[tuple[int, Evaluation]], file: BestModelFile | None) -> Best | None:
+    """The best model of an interrupted run; None where it is not the one in the file."""
+    rated = [(e.accuracy, -t) for t, e in evaluations if _is_rating(e)]
+    kept = file.load() if file is not None and rated else None
+    if kept is None or kept[0] != -max(rated)[1]:
+        return None
+    return Best(*kept, validation_accuracy=max(rated)[0])
+
+
 class EvaluatorActor(Actor[Evaluate]):
     """Hands models to the `evaluate` callable one at a time; rounds never wait for it."""
 
@@ -50,10 +70,14 @@ class EvaluatorActor(Actor[Evaluate]):
         evaluate: EvaluateModel | None,
         store: StoreActor,
         observer: RunObserver,
+        best: Best | None = None,
+        file: BestModelFile | None = None,
     ) -> None:
+        """`best` is the best model of the run so far; `file` keeps each one that is better."""
         # A slow evaluator keeps at most this many models in memory, then rounds' evaluations wait their turn.
         super().__init__("evaluator", capacity=256)
-        self.best: Best | None = None
+        self.best = best
+        self._file = file
         self._evaluate = evaluate
         self._store = store
         self._observer = observer
@@ -69,16 +93,22 @@ class EvaluatorActor(Actor[Evaluate]):
             self._lose(error)
             return ()
         self._find(message.round)
+        # The file first: after a crash in between, the model in it is evaluated once more.
+        for e in filter(_is_rating, evaluations):
+            if self.best is None or e.accuracy > self.best.validation_accuracy:
+                await self._keep(Best(message.round, message.theta, e.accuracy))
         await self._store.ask(SaveEvaluations(message.round, evaluations))
         for e in evaluations:
             self._observer.evaluated(message.round, e)
-            if (
-                e.split == "validation"
-                and e.subset
-                and (self.best is None or e.accuracy > self.best.validation_accuracy)
-            ):
-                self.best = Best(message.round, message.theta, e.accuracy)
         return evaluations
+
+    async def _keep(self, best: Best) -> None:
+        try:
+            if self._file is not None:
+                await asyncio.to_thread(self._file.save, best.round, best.theta)
+        except OSError as error:
+            raise PauseflError(f"the best model cannot be written: {error}") from error
+        self.best = best
 
     def _lose(self, error: EvaluatorLost) -> None:
         """Report the loss once."""
@@ -90,3 +120,8 @@ class EvaluatorActor(Actor[Evaluate]):
         if self._is_lost:
             self._observer.noticed(f"the evaluator is back: accuracy goes on with round {round}")
         self._is_lost = False
+
+
+def _is_rating(evaluation: Evaluation) -> bool:
+    """Whether it is one by which models are compared while the run goes on."""
+    return evaluation.split == "validation" and evaluation.subset

@@ -54,8 +54,15 @@ def restore(
         examples_max=settings.examples_max,
     )
     late = store.late_events()
-    model = GlobalModel.start(theta, settings.optimizer, optimizer_state)
-    return StartingPoint(state, model, (*late, *_departures(state, late)), store.attempts())
+    evaluated, every = {t for t, _ in store.evaluations()}, settings.evaluation_every
+    due = range(every, min(begun + 1, settings.rounds), every) if every else ()
+    return StartingPoint(
+        state,
+        GlobalModel.start(theta, settings.optimizer, optimizer_state),
+        (*late, *_departures(state, late)),
+        unevaluated={t: models.theta(t) for t in due if t not in evaluated},
+        attempts=store.attempts(),
+    )
 
 
 def cost(records: Sequence[RoundRecord], back_to: int) -> str:
@@ -95,6 +102,11 @@ class _Models:
             return self._find_written(round)
         initial = self._store.meta("initial_digest") or ""
         return (self._theta_0, None) if self._checkpoint.load(0, initial) is not None else None
+
+    def theta(self, round: int) -> Vector | None:
+        """θ_t of a round that was played, wherever it is kept."""
+        found = self._find_written(round)
+        return found[0] if found is not None else None
 
     def rounds(self) -> list[int]:
         """All rounds that can be gone back to, the last first."""

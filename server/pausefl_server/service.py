@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +19,11 @@ from pausefl_proto.wire import Vector
 from pausefl_server.budget_exhaustion import budgets_end
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.coordinator import Coordinator
-from pausefl_server.evaluation import Best, Evaluate, EvaluateModel, EvaluatorActor
+from pausefl_server.evaluation import Best, BestModelFile, Evaluate, EvaluateModel, EvaluatorActor, kept_best
 from pausefl_server.leak_check import count_held, left_over
 from pausefl_server.messages import Shutdown
 from pausefl_server.monitoring.metrics import exposition, make_registry
-from pausefl_server.monitoring.observer import Observers
+from pausefl_server.monitoring.observer import Observers, RunObserver
 from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -31,7 +31,7 @@ from pausefl_server.records import Evaluation
 from pausefl_server.restore import restore
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
-from pausefl_server.state import RunState
+from pausefl_server.state import RunState, StartingPoint
 from pausefl_server.store import Store, StoreActor
 from pausefl_server.transport import FederationServer
 
@@ -92,11 +92,11 @@ async def serve(
     on_ready: Callable[[int], None],
     keep: Callable[[RunResult], None],
     back_to: int | None = None,
+    best_model: BestModelFile | None = None,
 ) -> RunResult:
     """Run one federation to its end; `folder` holds run.db and the checkpoint, and is resumed where it has rounds.
 
-    `back_to` takes back the rounds after that one.
-
+    `back_to` takes back the rounds after that one. `best_model` keeps the best model found so far.
     `report` gets the progress events. `keep` writes the results down, in a thread, before metrics and page are closed.
     SIGINT and SIGTERM end the run: the open round is given up, and everything is saved.
     """
@@ -122,14 +122,16 @@ async def serve(
         if endpoints.metrics is not None:
             closing.enter_context(_shown(telemetry, endpoints.metrics, report))
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
-        evaluator = EvaluatorActor(evaluate, store_actor, observer)
+        best_so_far = kept_best(store.evaluations(), best_model)
+        evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, best_model)
+        missing = _missing(start, best_model, observer) if evaluate is not None else []
         monitor = HostMonitor()
         closing.callback(monitor.close)
         coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, monitor=monitor)
         federation = FederationServer(coordinator, theta_0.size, endpoints.tls)
         before = count_held()
         final, best = await _run_actors(
-            coordinator, store_actor, evaluator, federation, endpoints, on_ready, interruption
+            coordinator, store_actor, evaluator, federation, endpoints, on_ready, interruption, missing
         )
         left = await left_over(before)
         report(Finished(coordinator.stopped_because, left))
@@ -187,11 +189,14 @@ async def _run_actors(
     endpoints: Endpoints,
     on_ready: Callable[[int], None],
     interruption: _Interruption,
+    missing: Sequence[Evaluate],
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
     """Start: store, evaluator, transport, coordinator. Stop: coordinator, transport, evaluator, store."""
     async with asyncio.TaskGroup() as group:
         group.create_task(store.run())
         group.create_task(evaluator.run())
+        for message in missing:
+            await evaluator.tell(message)
         port = await federation.start(endpoints.host, endpoints.port)
         ending = group.create_task(_end(coordinator, interruption))
         try:
@@ -237,6 +242,15 @@ async def _end(coordinator: Coordinator, interruption: _Interruption) -> None:
     await interruption.asked.wait()
     with suppress(ActorStopped):  # it has ended by itself meanwhile
         await coordinator.tell(Shutdown(interruption.reason))
+
+
+def _missing(start: StartingPoint, best_model: BestModelFile | None, observer: RunObserver) -> list[Evaluate]:
+    """The evaluations that an interruption prevented, of models that are still there; the others are named."""
+    best = best_model.load() if best_model is not None and start.unevaluated else None
+    models = {**start.unevaluated, **({best[0]: best[1]} if best is not None and best[0] in start.unevaluated else {})}
+    if lost := [str(t) for t, theta in models.items() if theta is None]:
+        observer.noticed(f"not evaluated, since their models are gone: round {', '.join(lost)}")
+    return [Evaluate(t, theta, subset=True) for t, theta in models.items() if theta is not None]
 
 
 def _run_id(store: Store, name: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.global_model import GlobalModel
 from pausefl_server.records import LogEvent, RoundRecord
@@ -62,6 +63,8 @@ class StartingPoint:
     model: GlobalModel
     late_events: tuple[LogEvent, ...] = ()
     """Events since the last committed round."""
+    unevaluated: Mapping[int, Vector | None] = field(default_factory=dict)
+    """The model of each round whose evaluation was due and is missing; None: the model is gone."""
     attempts: Mapping[int, int] = field(default_factory=dict)
     """Which attempt at a round comes next, for each that was taken back; 1 for all others."""
 

@@ -77,6 +77,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
     make(folder)
     evaluate, keep = changes.pop("evaluate", None), changes.pop("keep", lambda _: None)
     endpoints, back_to = Endpoints("127.0.0.1", 0, changes.pop("metrics", None)), changes.pop("back_to", None)
+    best_model = changes.pop("best_model", None)
     settings, run = network_settings(**changes), Federation()
     theta_0 = np.zeros(settings.manifest.size, np.float32)
     run.task = asyncio.ensure_future(
@@ -91,6 +92,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
             on_ready=run.port.set_result,
             keep=keep,
             back_to=back_to,
+            best_model=best_model,
         )
     )
     started: list[asyncio.Future[Any]] = [run.task, run.port]

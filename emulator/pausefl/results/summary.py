@@ -68,7 +68,7 @@ def summarise(
         "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose, *_by_metrics(experiment)],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
         "selections_by_group": _selections(records, experiment),
-        "rejected_updates": result.rejected_updates,
+        "rejected_updates": sum(event.kind == "rejected" for event in events),
         "timing_error_s": timing_error_s(records, experiment.latency.mode),
         **({"overruns": overruns(records)} if experiment.latency.mode == "total" else {}),
         "suspect_rounds": result.state.suspect_rounds,

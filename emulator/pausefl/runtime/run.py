@@ -19,7 +19,8 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Begin a run, or go on with it, to the end; write the report, return the summary.
 
-    `back_to` takes back the rounds after that one first. Bad input leaves no directory behind.
+    A run that has come to its last round is left as it is. `back_to` takes back the rounds after that one first.
+    Bad input leaves no directory behind.
     """
     require("server", "report")  # before hours of rounds whose report could not be drawn
     if experiment.workload.model != "synthetic":
@@ -32,11 +33,27 @@ def run_experiment(
     if experiment.privacy.enabled and experiment.privacy.ledger_dir:
         _check_ledger_dir(Path(experiment.privacy.ledger_dir))
     with made_run_dir(experiment, run_dir, resume=resume) as lock:
+        if back_to is None and _is_finished(experiment, run_dir):
+            return _summary(run_dir)
         Fleet(experiment, run_dir, lock, back_to).run(view)
     from pausefl.report import write_report
 
     write_report(run_dir)
-    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
+    return _summary(run_dir)
+
+
+def _is_finished(experiment: Experiment, run_dir: Path) -> bool:
+    """Whether every round was played and all that a run leaves is there."""
+    if not all((run_dir / name).exists() for name in ("summary.json", "report.html")):
+        return False
+    return bool(_summary(run_dir)["rounds"] == experiment.experiment.rounds)
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    try:
+        summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{run_dir / 'summary.json'}: is damaged ({error}); delete it and resume the run") from error
     return summary
 
 

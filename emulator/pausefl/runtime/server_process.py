@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
 
 from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, tls_of
 from pausefl.config.experiment import Experiment
@@ -19,6 +18,7 @@ from pausefl.config.groups import presence_of
 from pausefl.config.server_records import aggregation_of, limits_of, optimizer_of, selected_policy
 from pausefl.delays import known_means
 from pausefl.results.summary import summarise
+from pausefl.runtime.model_files import ModelFiles
 from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
 from pausefl_process.files import Lock, write_durably
 from pausefl_process.http_server import is_loopback
@@ -88,12 +88,13 @@ async def _serve(experiment: Experiment, run_dir: Path, report: Report, back_to:
             on_ready=lambda port: report(Ready(port)),
             keep=partial(_keep, experiment, policy, manifest, run_dir),
             back_to=back_to,
+            best_model=ModelFiles(run_dir, manifest),
         )
 
 
 def _keep(experiment: Experiment, policy: Policy, manifest: Manifest, run_dir: Path, result: RunResult) -> None:
-    """Write the models and, last of all, summary.json."""
-    _save_models(run_dir, manifest, result)
+    """Write the last model and, last of all, summary.json."""
+    ModelFiles(run_dir, manifest).save_last(result.theta)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         summary = summarise(experiment, policy, store.rounds(), store.late_events(), result)
     write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -177,11 +178,3 @@ def _logged(report: Report) -> Report:
         report(event)
 
     return log_and_report
-
-
-def _save_models(run_dir: Path, manifest: Manifest, result: RunResult) -> None:
-    """The last model, and the one that did best on held-out training data."""
-    models = {"model": result.theta} | ({"best_model": result.best.theta} if result.best else {})
-    for name, theta in models.items():
-        tensors = {n: np.ascontiguousarray(t) for n, t in manifest.split(theta).items()}
-        write_durably(run_dir / f"{name}.safetensors", save(tensors))

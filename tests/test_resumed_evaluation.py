@@ -1,0 +1,106 @@
+"""A restart forgets no accuracy: the best model is kept in its file, and evaluations that are missing are made up."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pausefl.runtime.model_files import ModelFiles
+from pausefl_proto.errors import EvaluatorLost
+from pausefl_proto.wire import Manifest, Tensor, Vector
+from pausefl_server.records import Evaluation
+from pausefl_server.selection.everyone import All
+from pausefl_server.service import RunResult
+from pausefl_server.store import Store
+from rigs.federation import SIZE, clients, federation
+
+MANIFEST = Manifest((Tensor("synthetic", (SIZE,)),))
+
+
+class Evaluator:
+    """Gives each model it is asked about the next accuracy; None: it cannot be reached."""
+
+    def __init__(self, *accuracies: float | None) -> None:
+        self._accuracies = list(accuracies)
+
+    async def __call__(self, _: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:  # noqa: ARG002
+        if not subset:
+            return [Evaluation("test", False, 10, 0.5, 1.0)]
+        accuracy = self._accuracies.pop(0)
+        if accuracy is None:
+            raise EvaluatorLost("nobody answers")
+        return [Evaluation("validation", True, 10, accuracy, 1.0)]
+
+
+async def play(folder: Path, rounds: int, *accuracies: float | None, **changes: Any) -> tuple[RunResult, list[str]]:
+    """Begin or go on with the run until it has so many rounds, all evaluated; its result and what it said."""
+    files = ModelFiles(folder, MANIFEST)
+    settings = {"evaluation_every": 1, "minimum_clients": 1, "checkpoint_every": 0} | changes
+    evaluate = Evaluator(*accuracies)
+    async with (
+        federation(folder, All(1), rounds=rounds, evaluate=evaluate, best_model=files, **settings) as run,
+        clients() as some,
+    ):
+        some.start("a", await run.port)
+        result = await run.finished()
+    said = [run.events.get_nowait() for _ in range(run.events.qsize())]
+    return result, [event["message"] for event in said if event["kind"] == "notice"]
+
+
+def evaluated(folder: Path) -> list[tuple[int, float]]:
+    store = Store(folder / "run.db")
+    try:
+        return [(t, e.accuracy) for t, e in store.evaluations() if e.subset]
+    finally:
+        store.close()
+
+
+async def test_the_best_model_outlives_a_restart(tmp_path: Path) -> None:
+    first, _ = await play(tmp_path, 3, 0.25, 0.75, 0.5)
+    before = (tmp_path / "best_model.safetensors").stat()
+    second, _ = await play(tmp_path, 5, 0.625, 0.5)
+    assert first.best is not None
+    assert second.best is not None
+    assert (second.best.round, second.best.validation_accuracy) == (2, 0.75)
+    assert second.best.theta.tobytes() == first.best.theta.tobytes()
+    after = (tmp_path / "best_model.safetensors").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+async def test_a_better_model_after_a_restart_replaces_it(tmp_path: Path) -> None:
+    await play(tmp_path, 2, 0.25, 0.5)
+    result, _ = await play(tmp_path, 4, 0.875, 0.5)
+    kept = ModelFiles(tmp_path, MANIFEST).load()
+    assert result.best is not None
+    assert kept is not None
+    assert (kept[0], kept[1].tobytes()) == (3, result.best.theta.tobytes())
+
+
+async def test_evaluations_that_are_missing_are_made_up_or_named(tmp_path: Path) -> None:
+    await play(tmp_path, 6, None, None, None, None, 0.5, None, checkpoint_every=2)
+    assert evaluated(tmp_path) == [(5, 0.5)]
+    _, said = await play(tmp_path, 7, 0.25, 0.375, 0.75, 0.875, checkpoint_every=2)
+    assert "not evaluated, since their models are gone: round 1, 3" in said
+    assert evaluated(tmp_path) == [(2, 0.25), (4, 0.375), (5, 0.5), (6, 0.75), (7, 0.875)]
+
+
+async def test_a_crash_between_the_best_model_and_its_row_is_made_up_for(tmp_path: Path) -> None:
+    """The file is of a round that the log does not know to be evaluated: it is evaluated again from there."""
+    await play(tmp_path, 3, 0.25, None, 0.5)
+    files = ModelFiles(tmp_path, MANIFEST)
+    kept = files.load()
+    assert kept is not None
+    files.save(2, kept[1])
+    result, said = await play(tmp_path, 4, 0.75, 0.5)
+    assert evaluated(tmp_path) == [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)]
+    assert result.best is not None
+    assert result.best.round == 2
+    assert not any("not evaluated" in line for line in said)
+
+
+@pytest.mark.parametrize("damage", [b"", b"no model", None])
+def test_a_best_model_that_is_damaged_is_none(tmp_path: Path, damage: bytes | None) -> None:
+    if damage is not None:
+        (tmp_path / "best_model.safetensors").write_bytes(damage)
+    assert ModelFiles(tmp_path, MANIFEST).load() is None
