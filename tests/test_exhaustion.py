@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from pausefl.config.experiment import parse_experiment
-from pausefl.results.accounting import tighter_epsilon
+from pausefl.results.accounting import releases_at_most, tighter_epsilon
 from pausefl.results.reading import CLIENTS
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.ledger import Ledger, ReleaseKey
@@ -22,7 +23,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.selection.uniform import Random
 from pausefl_server.settings import MetricsSettings, PrivacySettings
 from pausefl_server.state import replay
@@ -239,6 +240,19 @@ def records() -> list[RoundRecord]:
         record(1, (observation("a", 1), observation("b", 1)), joined),
         record(2, (observation("a", 2),), (reconciled("b", 5),)),
     ]
+
+
+def test_the_summary_counts_jobs_that_were_never_answered(tmp_path: Path) -> None:
+    """b's last job was given up, c has missed two, and a was heard of after what it missed."""
+    missed = [replace(record(t, ()), misses=tuple(Miss(c, "timeout", 1.0, 1.0, "") for c in "ac")) for t in (3, 4)]
+    played = [*records(), *missed, record(5, (observation("a", 5),))]
+    table = replay(Random(1), 1, played).table
+    assert releases_at_most(played, [], table, BUDGET) == 5
+    unsettled = [LogEvent("unsettled", "b")]
+    assert releases_at_most(played, unsettled, table, BUDGET) == 6
+    assert releases_at_most(played, [*unsettled, LogEvent("joined", "b", released=5)], table, BUDGET) == 5
+    spent_up = Budget(10.0, 0.04, BUDGET.epsilon(5))
+    assert releases_at_most(played, unsettled, table, spent_up) == 5
 
 
 def test_the_greatest_leakage_counts_what_was_spent_on_unused_updates(tmp_path: Path) -> None:

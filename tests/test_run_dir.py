@@ -4,17 +4,21 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
+from pausefl.audit.ledgers import check_ledgers
 from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.run_dir import made_run_dir, stored_experiment
+from pausefl_client.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
 from rigs.waiting import wait_for
 
@@ -161,6 +165,36 @@ def test_the_server_keeps_the_lock_when_the_process_that_started_it_is_gone(
         assert "another process is using it" in refused("run", "--resume", tmp_path / "run")
     finally:
         server.kill()
+
+
+def test_a_killed_client_comes_back(tmp_path: Path, background: Start) -> None:
+    config = config_in(tmp_path, rounds=100_000, train_s=0.05)
+    process = background("run", config, "--run-dir", tmp_path / "run", "--set", "server.rejoin_timeout_s=0.1")
+    log, run_db = tmp_path / "run/server.log", tmp_path / "run/run.db"
+    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    client = next(p for p in family if "forkserver" in " ".join(p.cmdline()) and p.ppid() != process.pid)
+    client.kill()
+    wait_for(lambda: "ended (exit code -9)" in (tmp_path / "output").read_text(), "its end", running=process)
+    assert "it is started again in 1 s (1 of 5)" in (tmp_path / "output").read_text().replace("\n", " ")
+
+    def joins() -> int:
+        with closing(sqlite3.connect(f"file:{run_db}?mode=ro", uri=True)) as database:
+            return int(database.execute("SELECT count(*) FROM events WHERE kind = 'joined'").fetchone()[0])
+
+    wait_for(lambda: joins() == 4, "it to join again", running=process)
+
+
+def test_a_stopped_run_names_every_epsilon_spent(tmp_path: Path, background: Start) -> None:
+    """Clients are at work when SIGTERM comes; what they charge stands in the log and counts in the summary."""
+    process = background("run", config_in(tmp_path, rounds=100_000, train_s=0.2), "--run-dir", tmp_path / "run")
+    log = tmp_path / "run/server.log"
+    wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=process)
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    ledgers = [verified_spend(path)[1] for path in (tmp_path / "run/ledgers").glob("*.db")]
+    assert max(ledgers) <= json.loads((tmp_path / "run/summary.json").read_text())["max_epsilon_spent"]
+    assert "count more" not in check_ledgers(tmp_path / "run")
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

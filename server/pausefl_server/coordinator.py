@@ -28,6 +28,9 @@ from pausefl_server.state import StartingPoint
 from pausefl_server.stopwatch import RunStopwatch
 from pausefl_server.store import CommitRound, SaveLateEvents, StoreActor
 
+# How long clients at work when the run is stopped are waited for, so that what they spend is logged.
+_DRAIN_S = 3.0
+
 
 @dataclass(slots=True)
 class _Unlogged:
@@ -128,10 +131,10 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         await asyncio.sleep(0)  # let the job leave before anything else is done
         await self._report_last_round(busy=open_round.due.keys())
         await self._collect(open_round)
-        self._open = None
         if self.stopped_because:
-            self._unlogged.events = [*open_round.abandoned(), *self._unlogged.events]
+            await self._give_up(open_round)
             return
+        self._open = None
         quick = self.model.theta.nbytes * len(open_round.chosen) <= MAX_FRAME_BYTES
         model = await off_loop(quick, aggregate, open_round, self.state, self.model, self._settings)
         host = self._stopwatch.report(started)
@@ -166,6 +169,20 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             else:
                 late = open_round.give_up(time.monotonic())
                 self._unlogged.events += [LogEvent("missed", client_id, "gave no answer in time") for client_id in late]
+
+    async def _give_up(self, open_round: OpenRound) -> None:
+        """End the open round without its commit; what its clients spent on it is logged.
+
+        A client that is still at work may be charging: it is waited for a moment, then logged as unsettled.
+        """
+        is_private = self._settings.budget is not None
+        until_s = time.monotonic() + (_DRAIN_S if is_private else 0.0)
+        while open_round.due and (left_s := until_s - time.monotonic()) > 0:
+            await self.pump(left_s)
+        self._open = None
+        asked = f"may have released for round {open_round.job.round}"
+        unsettled = [LogEvent("unsettled", client_id, asked) for client_id in open_round.due if is_private]
+        self._unlogged.events = [*open_round.abandoned(), *self._unlogged.events, *unsettled]
 
     async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
         """Make the model and the round durable, then the run's state."""

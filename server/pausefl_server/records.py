@@ -14,7 +14,7 @@ Signal = Literal["round_trip", "communication"]
 MissKind = Literal["timeout", "lost", "refused", "rejected"]
 """No answer by the deadline; the stream broke and did not come back in time; no update, as the client said; an update
 that was not accepted."""
-EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired", "capped"]
+EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired", "capped", "unsettled"]
 
 Split = Literal["validation", "test"]
 """What a model is evaluated on: training data that no client holds, or the test set."""

@@ -4,8 +4,13 @@ Theorem 2 of PAUSE v2 adds the ε_i up, which always holds. Composing the releas
 a small δ, an (ε, δ) guarantee whose ε is smaller. The composition and its rounding (upwards) are dp-accounting's.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+
 from pausefl_client.privacy import PrivacyUnit
 from pausefl_proto.budget import Budget
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import LogEvent, RoundRecord
 
 # The loss distribution of all releases together stands on so many points.
 _POINTS = 20_000
@@ -38,3 +43,34 @@ def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delt
         total = total.compose(release)
     # Discretising rounds up; the plain sum is a guarantee as well.
     return min(float(total.get_epsilon_for_delta(delta)), budget.spent(participations))
+
+
+def releases_at_most(
+    records: Iterable[RoundRecord], late_events: Iterable[LogEvent], table: ClientTable, budget: Budget
+) -> int:
+    """The most releases that any client can have charged, whether the server heard of them or not.
+
+    A client charges a release before it sends it. One that did not answer a job, and has not been heard of since, may
+    have charged one more for each such job than the server's ledger counts, as far as its budget allows.
+    """
+    owed: Counter[str] = Counter()
+    for record in records:
+        _settle(owed, record.events)
+        for observation in record.observations:
+            del owed[observation.client_id]
+        owed.update(miss.client_id for miss in record.misses if miss.kind in ("timeout", "lost"))
+    _settle(owed, late_events)
+    most = int(table.released.max(initial=0))
+    for client_id, jobs in owed.items():
+        released = int(table.released[table.row_of[client_id]])
+        affordable = next((n for n in range(jobs, 0, -1) if budget.affords(released + n)), 0)
+        most = max(most, released + affordable)
+    return most
+
+
+def _settle(owed: Counter[str], events: Iterable[LogEvent]) -> None:
+    for event in events:
+        if event.kind in ("joined", "reconciled"):
+            del owed[event.client_id]
+        elif event.kind == "unsettled":
+            owed[event.client_id] += 1

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pausefl.config.client_records import budget_of
 from pausefl.config.experiment import Experiment
-from pausefl.results.accounting import tighter_epsilon
+from pausefl.results.accounting import releases_at_most, tighter_epsilon
 from pausefl.results.selections import choices_by_group
 from pausefl_client.datasets import split_note
 from pausefl_client.link import Mode
@@ -41,7 +41,7 @@ def summarise(
     `late_events`: those after the last round.
     """
     size = int(result.theta.size)
-    events = [*(event for record in records for event in record.events), *late_events]
+    events = _all_events(records, late_events)
     return {
         "policy": experiment.selection.policy,
         "policy_parameters": {f.name: getattr(policy, f.name) for f in fields(policy)},
@@ -64,7 +64,7 @@ def summarise(
         "capped": capped(result.state.table, events),
         "latency_signal": experiment.latency.signal,
         "time_scale": experiment.latency.time_scale,
-        **_privacy(experiment, result.state.table, events, size),
+        **_privacy(experiment, records, late_events, result.state.table, size),
         "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose, *_by_metrics(experiment)],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
         "selections_by_group": _selections(records, experiment),
@@ -106,15 +106,24 @@ def _data(experiment: Experiment, result: RunResult) -> str | None:
     return f"{name}, examples: {sizes}, {evaluated['test']:,} to test on" + (f"; {note}" if note else "")
 
 
-def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[LogEvent], size: int) -> dict[str, Any]:
-    """What was promised and spent, every ε in `privacy_unit` but the one that names the vector."""
+def _privacy(
+    experiment: Experiment,
+    records: Sequence[RoundRecord],
+    late_events: Sequence[LogEvent],
+    table: ClientTable,
+    size: int,
+) -> dict[str, Any]:
+    """What was promised and spent, every ε in `privacy_unit` but the one that names the vector.
+
+    The greatest ε spent is an upper bound: it counts jobs whose clients have not been heard of since.
+    """
     settings, budget = experiment.privacy, budget_of(experiment.privacy)
     private = budget is not None and not settings.reproducible_noise
     if budget is None:
         names = ("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", *_PRIVATE_ONLY)
         return {"private": private, **dict.fromkeys(names)}
-    spent = float(table.epsilon_spent.max(initial=0.0))
-    released = int(table.released.max(initial=0))
+    released = releases_at_most(records, late_events, table, budget)
+    spent = max(float(table.epsilon_spent.max(initial=0.0)), budget.spent(released))
     return {
         "private": private,
         "max_epsilon_spent": spent,
@@ -127,8 +136,12 @@ def _privacy(experiment: Experiment, table: ClientTable, events: Iterable[LogEve
         "epsilon_floor": budget.epsilon_floor,
         "retired_clients": int(table.retired.sum()),
         "noise": settings.noise,
-        "budget_per": "data holder" if settings.ledger_dir or _had_spent(events) else "run",
+        "budget_per": "data holder" if settings.ledger_dir or _had_spent(_all_events(records, late_events)) else "run",
     }
+
+
+def _all_events(records: Sequence[RoundRecord], late_events: Sequence[LogEvent]) -> list[LogEvent]:
+    return [*(event for record in records for event in record.events), *late_events]
 
 
 def _had_spent(events: Iterable[LogEvent]) -> bool:

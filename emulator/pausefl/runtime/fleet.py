@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ from pausefl_process.lifetime import BAD_INPUT, start
 from pausefl_proto.errors import ConfigError, PauseflError
 
 _END_WITHIN_S = 10.0
+# A client process that was killed in mid-run is started again so often in a row, after waits of 1, 2, 4, ... seconds.
+_RESTARTS_MAX = 5
+# One that lasted this long before it ended begins a row of its own.
+_LASTED_S = 60.0
 
 
 class View(Protocol):
@@ -54,6 +59,17 @@ class _Host:
     process: ForkServerProcess | None = None
     roll_calls: "Connection[Any, Any] | None" = None
     """Tells it of rounds with which somebody comes or goes; closing it asks it to leave."""
+    restarts: int = 0
+    """In a row."""
+    starts_at_s: float = 0.0
+    """When it was started, or is to be started again (the monotonic clock)."""
+
+    def is_to_return(self) -> bool:
+        """Count one more restart, and say when it is due; False when there were too many."""
+        now_s = time.monotonic()
+        self.restarts = 1 if now_s - self.starts_at_s > _LASTED_S else self.restarts + 1
+        self.starts_at_s = now_s + 2.0 ** (self.restarts - 1)
+        return self.restarts <= _RESTARTS_MAX
 
 
 class Fleet:
@@ -76,6 +92,7 @@ class Fleet:
         self._address = ""
         self._hosts = list(_hosts(experiment))
         self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
+        self._returning: list[_Host] = []  # those to be started again
         self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
         self._interrupts = 0
         if experiment.metrics.client_port > 0 and len(self._hosts) > 1:
@@ -108,7 +125,9 @@ class Fleet:
         assert self._server is not None
         playing = False
         while True:
-            for ready in wait([events, *self._clients, *(self._targets.expected if self._targets else ())]):
+            self._start_again()
+            expected = self._targets.expected if self._targets else ()
+            for ready in wait([events, *self._clients, *expected], self._patience_s()):
                 if self._targets is not None and ready in self._targets.expected:
                     self._targets.hear(ready)
                     continue
@@ -136,6 +155,16 @@ class Fleet:
                         playing = playing or isinstance(event, RoundCommitted)
                         view.show(event)
 
+    def _patience_s(self) -> float | None:
+        """How long until a client process is to be started again; None where none is."""
+        due_s = (host.starts_at_s for host in self._returning)
+        return max(0.0, min(due_s) - time.monotonic()) if self._returning else None
+
+    def _start_again(self) -> None:
+        due = [host for host in self._returning if host.starts_at_s <= time.monotonic()]
+        self._returning = [host for host in self._returning if host not in due]
+        self._start_hosts(due)
+
     def _start_hosts(self, hosts: Iterable[_Host]) -> None:
         context = client_context(needs_torch=self._experiment.workload.model != "synthetic")
         for host in hosts:
@@ -145,6 +174,7 @@ class Fleet:
             name = f"pausefl-{host.client_ids[0]}"
             host.process = context.Process(target=run_host, args=arguments, name=name)
             start(host.process)
+            host.starts_at_s = time.monotonic()
             self._clients[host.process.sentinel] = host.process
             for end in (theirs, told):
                 if end is not None:
@@ -177,6 +207,11 @@ class Fleet:
             raise ConfigError(f"{process.name}: {last_line(self._run_dir / 'clients.log')}")
         if not playing:
             raise PauseflError(f"{message}: {last_line(self._run_dir / 'clients.log')}")
+        host = next(h for h in self._hosts if h.process is process)
+        # Where clients come and go, each round says which of them are to be there.
+        if self._presence is None and process.exitcode != BAD_INPUT and not self._interrupts and host.is_to_return():
+            self._returning.append(host)
+            message += f"; it is started again in {2 ** (host.restarts - 1)} s ({host.restarts} of {_RESTARTS_MAX})"
         view.show(Notice(message))
 
     def _end_all(self) -> None:
