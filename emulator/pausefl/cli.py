@@ -160,8 +160,7 @@ def _add_resume(parser: argparse.ArgumentParser, **kind: Any) -> None:
 def _back_to(options: argparse.Namespace) -> int | None:
     if options.back_to is not None and not options.resume:
         raise ConfigError(f"--back-to {options.back_to}: goes with --resume")
-    back_to: int | None = options.back_to
-    return back_to
+    return None if options.back_to is None else int(options.back_to)
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:
@@ -200,10 +199,9 @@ def _run(options: argparse.Namespace) -> None:
     if (options.config is None) == (options.resume is None):
         raise ConfigError("pausefl run: needs either CONFIG or --resume RUN_DIR")
     if options.resume:
-        run_dir = Path(options.resume)
         if options.overrides:
             raise ConfigError("--set: a resumed run goes on as it was begun")
-        experiment = stored_experiment(run_dir)
+        experiment, run_dir = stored_experiment(Path(options.resume)), Path(options.resume)
         if not (run_dir / "run.db").exists():
             raise ConfigError(f"--resume {run_dir}: no round was ever played there")
     else:
