@@ -8,14 +8,14 @@ import pytest
 
 from pausefl.runtime.model_files import ModelFiles
 from pausefl_proto.errors import EvaluatorLost
-from pausefl_proto.wire import Manifest, Tensor, Vector
+from pausefl_proto.wire import Manifest, TensorSpec, Vector
 from pausefl_server.records import Evaluation
 from pausefl_server.selection.everyone import All
 from pausefl_server.service import RunResult
 from pausefl_server.store import Store
 from rigs.federation import SIZE, clients, federation
 
-MANIFEST = Manifest((Tensor("synthetic", (SIZE,)),))
+MANIFEST = Manifest((TensorSpec("synthetic", (SIZE,)),))
 
 
 class Evaluator:
