@@ -16,11 +16,14 @@ from pausefl_server.aggregation import (
     krum_scores,
     median,
     multi_krum,
+    outliers,
     squared_distance,
     trimmed_mean,
     weighted_mean,
 )
 from pausefl_server.optimizers import ServerOptimizer
+from pausefl_server.selection.everyone import All
+from rigs.coordinator import BUDGET, MakeRig, averaged, update_of
 
 quickly = settings(max_examples=60, deadline=None, derandomize=True)
 SIZES = st.sampled_from([1, 2, 50, 1000, 8192, 20_000])  # one block, and more than one
@@ -251,3 +254,24 @@ def test_plain_averaging_adds_the_change() -> None:
 def test_bad_parameters_are_named(record: type, values: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         record(**values)
+
+
+def test_an_update_far_greater_than_the_rounds_median_is_an_outlier() -> None:
+    unit = np.full(4, 0.5, np.float32)  # of norm 1
+    found = outliers([unit, 2 * unit, 100 * unit], norm_limit=3.0)
+    assert found == {2: "has a norm of 100, the round's others allow 6"}
+    assert outliers([unit, 0 * unit], norm_limit=3.0) == {}
+    assert outliers([], norm_limit=3.0) == {}
+
+
+async def test_an_outlier_enters_no_model_and_is_logged(rig: MakeRig) -> None:
+    async with rig(All(3), rounds=1, minimum_clients=3, aggregation=Aggregation(norm_limit=3.0)).running() as r:
+        for client_id in "ac":
+            await r.join(client_id)
+        b = await r.join("b", manual=True)
+        await b.next_job()
+        await b.answer(1, vector=1000 * update_of("b", 1))
+        await r.played()
+        np.testing.assert_allclose(r.coordinator.theta, averaged(r.theta_0, 1, "ac"), atol=1e-6)
+        assert r.events() == [("rejected", "b")]
+        assert r.spent("b") == (1, BUDGET.spent(1))

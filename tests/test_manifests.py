@@ -367,7 +367,7 @@ def test_the_pods_commands_make_a_run(tmp_path: Path, authority: Authority) -> N
     started: list[subprocess.Popen[str]] = []
 
     def start(part: str, name: str, port: str) -> Path:
-        home, tls = tmp_path / name, authority.certify(name)
+        home, tls = tmp_path / name, authority.certify(name, "DNS:localhost,IP:127.0.0.1,DNS:client-*")
         home.mkdir()
         changes = {
             "/experiment/": f"{tmp_path}/",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, Future
@@ -15,9 +16,9 @@ from pausefl_client.release import Released, Releaser
 from pausefl_client.trainer import Trainer
 from pausefl_client.trainer_state import TrainerStates
 from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
-from pausefl_proto.errors import BudgetError, PauseflError
+from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, pack, unpack
+from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, pack
 
 log = logging.getLogger("pausefl.client")
 
@@ -51,7 +52,7 @@ class ClientSettings:
     give_up_after_s: float = 60.0
     """How long to keep trying to reach the server before leaving."""
     retry_every_s: float = 0.2
-    """The first wait between two tries; each further one is twice as long, up to some seconds."""
+    """The first wait between two tries, give or take a half; each further one is twice as long, up to some seconds."""
 
 
 @dataclass(slots=True)
@@ -139,22 +140,29 @@ class ClientSession:
         PauseflError when the server cannot be reached for `give_up_after_s`, or takes no such client.
         """
         last_contact_s = self._clock()
-        retry_s = self._settings.retry_every_s
+        retry_s, is_damaged = self._settings.retry_every_s, False
         while True:
             try:
                 async with self._connect() as stream:
                     await self._say_hello(stream)
-                    retry_s = self._settings.retry_every_s
+                    if not is_damaged:
+                        retry_s = self._settings.retry_every_s
+                    is_damaged = False
                     try:
                         await self._take_part(stream)
                     finally:
                         last_contact_s = self._clock()
             except Dismissed as goodbye:
                 return str(goodbye)
+            except DamageError as damage:
+                # The server has seen nothing wrong. A fresh stream makes it say everything again.
+                is_damaged = True
+                log.warning("%s: the server %s; connecting again", self._settings.client_id, damage)
             except OSError as error:
                 if self._clock() - last_contact_s > self._settings.give_up_after_s:
                     raise PauseflError(f"the server cannot be reached: {error}") from error
-            await asyncio.sleep(retry_s)
+            # Clients that lost their server at one instant must not all come back at another.
+            await asyncio.sleep(retry_s * random.uniform(0.5, 1.5))
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
 
     async def _say_hello(self, stream: StreamToServer) -> None:
@@ -174,8 +182,10 @@ class ClientSession:
         data = await stream.read()
         if data is None:
             raise OSError("the server closed the stream instead of a welcome")
-        message = pb.ServerMessage.FromString(data)
+        message, _ = decode(pb.ServerMessage, data)
         match message.WhichOneof("kind"):
+            case "welcome" if (version := message.welcome.protocol_version) != PROTOCOL_VERSION:
+                raise OSError(f"it speaks protocol version {version}, this client {PROTOCOL_VERSION}")
             case "welcome":
                 self._run_id = message.welcome.run_id
             case "goodbye" if message.goodbye.final:
@@ -186,23 +196,33 @@ class ClientSession:
                 raise OSError("the server is not ready")
 
     async def _take_part(self, stream: StreamToServer) -> None:
-        """Until the stream ends: answer jobs one after the other, and pings at once."""
+        """Until the stream ends: answer jobs one after the other, and pings at once.
+
+        DamageError when what the server sent arrived damaged.
+        """
         jobs: asyncio.Queue[_Download] = asyncio.Queue()
         worker = asyncio.ensure_future(self._answer_jobs(stream, jobs))
+        reader = asyncio.ensure_future(self._read_jobs(stream, jobs))
         try:
-            async for download in self._downloads(stream):
-                jobs.put_nowait(download)
+            await asyncio.wait({worker, reader}, return_when=asyncio.FIRST_COMPLETED)
+            if worker.done() and isinstance(damage := worker.exception(), DamageError):
+                raise damage
+            await reader
         finally:
-            worker.cancel()
-            await asyncio.gather(worker, return_exceptions=True)
+            for task in (worker, reader):
+                task.cancel()
+            await asyncio.gather(worker, reader, return_exceptions=True)
+
+    async def _read_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[_Download]) -> None:
+        async for download in self._downloads(stream):
+            jobs.put_nowait(download)
 
     async def _downloads(self, stream: StreamToServer) -> AsyncIterator[_Download]:
         """Read messages; yield each job whose model has arrived whole."""
         download: _Download | None = None
         while (data := await stream.read()) is not None:
             arrived_s = self._clock()
-            header, payload = unpack(data)
-            message = pb.ServerMessage.FromString(header)
+            message, payload = decode(pb.ServerMessage, data)
             match message.WhichOneof("kind"):
                 case "job":
                     self._forget_before(message.job.round)
@@ -235,6 +255,9 @@ class ClientSession:
                     await self._answer(stream, download)
             except BudgetError as error:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
+            except DamageError:
+                self._kept = None  # the model arrived damaged; the same job, sound, is work of its own
+                raise
             except PauseflError as error:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
             except OSError:

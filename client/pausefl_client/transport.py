@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from pausefl_proto.endpoint import failure, open_channel
+from pausefl_proto.endpoint import DEAD_AFTER_S, failure, open_channel
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import SERVICE
 
@@ -43,10 +43,17 @@ class GrpcStreamToServer:
 
 
 @asynccontextmanager
-async def connect(address: str, tls: Tls | None = None) -> AsyncIterator[GrpcStreamToServer]:
-    """Open a stream to the server at HOST:PORT; closed with the block. ConfigError when a file for TLS is wrong."""
-    async with open_channel(address, tls) as channel:
-        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")()
+async def connect(
+    address: str, tls: Tls | None = None, dead_after_s: float = DEAD_AFTER_S, token: str = ""
+) -> AsyncIterator[GrpcStreamToServer]:
+    """Open a stream to the server at HOST:PORT; closed with the block. ConfigError when a file for TLS is wrong.
+
+    Reading and writing raise OSError once the server has been silent for `dead_after_s`, pings included. `token`, where
+    there is one, shows the server that the client's id is its own.
+    """
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    async with open_channel(address, tls, dead_after_s) as channel:
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(metadata=metadata)
         try:
             yield GrpcStreamToServer(call, address, tls)
         finally:

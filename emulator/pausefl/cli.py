@@ -111,6 +111,7 @@ def _add_ends(command: _AddCommand) -> None:
     _add_config(sub)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
     _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
+    _add_insecure(sub, "server.insecure")
 
     sub = command("client", _client, "a client alone, or the clients of a slot")
     _add_config(sub)
@@ -118,6 +119,7 @@ def _add_ends(command: _AddCommand) -> None:
 
     sub = command("evaluator", _evaluator, "the evaluator alone, for servers whose evaluation.address names it")
     _add_config(sub)
+    _add_insecure(sub, "evaluation.insecure")
 
 
 def _add_tools(command: _AddCommand) -> None:
@@ -140,6 +142,8 @@ def _add_tools(command: _AddCommand) -> None:
     sub = command("data", _data, "check that a data set is there, or download it")
     sub.add_argument("name", metavar="NAME")
 
+    _add_certs(command("certs", _certs, "certificates and tokens by which servers and clients know each other"))
+
     sub = command("validate", _validate, "check an experiment without running it, and print it with all defaults")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--list", action="store_true", help="list the presets")
@@ -160,7 +164,22 @@ def _add_resume(parser: argparse.ArgumentParser, **kind: Any) -> None:
 def _back_to(options: argparse.Namespace) -> int | None:
     if options.back_to is not None and not options.resume:
         raise ConfigError(f"--back-to {options.back_to}: goes with --resume")
-    return None if options.back_to is None else int(options.back_to)
+    back_to: int | None = options.back_to
+    return back_to
+
+
+def _add_certs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="where they go; what is there is kept, and its authority used")
+    parser.add_argument("hosts", nargs="+", metavar="HOST", help="names and addresses of the server and evaluator")
+    text = "how many (client-000, client-001, ...), or ids separated by commas (default: none)"
+    parser.add_argument("--clients", default="", metavar="N|A,B,C", help=text)
+
+
+def _add_insecure(parser: argparse.ArgumentParser, key: str) -> None:
+    text = "listen where other machines can reach it although anybody there may join and read along"
+    parser.add_argument(
+        "--insecure", action="append_const", const=f"{key}=true", dest="overrides", default=[], help=text
+    )
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:
@@ -199,9 +218,10 @@ def _run(options: argparse.Namespace) -> None:
     if (options.config is None) == (options.resume is None):
         raise ConfigError("pausefl run: needs either CONFIG or --resume RUN_DIR")
     if options.resume:
+        run_dir = Path(options.resume)
         if options.overrides:
             raise ConfigError("--set: a resumed run goes on as it was begun")
-        experiment, run_dir = stored_experiment(Path(options.resume)), Path(options.resume)
+        experiment = stored_experiment(run_dir)
         if not (run_dir / "run.db").exists():
             raise ConfigError(f"--resume {run_dir}: no round was ever played there")
     else:
@@ -280,7 +300,9 @@ def _shower(console: Console) -> "Show":
 def _server(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir
     from pausefl.runtime.server_process import serve_experiment
+    from pausefl_process.lifetime import allow_many_files
 
+    allow_many_files()
     experiment = _load(options)
     _refuse_netem(experiment, "server")
     if options.resume and options.run_dir is None:
@@ -392,6 +414,24 @@ def _data(options: argparse.Namespace) -> None:
     print(f"{data.name}: {sizes}, {data.classes} classes, inputs {'x'.join(map(str, data.input_shape))}")
     if note := split_note(data.name, len(data.test)):
         print(f"from {note}")
+
+
+def _certs(options: argparse.Namespace) -> None:
+    try:
+        from pausefl.certificates import make_certificates
+    except ImportError as error:
+        raise ConfigError(f'pausefl certs: needs the extra, pip install "pausefl[certs]" ({error})') from error
+    from pausefl.config.tables import ClientGroup
+
+    if options.clients.isdecimal() and int(options.clients):
+        client_ids = ClientGroup(count=int(options.clients)).client_ids("client")
+    else:
+        client_ids = [client_id.strip() for client_id in options.clients.split(",") if client_id.strip()]
+    for client_id in client_ids:
+        if not client_id.isascii() or not client_id.isprintable() or "/" in client_id:
+            raise ConfigError(f"--clients {client_id}: is no name for a file; letters, digits, - and _ make one")
+    for line in make_certificates(Path(options.folder), options.hosts, client_ids):
+        print(line)
 
 
 def _validate(options: argparse.Namespace) -> None:

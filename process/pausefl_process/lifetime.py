@@ -1,14 +1,16 @@
 """What every process of a run does: it dies with its parent, and it writes where it is told to."""
 
 import ctypes
+import fcntl
 import multiprocessing
 import os
 import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 # The greatest value glibc takes for M_MMAP_THRESHOLD on 64-bit machines.
 _KEPT_BYTES = 32 << 20
+_MOST_LOG_BYTES = 64 << 20
+_ROTATE_EVERY_S = 5.0
 
 
 def die_with_parent() -> None:
@@ -71,13 +75,40 @@ def keep_freed_memory() -> None:
 
 
 def write_output_to(path: Path) -> None:
-    """Send this process's standard output and error to a file that others append to as well."""
+    """Send this process's standard output and error to a file that others append to as well.
+
+    From 64 MiB on the file is renamed to NAME.1, in place of an earlier one, and begun anew.
+    """
+    _redirect_output(path)
+    threading.Thread(target=_rotate_for_ever, args=(path,), name="log-rotation", daemon=True).start()
+
+
+def _redirect_output(path: Path) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+
+
+def _rotate_for_ever(path: Path) -> None:
+    while True:
+        time.sleep(_ROTATE_EVERY_S)
+        with suppress(OSError):  # the folder may be gone
+            rotate_output(path, _MOST_LOG_BYTES)
+
+
+def rotate_output(path: Path, most_bytes: int) -> None:
+    """Rename the file this process writes to once it is full, or follow another process that has done so."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        is_current = os.path.sameopenfile(file.fileno(), 1)
+        if is_current and os.fstat(1).st_size > most_bytes:
+            path.replace(path.with_name(f"{path.name}.1"))
+            is_current = False
+        if not is_current:
+            _redirect_output(path)
 
 
 @contextmanager

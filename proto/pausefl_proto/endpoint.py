@@ -1,7 +1,6 @@
 """What all ends of this project's gRPC connections have in common: limits, keepalive, TLS, and what a failure says."""
 
 import socket
-from collections.abc import Sequence
 
 import grpc
 
@@ -9,19 +8,35 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Pem, Tls
 from pausefl_proto.wire import MAX_MESSAGE_BYTES
 
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A dead link is found out within half a minute even when nobody writes.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-)
-_SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5_000))
+DEAD_AFTER_S = 15.0
+"""How long a peer may be silent, pings included, before its connection is closed, unless said otherwise."""
+
+Options = tuple[tuple[str, int], ...]
+
+_SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0))
 _CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
-def make_server() -> "grpc.aio.Server":
+def make_server(dead_after_s: float = DEAD_AFTER_S, options: Options = ()) -> "grpc.aio.Server":
     """A server that listens nowhere yet."""
-    return grpc.aio.server(options=(*_OPTIONS, *_SERVER_OPTIONS))
+    return grpc.aio.server(options=(*_options(dead_after_s), *_SERVER_OPTIONS, *options))
+
+
+def _options(dead_after_s: float) -> Options:
+    """Limits and keepalive of both ends.
+
+    A ping leaves after half of `dead_after_s` without data, and its answer may take a third: a sixth is left for
+    noticing. A peer whose process is stopped still acknowledges TCP segments, so only pings find it.
+    """
+    answer_ms = int(dead_after_s * 1000 / 3)
+    return (
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", int(dead_after_s * 1000 / 2)),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        # gRPC also pings to measure bandwidth. While such a ping is out, this timeout counts, 60 s by default.
+        ("grpc.http2.ping_timeout_ms", answer_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
 
 
 def listen(server: "grpc.aio.Server", table: str, host: str, port: int, tls: Tls | None) -> int:
@@ -54,9 +69,11 @@ def _check_free(table: str, host: str, port: int) -> None:
         raise ConfigError(f"{table}.port = {port}: cannot listen on {host}:{port} ({error.strerror})") from None
 
 
-def open_channel(address: str, tls: Tls | None, options: Sequence[tuple[str, int]] = ()) -> "grpc.aio.Channel":
+def open_channel(
+    address: str, tls: Tls | None, dead_after_s: float = DEAD_AFTER_S, options: Options = ()
+) -> "grpc.aio.Channel":
     """A channel to HOST:PORT, which connects when it is used; ConfigError when a file for TLS is wrong."""
-    options = (*_OPTIONS, *_CHANNEL_OPTIONS, *options)
+    options = (*_options(dead_after_s), *_CHANNEL_OPTIONS, *options)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     pem = tls.to_connect()

@@ -16,6 +16,10 @@ class WireError(PauseflError):
     """What the other side sent is not what the protocol allows; the message is the reason of the rejection."""
 
 
+class DamageError(WireError):
+    """Bytes were changed, lost or reordered on the way; their sender still has them and can send them again."""
+
+
 class TryLaterError(WireError):
     """The same message may be taken later: the reason lies in the moment, not in the message."""
 

@@ -5,17 +5,18 @@ No pickle anywhere: bytes from the other side become an array of floats or a `Wi
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from pausefl_proto.errors import WireError
+from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
+Kind = TypeVar("Kind", bound=Message)
 
 PROTOCOL_VERSION = 1
 SERVICE = pb.DESCRIPTOR.services_by_name["Federation"].full_name
@@ -94,12 +95,12 @@ class Assembler:
     """Collects the frames of one vector whose header announced them, and checks the whole at the end."""
 
     def __init__(self, header: pb.Vector, expected_size: int) -> None:
-        """Raise WireError unless the header announces exactly `expected_size` float32 values in proper frames."""
+        """Raise DamageError unless the header announces exactly `expected_size` float32 values in proper frames."""
         expected_bytes = expected_size * _DTYPE.itemsize
         if header.size_bytes != expected_bytes:
-            raise WireError(f"announces {header.size_bytes} bytes, the model has {expected_bytes}")
+            raise DamageError(f"announces {header.size_bytes} bytes, the model has {expected_bytes}")
         if header.frames != max(1, -(-expected_bytes // MAX_FRAME_BYTES)):
-            raise WireError(f"announces {header.frames} frames for {expected_bytes} bytes")
+            raise DamageError(f"announces {header.frames} frames for {expected_bytes} bytes")
         self._size_bytes = expected_bytes
         self._n_frames = header.frames
         self._digest = header.digest
@@ -111,24 +112,24 @@ class Assembler:
         return len(self._frames) == self._n_frames
 
     def add(self, index: int, payload: memoryview) -> None:
-        """Take the next frame; WireError if it is out of order or of the wrong length."""
+        """Take the next frame; DamageError if it is out of order or of the wrong length."""
         due = len(self._frames)
         if index != due or self.complete:
-            raise WireError(f"frame {index} where frame {due} of {self._n_frames} was due")
+            raise DamageError(f"frame {index} where frame {due} of {self._n_frames} was due")
         if len(payload) != min(MAX_FRAME_BYTES, self._size_bytes - index * MAX_FRAME_BYTES):
-            raise WireError(f"frame {index} has {len(payload)} bytes")
+            raise DamageError(f"frame {index} has {len(payload)} bytes")
         self._frames.append(payload)
 
     def finish(self, *, check_finite: bool) -> Vector:
         """The vector, (size,) float32, read-only.
 
-        WireError on missing frames, a bad checksum or (if asked) a non-finite value.
+        DamageError on missing frames or a bad checksum, WireError (if asked) on a non-finite value.
         """
         if not self.complete:
-            raise WireError(f"ends after {len(self._frames)} of {self._n_frames} frames")
+            raise DamageError(f"ends after {len(self._frames)} of {self._n_frames} frames")
         data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
         if xxhash.xxh3_128_hexdigest(data) != self._digest:
-            raise WireError("checksum does not match")
+            raise DamageError("checksum does not match")
         vector: Vector = np.require(np.frombuffer(data, _DTYPE), requirements="A")
         vector.flags.writeable = False
         # False for NaN as well: it passes through min and max.
@@ -148,7 +149,7 @@ def pack(message: Message, payload: memoryview) -> bytes:
 def unpack(data: bytes) -> tuple[bytes, memoryview]:
     """Split an encoding into the message without its payload and the payload, a view; empty where there is none.
 
-    WireError when the bytes are no encoding of fields.
+    DamageError when the payload is cut off.
     """
     view = memoryview(data)
     if not data.startswith(_PAYLOAD_TAG):
@@ -162,7 +163,16 @@ def unpack(data: bytes) -> tuple[bytes, memoryview]:
             if end <= len(data):
                 return data[end:], view[start:end]
             break
-    raise WireError("sent bytes that are no message")
+    raise DamageError("sent bytes that are no message")
+
+
+def decode(kind: type[Kind], data: bytes) -> tuple[Kind, memoryview]:
+    """The message, and its payload as a view; DamageError when the bytes are no message of this kind."""
+    header, payload = unpack(data)
+    try:
+        return kind.FromString(header), payload
+    except DecodeError:
+        raise DamageError("sent bytes that are no message") from None
 
 
 def pack_job(round: int, attempt: int, model: Vector, model_digest: str, schedule: str = "") -> list[bytes]:

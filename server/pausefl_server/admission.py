@@ -1,6 +1,10 @@
-"""Who may take part: what a client's hello must say."""
+"""Who may take part: which ids, how a client shows that one is its own, and what its hello must say."""
 
-from collections.abc import Container
+import hashlib
+import hmac
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 from pausefl_proto.errors import TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -12,6 +16,53 @@ from pausefl_server.settings import ServerSettings
 
 # Sums of so many over any number of clients stay exact in int64 and float64.
 _MOST_EXAMPLES = 10**9
+_LONGEST_ID = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The ids that may join, and what a client must show. With neither names nor tokens, any client may be any id."""
+
+    ids: frozenset[str] | str | None = None
+    """The ids, or one pattern of them with * and ?; None: any."""
+    by_certificate: bool = False
+    """A client must show a certificate one of whose subject alternative names is its id, or a pattern of it."""
+    tokens: Mapping[str, bytes] = field(default_factory=dict)
+    """SHA-256 of each id's token, by id. Tokens are 256 random bits, so their plain digests tell nothing of them."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients need to show nothing."""
+        return not (self.by_certificate or self.tokens)
+
+    def knows(self, names: Sequence[str], token: str) -> bool:
+        """Whether what a client shows, before its hello, makes it the owner of any id."""
+        return (self.by_certificate and bool(names)) or _digest(token) in self.tokens.values()
+
+    def check(self, client_id: str, names: Sequence[str], token: str) -> bool:
+        """Return whether the client has shown that the id is its own; WireError when it may not be that id.
+
+        `names` are its certificate's subject alternative names.
+        """
+        if not (1 <= len(client_id) <= _LONGEST_ID and client_id.isprintable()):
+            raise WireError(f"a client id has 1 to {_LONGEST_ID} printable characters")
+        if not self._has(client_id):
+            raise WireError(f"client id {client_id!r} is none of this run's: see admission.clients")
+        if self.is_open:
+            return False
+        is_named = self.by_certificate and any(fnmatchcase(client_id, name) for name in names)
+        if not is_named and not hmac.compare_digest(_digest(token), self.tokens.get(client_id, b"")):
+            raise WireError(f"neither certificate nor token shows that this client is {client_id!r}")
+        return True
+
+    def _has(self, client_id: str) -> bool:
+        if self.ids is None:
+            return True
+        return fnmatchcase(client_id, self.ids) if isinstance(self.ids, str) else client_id in self.ids
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
 
 
 def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, connected: Container[str]) -> None:
@@ -32,17 +83,19 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
     if hello.ledger.schedule != schedule:
         raise WireError(f"privacy differs: the client agreed to {hello.ledger.schedule!r}, the run has {schedule!r}")
     row = table.row_of.get(hello.client_id)
-    mirrored = int(table.released[row]) if row is not None else 0
-    check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, privacy.budget if privacy else None, mirrored)
+    proven = int(table.proven[row]) if row is not None else 0
+    check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, privacy.budget if privacy else None, proven)
 
 
-def joined(hello: pb.Hello) -> LogEvent:
-    """What the log is to know of a client that may take part."""
-    ledger = hello.ledger
-    return LogEvent(
+def joined(hello: pb.Hello, is_owner: bool) -> list[LogEvent]:
+    """What the log is to know of a client that may take part. A ledger that its owner has shown is proof."""
+    event = LogEvent(
         "joined",
         hello.client_id,
         n_examples=hello.n_examples,
-        epsilon_spent=ledger.epsilon_spent,
-        released=ledger.released,
+        epsilon_spent=hello.ledger.epsilon_spent,
+        released=hello.ledger.released,
     )
+    if not (is_owner and event.released):
+        return [event]
+    return [event, replace(event, kind="reconciled", detail="its owner's ledger at hello", n_examples=0)]

@@ -37,7 +37,12 @@ class Aggregation:
     """The greatest share of a round's average, and of |D| in g, that one client has; 1: no limit. Where n updates came
     and this is below 1/n, all weigh 1/n."""
 
+    norm_limit: float | None = None
+    """An update whose L2 norm exceeds so many times the median of its round's is rejected; None: none is."""
+
     def __post_init__(self) -> None:
+        if self.norm_limit is not None and not (math.isfinite(self.norm_limit) and self.norm_limit > 1):
+            raise ValueError(f"norm_limit = {self.norm_limit}: must be a finite number above 1")
         if self.rule not in get_args(RuleName):
             raise ValueError(f'rule = "{self.rule}": must be one of {", ".join(get_args(RuleName))}')
         if self.harmful < 0:
@@ -70,6 +75,17 @@ def capped_shares(weights: FloatArray, share_max: float) -> FloatArray:
         full = over | (shares == share_max)
         shares = np.where(full, share_max, shares * (1 - share_max * full.sum()) / shares[~full].sum())
     return shares
+
+
+def outliers(updates: Sequence[Vector], norm_limit: float) -> dict[int, str]:
+    """The positions of updates whose L2 norm exceeds `norm_limit` times the median norm, and what to say of each."""
+    norms = [_norm(update) for update in updates]
+    bound = norm_limit * float(np.median(norms)) if norms else 0.0
+    return {
+        i: f"has a norm of {norm:.3g}, the round's others allow {bound:.3g}"
+        for i, norm in enumerate(norms)
+        if norm > bound
+    }
 
 
 def weighted_mean(updates: Sequence[Vector], weights: FloatArray) -> Vector:
@@ -121,10 +137,14 @@ def krum_scores(updates: Sequence[Vector], harmful: int) -> FloatArray:
 
 def clipped(updates: Sequence[Vector], clip_norm: float | None) -> list[Vector]:
     """The updates, none longer than `clip_norm` (Sun, Kairouz, Suresh and McMahan, 2019), or than the median norm."""
-    norms = [math.sqrt(squared_distance(update, np.zeros_like(update))) for update in updates]
+    norms = [_norm(update) for update in updates]
     bound = float(np.median(norms)) if clip_norm is None else clip_norm
     pairs = zip(updates, norms, strict=True)
     return [update if norm <= bound else update * np.float32(bound / norm) for update, norm in pairs]
+
+
+def _norm(update: Vector) -> float:
+    return math.sqrt(squared_distance(update, np.zeros_like(update)))
 
 
 def squared_distance(a: Vector, b: Vector) -> float:

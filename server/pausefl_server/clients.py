@@ -26,6 +26,7 @@ _COLUMNS: dict[str, tuple[type, Any]] = {
     "last_missed_round": (np.int64, 0),
     "clamped": (np.int64, 0),
     "released": (np.int64, 0),
+    "proven": (np.int64, 0),
     "used": (np.int64, 0),
     "inverse_latency_sum": (np.float64, 0.0),
     "censored_inverse_sum": (np.float64, 0.0),
@@ -76,6 +77,9 @@ class ClientTable:
     clamped: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """How many latencies were below τ_min, so that their reward τ_min/τ was clamped at 1."""
     released: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """What the client counts, as it said last or as was proven."""
+    proven: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """i of the last release that the server knows of by more than an unknown client's word at hello."""
     used: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """i of the last release whose update was used."""
     inverse_latency_sum: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
@@ -186,7 +190,8 @@ class ClientTable:
         if event.kind == "joined":
             self.connected[row] = True
             self.stated_examples[row] = event.n_examples
-            self._raise_spent(row, event.released, event.epsilon_spent)
+            if event.released >= self.proven[row]:  # an earlier claim may have been another's, who took the id
+                self.released[row], self.epsilon_spent[row] = event.released, event.epsilon_spent
         elif event.kind == "left":
             self.connected[row] = False
         elif event.kind == "reconciled":
@@ -195,7 +200,8 @@ class ClientTable:
             self.retired[row] = True
 
     def _raise_spent(self, row: int, released: int, epsilon_spent: float) -> None:
-        """A ledger is only ever corrected upwards."""
+        """What is proven is only ever corrected upwards."""
+        self.proven[row] = max(int(self.proven[row]), released)
         self.released[row] = max(int(self.released[row]), released)
         self.epsilon_spent[row] = max(float(self.epsilon_spent[row]), epsilon_spent)
 

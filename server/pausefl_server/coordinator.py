@@ -19,6 +19,7 @@ from pausefl_server.membership import Membership
 from pausefl_server.messages import Acknowledge, Lost, Pinged, Refusal, Register, Shutdown, Update
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.open_round import OpenRound, aggregate, observe, reconciled
+from pausefl_server.pending_events import PendingEvents
 from pausefl_server.pings import Ping
 from pausefl_server.preparation import PreparedRound, Preparer, off_loop
 from pausefl_server.records import EventKind, LogEvent, RoundRecord
@@ -36,12 +37,8 @@ _DRAIN_S = 3.0
 class _Unlogged:
     """What has happened and goes into the log with the next commit."""
 
-    events: list[LogEvent] = field(default_factory=list)
+    events: PendingEvents
     pings: list[Ping] = field(default_factory=list)
-
-    def retired(self) -> set[str]:
-        """Clients that have no budget left, as the log does not know yet."""
-        return {event.client_id for event in self.events if event.kind == "retired"}
 
 
 class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown]):
@@ -70,7 +67,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._members = Membership(settings, self.state.table, observer)
         self._preparer = Preparer(settings, self.state, oracle, start.attempts)
         self._stopwatch = RunStopwatch(monitor)
-        self._unlogged = _Unlogged([*start.late_events])
+        self._unlogged = _Unlogged(PendingEvents(start.late_events))
         self._open: OpenRound | None = None  # the round whose answers are waited for
         self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
 
@@ -124,7 +121,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         events = self._fold_events(round)
         self.stopped_because = self.stopped_because or too_few_left(self.state.table, self.state.policy.m)
         if self.stopped_because or not self.state.table.eligible().size:
-            self._unlogged.events = [*events, *self._unlogged.events]
+            self._unlogged.events.put_back(events)
             return
         prepared = await self._preparer.prepare(round, self.model)
         self._open = open_round = self._send(prepared, events)
@@ -137,13 +134,17 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._open = None
         quick = self.model.theta.nbytes * len(open_round.chosen) <= MAX_FRAME_BYTES
         model = await off_loop(quick, aggregate, open_round, self.state, self.model, self._settings)
+        for client_id, reason in open_round.outliers.items():
+            self._observer.rejected(f"client {client_id} {reason}: rejected")
+            self._unlogged.events.add(LogEvent("rejected", client_id, reason))
         host = self._stopwatch.report(started)
-        self._unlogged.events += open_round.capped
+        for event in open_round.capped:
+            self._unlogged.events.add(event)
         await self._commit(open_round.record(model.digest, self._stopwatch.wall_clock_s(), host, self._settings), model)
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
         """Take all events since the last round into the state, with the retirements that follow; returns them."""
-        events, self._unlogged.events = tuple(self._unlogged.events), []
+        events = self._unlogged.events.take()
         self.state.before_round(round, events)
         retired = used_up(self.state.table, self._settings.budget)
         self.state.before_round(round, retired)
@@ -167,8 +168,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             if patience_s > 0 and await self.pump(patience_s):
                 await self.drain()
             else:
-                late = open_round.give_up(time.monotonic())
-                self._unlogged.events += [LogEvent("missed", client_id, "gave no answer in time") for client_id in late]
+                for client_id in open_round.give_up(time.monotonic()):
+                    self._unlogged.events.add(LogEvent("missed", client_id, "gave no answer in time"))
 
     async def _give_up(self, open_round: OpenRound) -> None:
         """End the open round without its commit; what its clients spent on it is logged.
@@ -182,7 +183,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._open = None
         asked = f"may have released for round {open_round.job.round}"
         unsettled = [LogEvent("unsettled", client_id, asked) for client_id in open_round.due if is_private]
-        self._unlogged.events = [*open_round.abandoned(), *self._unlogged.events, *unsettled]
+        self._unlogged.events.put_back([*open_round.abandoned(), *self._unlogged.events.take(), *unsettled])
 
     async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
         """Make the model and the round durable, then the run's state."""
@@ -241,11 +242,11 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         """True when a client can be chosen; False, with the reason noted, when none came within the timeout."""
 
         def can_select() -> bool:
-            return self._members.can_select(self._unlogged.retired())
+            return self._members.can_select(self._unlogged.events.retired())
 
         if can_select() or await self._wait_until(can_select, self._settings.connect_timeout_s):
             return not self.stopped_because
-        exhausted = bool(self.state.table.retired.any()) or bool(self._unlogged.retired())
+        exhausted = bool(self.state.table.retired.any()) or bool(self._unlogged.events.retired())
         self.stopped_because = "every client has spent its budget" if exhausted else "no client is connected"
         return False
 
@@ -263,7 +264,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 
     def _register(self, message: Register) -> pb.Welcome:
         client_id = message.hello.client_id
-        self._unlogged.events.append(self._members.register(message.hello, message.peer, self.state.round))
+        for event in self._members.register(message, self.state.round):
+            self._unlogged.events.add(event)
         now_s = time.monotonic()
         if self._open is not None and (job := self._open.returned(client_id, now_s)) is not None:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
@@ -274,18 +276,18 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         event = self._members.remove(message.peer, message.reason, self.state.round)
         if event is None:
             return
-        self._unlogged.events.append(event)
+        self._unlogged.events.add(event)
         if self._open is not None:
             until_s = time.monotonic() + self._settings.rejoin_timeout_s
             self._open.lost(event.client_id, until_s, message.handed_over_s)
 
     def _take_update(self, update: Update) -> None:
         table, open_round, row = self.state.table, self._open, self.state.table.row_of.get(update.client_id)
-        mirrored, used = (int(table.released[row]), int(table.used[row])) if row is not None else (0, 0)
+        proven, used = (int(table.proven[row]), int(table.used[row])) if row is not None else (0, 0)
         try:
             if open_round is None or not open_round.lacks(update):
                 raise WireError(f"round {update.round} is over, its update came too late")
-            check_release(update.release, self._settings.budget, mirrored, used)
+            check_release(update.release, self._settings.budget, proven, used)
         except WireError as error:
             refusal = Refusal(update.client_id, update.round, str(error), rejected=True, release=update.release)
             self._take_refusal(refusal)
@@ -297,9 +299,9 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         if refusal.rejected:
             self._observer.rejected(f"client {client_id} {refusal.reason}: rejected")
         kind: EventKind = "retired" if refusal.exhausted else "rejected" if refusal.rejected else "missed"
-        self._unlogged.events.append(LogEvent(kind, client_id, refusal.reason))
+        self._unlogged.events.add(LogEvent(kind, client_id, refusal.reason))
         if is_plausible(refusal.release, self._settings.budget):
-            self._unlogged.events.append(reconciled(refusal))
+            self._unlogged.events.add(reconciled(refusal))
         if self._open is not None and refusal.round == self._open.job.round and client_id in self._open.due:
             self._open.miss(client_id, "rejected" if refusal.rejected else "refused", refusal.reason, time.monotonic())
 
@@ -307,8 +309,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 
     async def _finish(self) -> None:
         await self._report_last_round()
-        number, events = self.state.round + 1, self._unlogged.events
-        await self._store.ask(SaveLateEvents(number, tuple(events)))
+        number, events = self.state.round + 1, self._unlogged.events.take()
+        await self._store.ask(SaveLateEvents(number, events))
         self.state.before_round(number, events)
         self._observer.finished(self.state, self.stopped_because)
         self._members.dismiss_all(self.stopped_because)

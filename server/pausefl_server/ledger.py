@@ -25,7 +25,7 @@ class Release:
 def check_ledger(released: int, epsilon_spent: float, budget: Budget | None, mirrored: int) -> None:
     """Raise WireError unless what a client's ledger says at hello fits the schedule and what the server knows.
 
-    `mirrored` is how many of the client's releases the server knows of.
+    `mirrored` is how many of the client's releases the server has proof of.
     """
     spent = budget.spent(released) if budget else 0.0
     if not math.isclose(epsilon_spent, spent, rel_tol=_RELATIVE_TOLERANCE):

@@ -1,12 +1,12 @@
 """Who is connected: registration and loss of clients, the roll call before a round, and pings of idle clients."""
 
+from collections import Counter
 from collections.abc import Collection, Container
 
 from pausefl_proto.errors import WireError
-from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.admission import check_hello, joined
 from pausefl_server.clients import ClientTable
-from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Peer, SendPing
+from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Peer, Register, SendPing
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import PingRota
 from pausefl_server.records import LogEvent
@@ -23,6 +23,8 @@ class Membership:
         self._observer = observer
         self._peers: dict[str, Peer] = {}
         self._rota = PingRota(settings.pings_per_s)
+        self._claims: dict[str, int] = {}  # how many releases each client counted when it first joined
+        self._jobs: Counter[str] = Counter()  # how many each client was handed
         self._expected: frozenset[str] = frozenset()  # the clients of the last roll call
         self._coming: frozenset[str] = frozenset()  # those that were new in it
         self._going: frozenset[str] = frozenset()  # those that were no longer in it
@@ -30,18 +32,40 @@ class Membership:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def register(self, hello: pb.Hello, peer: Peer, round: int) -> LogEvent:
+    def register(self, message: Register, round: int) -> list[LogEvent]:
         """Take a client in after `round` committed rounds; WireError, with what to change, when it does not fit."""
-        client_id = hello.client_id
+        hello, client_id = message.hello, message.hello.client_id
         try:
+            self._check_count(client_id)
             check_hello(hello, self._settings, self._table, self._peers)
+            if not message.is_owner:
+                self._check_claim(client_id, hello.ledger.released)
         except WireError as error:
             self._observer.rejected(f"client {client_id!r} was refused: {error}")
             raise
-        self._peers[client_id] = peer
+        self._claims.setdefault(client_id, hello.ledger.released)
+        self._peers[client_id] = message.peer
         self._rota.join(client_id)
         self._observer.arrived(client_id, len(self._peers), round)
-        return joined(hello)
+        return joined(hello, message.is_owner)
+
+    def _check_count(self, client_id: str) -> None:
+        most, known = self._settings.clients, self._claims.keys() | self._table.row_of.keys()
+        if most is not None and client_id not in known and len(known) >= most:
+            raise WireError(f"this run has all its clients.count = {most} clients")
+
+    def _check_claim(self, client_id: str, released: int) -> None:
+        """A client that has not shown that the id is its own may have released one update for each job, and no more.
+
+        What it counts when it first joins is taken as it says: its ledger may be older than the run, or this process.
+        One release more may be under way that an earlier stream's job asked for.
+        """
+        possible = self._claims.get(client_id, released) + self._jobs[client_id] + 1
+        if released > possible:
+            raise WireError(
+                f"the client's ledger counts {released} releases, at most {possible} are possible since it first joined"
+                " this server; a client that shows by certificate or token who it is is believed, see [admission]"
+            )
 
     def remove(self, peer: Peer, reason: str, round: int) -> LogEvent | None:
         """Drop a client whose stream has ended; None when another stream of the same client has replaced it."""
@@ -56,6 +80,7 @@ class Membership:
     def offer(self, client_id: str, message: Dispatch | Acknowledge) -> None:
         """Hand a message to a client if it is connected and its mailbox has room; a stuck stream delays no round."""
         if (peer := self._peers.get(client_id)) is not None:
+            self._jobs[client_id] += isinstance(message, Dispatch)
             peer.offer(message)
 
     def send_pings(self, now_s: float, busy: Container[str]) -> None:

@@ -65,6 +65,8 @@ class Register:
 
     hello: pb.Hello
     peer: Peer
+    is_owner: bool = False
+    """Whether the client has shown that the id is its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.arrays import FloatArray
-from pausefl_server.aggregation import capped_shares
+from pausefl_server.aggregation import capped_shares, outliers
 from pausefl_server.clients import ClientTable
 from pausefl_server.global_model import GlobalModel
 from pausefl_server.messages import Dispatch, Refusal, Update
@@ -55,6 +55,8 @@ class OpenRound:
     """The clients no longer waited for; their latencies are still real seconds."""
     capped: list[LogEvent] = field(default_factory=list)
     """What clients said of themselves and was cut to what is plausible."""
+    outliers: dict[str, str] = field(default_factory=dict)
+    """The clients whose updates were too great beside the others', and what to say of each."""
 
     def __post_init__(self) -> None:
         self.due = dict.fromkeys(self.chosen, self.deadline_s)
@@ -197,7 +199,7 @@ def reconciled(message: Update | Refusal) -> LogEvent:
 
 def aggregate(open_round: OpenRound, state: RunState, model: GlobalModel, settings: ServerSettings) -> GlobalModel:
     """The model moved by the updates that came and that the policy admits; the same one where there are none."""
-    admitted = _inspect(open_round, state)
+    admitted = _without_outliers(open_round, _inspect(open_round, state), settings.aggregation.norm_limit)
     if not admitted:
         return model
     selection = open_round.selection
@@ -221,6 +223,15 @@ def _capped(weights: FloatArray, client_ids: list[str], open_round: OpenRound, s
         if capped < share * (1 - 1e-9):
             open_round.capped.append(LogEvent("capped", client_id, CAPPED_WEIGHT))
     return shares
+
+
+def _without_outliers(open_round: OpenRound, admitted: list[int], norm_limit: float | None) -> list[int]:
+    if norm_limit is None:
+        return admitted
+    clients = [open_round.chosen[i] for i in admitted]
+    found = outliers([open_round.updates[client_id].vector for client_id in clients], norm_limit)
+    open_round.outliers.update((clients[place], reason) for place, reason in found.items())
+    return [i for i, client_id in zip(admitted, clients, strict=True) if client_id not in open_round.outliers]
 
 
 def _inspect(open_round: OpenRound, state: RunState) -> list[int]:

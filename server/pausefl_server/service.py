@@ -6,16 +6,18 @@ import signal
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pausefl_process.events import Finished, MetricsServed, Report
 from pausefl_process.host_monitor import HostMonitor
 from pausefl_process.http_server import WebServer
 from pausefl_proto.actor import ActorStopped
+from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector
+from pausefl_server.admission import Admission
 from pausefl_server.budget_exhaustion import budgets_end
 from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.coordinator import Coordinator
@@ -27,6 +29,7 @@ from pausefl_server.monitoring.observer import Observers, RunObserver
 from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.reception import HELLO_TIMEOUT_S
 from pausefl_server.records import Evaluation
 from pausefl_server.restore import restore
 from pausefl_server.selection.base import Oracle, Policy
@@ -36,6 +39,8 @@ from pausefl_server.store import Store, StoreActor
 from pausefl_server.transport import FederationServer
 
 _GOODBYE_GRACE_S = 5.0
+# Connections are bounded also where the run does not say how many clients there are to be.
+_MANY_CLIENTS = 1000
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,11 @@ class Endpoints:
     """None: no metrics are served."""
     tls: Tls | None = None
     """None: clients are spoken to in the clear."""
+    dead_after_s: float = DEAD_AFTER_S
+    """How long a client may be silent, pings included, before its stream is closed."""
+    hello_timeout_s: float = HELLO_TIMEOUT_S
+    """How long a connection may last whose client has not said hello."""
+    admission: Admission = field(default_factory=Admission)
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,16 @@ async def serve(
         monitor = HostMonitor()
         closing.callback(monitor.close)
         coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, monitor=monitor)
-        federation = FederationServer(coordinator, theta_0.size, endpoints.tls)
+        federation = FederationServer(
+            coordinator,
+            theta_0.size,
+            endpoints.tls,
+            admission=endpoints.admission,
+            norm_bound=settings.privacy.norm_bound if settings.privacy else None,
+            most_clients=settings.clients or _MANY_CLIENTS,
+            dead_after_s=endpoints.dead_after_s,
+            hello_timeout_s=endpoints.hello_timeout_s,
+        )
         before = count_held()
         final, best = await _run_actors(
             coordinator, store_actor, evaluator, federation, endpoints, on_ready, interruption, missing

@@ -8,6 +8,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.wire import Manifest
 from pausefl_server.aggregation import Aggregation
 from pausefl_server.host_limits import HostLimits
+from pausefl_server.norm_bound import NormBound
 from pausefl_server.optimizers import ServerOptimizer
 from pausefl_server.records import Signal
 
@@ -21,6 +22,8 @@ class PrivacySettings:
     schedule: str
     reproducible_noise: bool = False
     """True: the noise can be drawn again from the seed, so the run protects nobody."""
+    norm_bound: NormBound | None = None
+    """What the mechanism cannot have made is rejected; None: nothing is."""
 
     def vector_epsilon(self, epsilon: float, size: int) -> float:
         """The whole upload's ε: itself for unit "vector", d times it for "coordinate" (docs/papers.md, decision 8)."""

@@ -6,17 +6,23 @@ import time
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from pausefl_proto.actor import ActorStopped
-from pausefl_proto.endpoint import listen, make_server
-from pausefl_proto.errors import TryLaterError, WireError
+from pausefl_proto.endpoint import DEAD_AFTER_S, listen, make_server
+from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import SERVICE
+from pausefl_proto.wire import SERVICE, decode
+from pausefl_server.admission import Admission
 from pausefl_server.client_actor import ClientActor
+from pausefl_server.conduct import AbuseError, Conduct
 from pausefl_server.coordinator import Coordinator
-from pausefl_server.messages import Lost, Register
+from pausefl_server.messages import Dismiss, Lost, Register
+from pausefl_server.norm_bound import NormBound
+from pausefl_server.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Reception
+
+# How long a client that is sent away may take to hear why.
+_GOODBYE_WITHIN_S = 2.0
 
 
 class _GrpcStreamToClient:
@@ -36,11 +42,27 @@ class _GrpcStreamToClient:
 class FederationServer:
     """Listens for clients and gives each stream to an actor of its own."""
 
-    def __init__(self, coordinator: Coordinator, model_size: int, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        model_size: int,
+        tls: Tls | None = None,
+        *,
+        admission: Admission | None = None,
+        norm_bound: NormBound | None = None,
+        most_clients: int = 1000,
+        dead_after_s: float = DEAD_AFTER_S,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+    ) -> None:
+        """`most_clients` bounds connections and streams; what a stream must show and send is the other arguments'."""
         self._coordinator = coordinator
         self._model_size = model_size
         self._tls = tls
-        self._server = make_server()
+        self._admission = admission or Admission()
+        self._norm_bound = norm_bound
+        self._owners, self._strangers = Reception(hello_timeout_s), Reception(hello_timeout_s)
+        self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
+        self._server = make_server(dead_after_s, _limits(most_clients, hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Join": join}),))
 
@@ -59,16 +81,37 @@ class FederationServer:
 
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         stream = _GrpcStreamToClient(context)
+        names, token = _names(context), _token(context)
         try:
-            hello = _hello(await stream.read())
-        except (WireError, DecodeError) as error:
+            # However many strangers wait for their turn, an id's owner does not wait behind them.
+            reception = self._owners if self._admission.knows(names, token) else self._strangers
+            async with reception.turn(context.peer()):
+                hello = _hello(await stream.read())
+            is_owner = self._admission.check(hello.client_id, names, token)
+            if (conduct := self._conducts.get(hello.client_id)) is not None:
+                conduct.check_rested()
+        except WireError as error:
             await _say_goodbye(stream, error)
             return
-        actor = ClientActor(hello.client_id, stream, self._coordinator, self._model_size, time.monotonic)
+        await self._serve(stream, hello, is_owner, conduct or Conduct(time.monotonic))
+
+    async def _serve(self, stream: _GrpcStreamToClient, hello: pb.Hello, is_owner: bool, conduct: Conduct) -> None:
+        """Register the client, relay what it and the coordinator say, and tell of its loss."""
+        actor = ClientActor(
+            hello.client_id,
+            stream,
+            self._coordinator,
+            self._model_size,
+            time.monotonic,
+            released=hello.ledger.released,
+            conduct=conduct,
+            norm_bound=self._norm_bound,
+        )
         writer: asyncio.Future[None] | None = None
         reason = "its connection broke"
         try:
-            welcome = await self._coordinator.ask(Register(hello, actor))
+            welcome = await self._coordinator.ask(Register(hello, actor, is_owner))
+            self._conducts[hello.client_id] = conduct
             await stream.write(pb.ServerMessage(welcome=welcome).SerializeToString())
             writer = asyncio.ensure_future(actor.run())
             reason = await _listen(actor, writer)
@@ -87,8 +130,39 @@ class FederationServer:
             await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s))
 
 
+def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int], ...]:
+    """What connections may cost that have not said hello: how many there are, for how long, and of how many streams."""
+    timeout_ms = int(hello_timeout_s * 1000)
+    return (
+        # A process of many clients has one connection for all of them; some are left over from before a restart.
+        ("grpc.max_allowed_incoming_connections", 2 * most_clients + 64),
+        ("grpc.max_concurrent_streams", most_clients + 16),
+        ("grpc.server_handshake_timeout_ms", timeout_ms),
+        ("grpc.max_connection_idle_ms", timeout_ms),
+        # A stream's window stays at 64 KiB until its next message is read. Windows that grow with bandwidth let one
+        # connection of 500 streams fill 700 MB before any of them had said hello.
+        ("grpc.http2.bdp_probe", 0),
+    )
+
+
+def _names(context: "grpc.aio.ServicerContext[bytes, bytes]") -> list[str]:
+    """The subject alternative names of the client's certificate, which TLS has verified; none without one."""
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    return [name.decode("utf-8", "replace") for name in names]
+
+
+def _token(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
+    """The token of the stream's metadata; empty without one."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization" and isinstance(value, str):
+            return value.removeprefix("Bearer ")
+    return ""
+
+
 def _hello(data: bytes | None) -> pb.Hello:
-    message = pb.ClientMessage.FromString(data or b"")
+    if data is not None and len(data) > MAX_HELLO_BYTES:
+        raise WireError(f"the hello has {len(data)} bytes, at most {MAX_HELLO_BYTES} are allowed")
+    message, _ = decode(pb.ClientMessage, data or b"")
     if message.WhichOneof("kind") != "hello":
         raise WireError("the first message must be a hello")
     return message.hello
@@ -101,8 +175,14 @@ async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
         # The run is over. Its goodbye may still wait to be written.
         await asyncio.wait([writer])
         return "the run is over"
+    except (DamageError, AbuseError) as error:
+        # The writer may be in the midst of a message; a client that reads nothing does not hear why.
+        actor.offer(Dismiss(str(error), final=False))
+        await asyncio.wait([writer], timeout=_GOODBYE_WITHIN_S)
+        return str(error)
 
 
 async def _say_goodbye(stream: _GrpcStreamToClient, error: Exception) -> None:
-    goodbye = pb.Goodbye(reason=str(error), final=not isinstance(error, ActorStopped | TryLaterError))
+    is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
+    goodbye = pb.Goodbye(reason=str(error), final=is_final)
     await stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())

@@ -35,7 +35,7 @@ class ClientActorRig:
         self.clock = Clock()
         self.stream = FakeStream(self.clock)
         self.coordinator = FakeCoordinator()
-        self.actor = ClientActor("client-1", self.stream, self.coordinator, size, self.clock)
+        self.actor = ClientActor("client-1", self.stream, self.coordinator, size, self.clock, released=2)
         self.reason: asyncio.Task[str] | None = None
 
     @asynccontextmanager

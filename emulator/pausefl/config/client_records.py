@@ -41,9 +41,9 @@ def training_of(workload: WorkloadTable) -> TrainingSettings:
     )
 
 
-def tls_of(table: TlsTable) -> Tls | None:
-    """What to speak TLS with, None to speak in the clear."""
-    files = Tls(**table.model_dump())
+def tls_of(table: TlsTable, client_id: str = "") -> Tls | None:
+    """What a process, or this client in it, speaks TLS with; None to speak in the clear."""
+    files = Tls(**{name: path.replace("{client_id}", client_id) for name, path in table.model_dump().items()})
     return None if files == Tls() else files
 
 

@@ -14,6 +14,7 @@ from pausefl.config.client_records import check_privacy, tls_of, training_of
 from pausefl.config.groups import check_groups, presence_of
 from pausefl.config.links import LatencyTable, LinkPlan, check_access_points, check_netem, plan_links
 from pausefl.config.tables import (
+    AdmissionTable,
     AggregationTable,
     ClientGroup,
     ClientsTable,
@@ -52,6 +53,7 @@ class Experiment(TomlTable):
     server: ServerTable = ServerTable()
     metrics: MetricsTable = MetricsTable()
     tls: TlsTable = TlsTable()
+    admission: AdmissionTable = AdmissionTable()
     host: HostTable = HostTable()
 
     @property
@@ -97,6 +99,12 @@ class Experiment(TomlTable):
         """What a run and its evaluator must agree on, as JSON."""
         w = self.workload.model_dump(include={"dataset", "model"})
         return json.dumps({**w, "seed": self.experiment.seed, "subset": self.evaluation.subset})
+
+    @property
+    def admitted_ids(self) -> frozenset[str] | str:
+        """The ids that may join, or a pattern of them."""
+        ids = self.admission.clients
+        return ids if isinstance(ids, str) and ids else frozenset(ids or self.client_ids)
 
     def links(self) -> dict[str, LinkPlan]:
         """Each client's link, by id."""
@@ -153,6 +161,9 @@ def _check_counts(experiment: Experiment) -> None:
         raise ConfigError(f"clients.minimum = {clients.minimum}: must be at most clients.count = {clients.count}")
     if len(experiment.client_ids) != clients.count:
         raise ConfigError(f"clients.count = {clients.count}: its groups add up to {len(experiment.client_ids)}")
+    admitted = experiment.admitted_ids
+    if not isinstance(admitted, str) and len(admitted) > clients.count:
+        raise ConfigError(f"admission.clients: names {len(admitted)} clients, clients.count = {clients.count}")
     examples = None if experiment.workload.model == "synthetic" else experiment.workload.examples
     if examples is not None and examples < clients.count:
         raise ConfigError(

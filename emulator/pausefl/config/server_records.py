@@ -1,15 +1,19 @@
-"""The server's side of an experiment as records: policy, aggregation, optimizer, host limits.
+"""The server's side of an experiment as records: policy, aggregation, optimizer, host limits, admission.
 
 This module imports the server, so a client never imports it.
 """
 
 import json
 
+from pausefl.config.client_records import tls_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.tables import AggregationTable, HostTable, OptimizerTable, SelectionTable
+from pausefl.config.tokens import read_token_digests
 from pausefl.config.validation import build
+from pausefl_process.http_server import is_loopback
 from pausefl_proto.errors import ConfigError
+from pausefl_server.admission import Admission
 from pausefl_server.aggregation import Aggregation
 from pausefl_server.host_limits import HostLimits
 from pausefl_server.optimizers import ServerOptimizer
@@ -41,6 +45,21 @@ def optimizer_of(table: OptimizerTable) -> ServerOptimizer:
 def limits_of(table: HostTable) -> HostLimits:
     """What a host may do to a measurement before it is suspect."""
     return HostLimits(**table.model_dump())
+
+
+def admission_of(experiment: Experiment) -> Admission:
+    """Who may join; ConfigError where other machines could reach a server that asks clients to show nothing."""
+    table, server, tls = experiment.admission, experiment.server, tls_of(experiment.tls)
+    if table.by_certificate and (tls is None or not tls.ca):
+        raise ConfigError("admission.by_certificate = true: needs tls.ca, which signs the clients' certificates")
+    tokens = read_token_digests(table.tokens) if table.tokens else {}
+    admission = Admission(experiment.admitted_ids, table.by_certificate, tokens)
+    if not (is_loopback(server.host) or server.insecure) and (tls is None or admission.is_open):
+        raise ConfigError(
+            f'server.host = "{server.host}": other machines can reach it; set [tls] and [admission] (pausefl certs'
+            " makes what they need), or say --insecure"
+        )
+    return admission
 
 
 def check_policies(experiment: Experiment) -> None:

@@ -146,6 +146,8 @@ class AggregationTable(TomlTable):
     """norm-clip: the greatest L2 norm of an update; none: the median of the round's norms."""
     weight_share_max: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The greatest share of a round's average, and of the data in PAUSE's g, that one client has; 1: no limit."""
+    norm_limit: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """An update whose L2 norm exceeds so many times the median of its round's is rejected; none: none is."""
     optimizer: OptimizerTable = OptimizerTable()
 
 
@@ -160,6 +162,8 @@ class EvaluationTable(TomlTable):
     host: str = "127.0.0.1"
     """Where a `pausefl evaluator` listens."""
     port: Port = 0
+    insecure: bool = False
+    """Listen where other machines can reach it, without mutual TLS (--insecure)."""
     connect_timeout_s: Positive = 60.0
     """How long to wait for the evaluator before round 1, and for the evaluation of the last model."""
 
@@ -175,15 +179,35 @@ class ServerTable(TomlTable):
     """Keep the model of every so many rounds, to go back to with `--back-to`; 0: only those of the last two."""
     rest_rounds_max: Annotated[int, Field(ge=0)] = 64
     """A client that missed k times in a row rests min(2^(k-1), this) rounds; 0: no client rests."""
+    dead_after_s: Annotated[float, Field(ge=0.5, allow_inf_nan=False)] = 15.0
+    """A silent peer, server or client, is found dead in at most this time; pings answer for those with nothing to say.
+    """
+    hello_timeout_s: Positive = 10.0
+    """How long a connection may last whose client has not said hello."""
+    insecure: bool = False
+    """Listen where other machines can reach it, without TLS and admission (--insecure)."""
     pings_per_s: NonNegative = 5.0
     """Idle round-trip probes over all clients together, for a baseline of who is not chosen; no policy sees them."""
+
+
+class AdmissionTable(TomlTable):
+    """Who may take part, and how a client shows that its id is its own. Without names or tokens, it shows nothing."""
+
+    clients: tuple[str, ...] | str = ()
+    """The ids that may join, as a list or one pattern with * and ?; none: the experiment's clients."""
+    by_certificate: bool = False
+    """A client shows a certificate (tls.ca is who signs it) one of whose alternative names is its id, or a pattern."""
+    tokens: str = ""
+    """On the server: the file of `pausefl certs` that holds a digest of each client's token."""
+    token: str = ""
+    """On a client: the file that holds its own token; {client_id} in the path stands for its id."""
 
 
 class TlsTable(TomlTable):
     """PEM files for TLS; a process with none of them speaks in the clear."""
 
     certificate: str = ""
-    """What this process shows of itself."""
+    """What this process shows of itself. In a client's paths {client_id} stands for its id."""
     key: str = ""
     ca: str = ""
     """The other side's certificate must be signed by one in here: if server and client have it, both show theirs."""

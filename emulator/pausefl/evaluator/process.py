@@ -15,6 +15,7 @@ from pausefl.config.client_records import tls_of
 from pausefl.config.experiment import Experiment
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
+from pausefl_process.http_server import is_loopback
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl_proto.tls import Tls
@@ -31,9 +32,14 @@ def serve_evaluator(experiment: Experiment, report: Report) -> None:
 
     ConfigError when its data or model cannot be had, or it cannot listen.
     """
-    where = experiment.evaluation
+    where, tls = experiment.evaluation, tls_of(experiment.tls)
+    if not (is_loopback(where.host) or where.insecure or (tls and tls.ca)):
+        raise ConfigError(
+            f'evaluation.host = "{where.host}": other machines can reach it; set [tls] with a ca (pausefl certs makes'
+            " its files), or say --insecure"
+        )
     ended_by = (signal.SIGINT, signal.SIGTERM)
-    asyncio.run(_serve(experiment, where.host, where.port, tls_of(experiment.tls), report, ended_by))
+    asyncio.run(_serve(experiment, where.host, where.port, tls, report, ended_by))
 
 
 @asynccontextmanager

@@ -122,7 +122,7 @@ class RemoteEvaluator:
         self._tls = tls
         self._patience_s = patience_s
         self._say = say
-        self._channel = open_channel(address, tls, _QUICKLY)
+        self._channel = open_channel(address, tls, options=_QUICKLY)
 
     async def close(self) -> None:
         """Hang up."""

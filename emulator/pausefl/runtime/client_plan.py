@@ -4,17 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, tls_of, training_of
+from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, training_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import behaviours_of, presence_of
 from pausefl.config.links import LatencyTable, LinkPlan
-from pausefl.config.tables import WorkloadTable
+from pausefl.config.tables import TlsTable, WorkloadTable
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import Behaviour
 from pausefl_client.privacy import Mechanism, PrivacyUnit
 from pausefl_client.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
-from pausefl_proto.tls import Tls
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,16 @@ class ScrapePlan:
 
 
 @dataclass(frozen=True)
+class ConnectionPlan:
+    """How clients reach their server; in paths {client_id} stands for a client's id."""
+
+    tls: TlsTable
+    token: str
+    """The file of a client's token, empty where it needs none (`admission.token`)."""
+    dead_after_s: float
+
+
+@dataclass(frozen=True)
 class ClientPlan:
     """All that a client process needs of an experiment."""
 
@@ -80,7 +89,7 @@ class ClientPlan:
     presence: Presence | None
     """Which clients are there in each round; None: all, always."""
     scrape: ScrapePlan | None
-    tls: Tls | None
+    connection: ConnectionPlan
     give_up_after_s: float
 
 
@@ -95,7 +104,7 @@ def client_plan(experiment: Experiment) -> ClientPlan:
         links=experiment.links(),
         presence=presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed),
         scrape=_scrape(experiment),
-        tls=tls_of(experiment.tls),
+        connection=ConnectionPlan(experiment.tls, experiment.admission.token, experiment.server.dead_after_s),
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
 

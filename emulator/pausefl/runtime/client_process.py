@@ -14,14 +14,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pausefl.config.client_records import tls_of
+from pausefl.config.tokens import read_token
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import BehaviourChain
-from pausefl.runtime.client_plan import ClientPlan, ScrapePlan, TrainingPlan
+from pausefl.runtime.client_plan import ClientPlan, ConnectionPlan, ScrapePlan, TrainingPlan
 from pausefl.runtime.client_privacy import open_privacies
 from pausefl.runtime.links import make_links
 from pausefl_client.link import Link
 from pausefl_client.release import ReleasePrivacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings, Observe
+from pausefl_client.session import ClientSession, ClientSettings, Connect, Observe
 from pausefl_client.synthetic import SyntheticTrainer
 from pausefl_client.trainer import Trainer
 from pausefl_client.trainer_state import TrainerStates
@@ -110,10 +112,10 @@ async def take_part(
     roll_calls: "Connection[Any, Any] | None" = None,
     on_metrics: Callable[[str], None] = _ignore,
 ) -> None:
-    """Be these clients until the server dismisses them; PauseflError when one of them cannot go on.
+    """Be these clients until the server dismisses them. When one of them cannot go on, the others do.
 
-    With `roll_calls`, each of them only in the rounds it is there, until nobody calls any more. `on_metrics` hears at
-    which HOST:PORT they can be scraped, if they can.
+    Raises the first such PauseflError at the end. With `roll_calls`, each of them only in the rounds it is there, until
+    nobody calls any more. `on_metrics` hears at which HOST:PORT they can be scraped, if they can.
     """
     known = plan.training.client_ids
     for client_id in client_ids:
@@ -129,16 +131,18 @@ async def take_part(
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
         observe = _expose(plan.scrape, privacies, size, on_metrics, closing)
         shared = _Shared(plan, address, executor, monitor, observe, ledgers)
+        attendance = _Attendance(sessions)
         async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
                 sessions[client_id] = _make_session(
                     shared, client_id, trainers[client_id], privacies[client_id], links[client_id]
                 )
             if roll_calls is None:
-                for client_id, session in sessions.items():
-                    group.create_task(_take_part(client_id, session))
+                for client_id in sessions:
+                    group.create_task(attendance.take_part(client_id))
             else:
-                await _attend(plan.presence, sessions, roll_calls)
+                await _attend(plan.presence, attendance, roll_calls)
+        attendance.raise_first_failure()
 
 
 def make_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Trainer]:
@@ -158,6 +162,12 @@ def make_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Tr
     return make_torch_trainers(plan, client_ids)
 
 
+def _connect(plan: ConnectionPlan, client_id: str, address: str) -> Connect:
+    """What opens a client's stream; ConfigError when its token cannot be read."""
+    path = plan.token.replace("{client_id}", client_id)
+    return partial(connect, address, tls_of(plan.tls, client_id), plan.dead_after_s, read_token(path) if path else "")
+
+
 def _make_session(
     shared: _Shared, client_id: str, trainer: Trainer, privacy: ReleasePrivacy | None, link: Link
 ) -> ClientSession:
@@ -174,7 +184,7 @@ def _make_session(
         trainer,
         Releaser(privacy),
         link,
-        connect=partial(connect, shared.address, plan.tls),
+        connect=_connect(plan.connection, client_id, shared.address),
         executor=shared.executor,
         monitor=shared.monitor,
         observe=shared.observe,
@@ -205,24 +215,40 @@ def _expose(
     return metrics.exchanged
 
 
-async def _take_part(client_id: str, session: ClientSession) -> None:
-    log.info("%s: %s", client_id, await session.run())
+class _Attendance:
+    """The sessions of one process, and how those of them failed that could not go on."""
+
+    def __init__(self, sessions: Mapping[str, ClientSession]) -> None:
+        self.sessions = sessions
+        self._failures: list[PauseflError] = []
+
+    async def take_part(self, client_id: str) -> None:
+        """Run one client to its end; its failure is no end of the others."""
+        try:
+            log.info("%s: %s", client_id, await self.sessions[client_id].run())
+        except PauseflError as error:
+            if len(self.sessions) > 1:
+                log.error("%s: %s", client_id, error)
+            self._failures.append(error)
+
+    def raise_first_failure(self) -> None:
+        """Raise the first PauseflError there was."""
+        if self._failures:
+            raise self._failures[0]
 
 
-async def _attend(
-    presence: Presence | None, sessions: Mapping[str, ClientSession], roll_calls: "Connection[Any, Any]"
-) -> None:
+async def _attend(presence: Presence | None, attendance: _Attendance, roll_calls: "Connection[Any, Any]") -> None:
     """Run the sessions of those who are there in the round last called; end all of them with the calls."""
     assert presence is not None
     running: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         async for called in _rounds(roll_calls):
             present = presence.at(called)
-            for client_id, session in sessions.items():
+            for client_id in attendance.sessions:
                 if client_id not in present and client_id in running:
                     running.pop(client_id).cancel()
                 elif client_id in present and client_id not in running:
-                    running[client_id] = group.create_task(_take_part(client_id, session))
+                    running[client_id] = group.create_task(attendance.take_part(client_id))
         for task in running.values():
             task.cancel()
 

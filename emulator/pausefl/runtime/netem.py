@@ -96,7 +96,7 @@ def kernel_network(experiment: Experiment, run_dir: Path) -> Iterator[Experiment
             _build(run_dir, links, subnet, undo)
         except (_pyroute2().NetlinkError, subprocess.CalledProcessError) as error:
             raise PauseflError(f"--netem: the namespaces could not be made ({error})") from error
-        server = experiment.server.model_copy(update={"host": str(subnet[1])})
+        server = experiment.server.model_copy(update={"host": str(subnet[1]), "insecure": True})
         yield experiment.model_copy(update={"server": server})
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, tls_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
-from pausefl.config.server_records import aggregation_of, limits_of, optimizer_of, selected_policy
+from pausefl.config.server_records import admission_of, aggregation_of, limits_of, optimizer_of, selected_policy
 from pausefl.delays import known_means
 from pausefl.results.summary import summarise
 from pausefl.runtime.model_files import ModelFiles
@@ -32,6 +32,7 @@ from pausefl_process.lifetime import (
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 from pausefl_server.evaluation import EvaluateModel
+from pausefl_server.norm_bound import NormBound
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.service import Endpoints, RunResult, serve
 from pausefl_server.settings import MetricsSettings, PrivacySettings, RunInfo, ServerSettings
@@ -107,7 +108,11 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
     presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     if budget is not None and mechanism is not None:
         privacy = PrivacySettings(
-            budget, mechanism.unit, schedule_of(experiment.privacy), experiment.privacy.reproducible_noise
+            budget,
+            mechanism.unit,
+            schedule_of(experiment.privacy),
+            experiment.privacy.reproducible_noise,
+            NormBound(mechanism.unit, mechanism.clip),
         )
     return ServerSettings(
         run_id=run_id,
@@ -164,7 +169,15 @@ def endpoints_of(experiment: Experiment) -> Endpoints:
     server, m = experiment.server, experiment.metrics
     page = m.page == "on" or (m.page == "auto" and is_loopback(m.host))
     metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top, page, m.linger_s)
-    return Endpoints(server.host, server.port, metrics if m.enabled else None, tls_of(experiment.tls))
+    return Endpoints(
+        server.host,
+        server.port,
+        metrics if m.enabled else None,
+        tls_of(experiment.tls),
+        server.dead_after_s,
+        server.hello_timeout_s,
+        admission_of(experiment),
+    )
 
 
 def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, RoundCommitted, WaitingForClients
+from pausefl_process.line_limit import LineLimit
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import advice
 from pausefl_server.monitoring.observer import RunObserver
@@ -33,6 +34,7 @@ class ProgressReporter(RunObserver):
         self._minimum = 0  # clients that the first round waits for
         self._connected = 0
         self._rejected = 0
+        self._limit = LineLimit(clock)
         self._notices = 0  # how often it was said when the budgets will end
         self._doubts: set[str] = set()  # said once each
         self._said_tau_min = False
@@ -51,7 +53,7 @@ class ProgressReporter(RunObserver):
         """Report who came; before the end of round 1, only how many are there."""
         self._connected = connected
         if round:
-            self.noticed(f"client {client_id} joined")
+            self._notice_sparingly("joined", f"client {client_id} joined")
         else:
             self._report(WaitingForClients(connected, self._minimum))
 
@@ -59,12 +61,17 @@ class ProgressReporter(RunObserver):
         """Report who left and why, after round 1."""
         self._connected = connected
         if round:
-            self.noticed(f"client {client_id} left: {reason}")
+            self._notice_sparingly("left", f"client {client_id} left: {reason}")
 
     def rejected(self, reason: str) -> None:
         """Count it, and report why."""
         self._rejected += 1
-        self.noticed(reason)
+        self._notice_sparingly("rejected", reason)
+
+    def _notice_sparingly(self, kind: str, message: str) -> None:
+        """Report it unless many of its kind were reported just now."""
+        if (line := self._limit.admit(kind, message)) is not None:
+            self.noticed(line)
 
     def noticed(self, message: str) -> None:
         """Report it."""

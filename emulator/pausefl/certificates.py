@@ -1,0 +1,142 @@
+"""`pausefl certs`: an authority of one's own, a server's certificate, and per client a certificate and a token.
+
+What is there already is kept and used; only what is missing is made. Keys and tokens can be read by their owner alone.
+"""
+
+import datetime
+import hashlib
+import ipaddress
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from pausefl_proto.errors import ConfigError
+
+_AUTHORITY_DAYS = 3650
+_CERTIFICATE_DAYS = 825
+# Another machine's clock may be a little behind.
+_EARLIER = datetime.timedelta(minutes=5)
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[str]) -> list[str]:
+    """Make what is missing in `folder`; returns what was made and what was kept, a line each.
+
+    ca.pem and ca.key; server.pem and server.key, which name `hosts` and serve a `pausefl evaluator` as well; tokens.txt
+    with a digest of each client's token; and clients/ID.pem, .key and .token. ConfigError when a file cannot be read or
+    written.
+    """
+    try:
+        (folder / "clients").mkdir(parents=True, exist_ok=True)
+        said: list[str] = []
+        authority = _Authority(folder, said)
+        if _is_missing(folder / "server.pem", said):
+            usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+            authority.certify(folder / "server", "pausefl server", hosts, usages)
+        for client_id in client_ids:
+            if _is_missing(folder / "clients" / f"{client_id}.pem", said):
+                usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+                authority.certify(folder / "clients" / client_id, client_id, [client_id], usages)
+            if _is_missing(folder / "clients" / f"{client_id}.token", said):
+                _write(folder / "clients" / f"{client_id}.token", f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
+        _write_digests(folder, said)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: cannot be read or written ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{folder}: ca.pem and ca.key are no authority of pausefl certs ({error})") from error
+    return said
+
+
+class _Authority:
+    """The authority of a folder; made where there is none."""
+
+    def __init__(self, folder: Path, said: list[str]) -> None:
+        certificate, key = folder / "ca.pem", folder / "ca.key"
+        if certificate.exists() != key.exists():
+            there, lacks = (certificate, key) if certificate.exists() else (key, certificate)
+            raise ConfigError(f"{there}: is there without {lacks.name}; bring that back, or take another folder")
+        if _is_missing(certificate, said):
+            self._key = ec.generate_private_key(ec.SECP256R1())
+            name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"pausefl {secrets.token_hex(4)}")])
+            builder = _builder(name, name, self._key, _AUTHORITY_DAYS).add_extension(
+                x509.BasicConstraints(ca=True, path_length=0), critical=True
+            )
+            self.certificate = builder.sign(self._key, hashes.SHA256())
+            _write_pair(folder / "ca", self.certificate, self._key)
+            return
+        self.certificate = x509.load_pem_x509_certificate(certificate.read_bytes())
+        loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.public_key() != self.certificate.public_key():
+            raise ConfigError(f"{key}: is not the key of {certificate.name}")
+        self._key = loaded
+
+    def certify(self, path: Path, name: str, names: Sequence[str], usages: list[x509.ObjectIdentifier]) -> None:
+        """Write a certificate for these alternative names, and its key, to PATH.pem and PATH.key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+        builder = (
+            _builder(subject, self.certificate.subject, key, _CERTIFICATE_DAYS)
+            .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        )
+        _write_pair(path, builder.sign(self._key, hashes.SHA256()), key)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    _write(path.with_name(f"{path.name}.key"), key.private_bytes(pem, private, serialization.NoEncryption()), 0o600)
+    # Last, for a certificate that is there counts as made.
+    _write(path.with_name(f"{path.name}.pem"), certificate.public_bytes(pem), 0o644)
+
+
+def _write_digests(folder: Path, said: list[str]) -> None:
+    lines = [
+        f"{path.stem} {hashlib.sha256(path.read_text('utf-8').strip().encode()).hexdigest()}"
+        for path in sorted((folder / "clients").glob("*.token"))
+    ]
+    if lines:
+        _write(folder / "tokens.txt", ("\n".join(lines) + "\n").encode(), 0o644)
+        said.append(f"wrote {folder / 'tokens.txt'}: {len(lines)} clients")
+
+
+def _is_missing(path: Path, said: list[str]) -> bool:
+    is_there = path.exists()
+    said.append(f"{'kept' if is_there else 'made'} {path}")
+    return not is_there
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Write a whole file at once, never readable by more than `mode` says."""
+    part = path.with_name(f"{path.name}.part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(data)
+    part.chmod(mode)
+    part.replace(path)

@@ -1,0 +1,38 @@
+"""Files of tokens: a client's own, and the server's with a digest of each."""
+
+from pathlib import Path
+
+from pausefl_proto.errors import ConfigError
+
+
+def read_token(path: str) -> str:
+    """A client's token; ConfigError when the file cannot be read or holds none."""
+    token = _read("admission.token", path).strip()
+    if not token or not token.isprintable():
+        raise ConfigError(f'admission.token = "{path}": holds no token')
+    return token
+
+
+def read_token_digests(path: str) -> dict[str, bytes]:
+    """SHA-256 of each client's token by its id, from lines of id and hexadecimal digest; ConfigError for others."""
+    digests = {}
+    for number, line in enumerate(_read("admission.tokens", path).splitlines(), 1):
+        client_id, _, digest = line.rpartition(" ")
+        try:
+            digests[client_id] = bytes.fromhex(digest)
+        except ValueError:
+            digests[client_id] = b""
+        if not client_id or len(digests[client_id]) != 32:
+            raise ConfigError(f'admission.tokens = "{path}": line {number} is no id and digest; see pausefl certs')
+    if not digests:
+        raise ConfigError(f'admission.tokens = "{path}": holds no client')
+    return digests
+
+
+def _read(key: str, path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f'{key} = "{path}": cannot be read ({error.strerror})') from None
+    except UnicodeDecodeError:
+        raise ConfigError(f'{key} = "{path}": is no text') from None

@@ -1,0 +1,48 @@
+"""How a client behaves over its streams: how often what it sent was rejected, and how long its id rests after that."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from pausefl_proto.errors import TryLaterError
+
+_MOST_OFFENCES = 8
+_FORGIVEN_EVERY_S = 5.0
+_SHORTEST_REST_S, _LONGEST_REST_S = 1.0, 300.0
+# After so many times its last rest without another, a client's next rest is the shortest again.
+_REHABILITATED_AFTER = 10.0
+
+
+class AbuseError(TryLaterError):
+    """The client has sent too much, or too much that is rejected; it may come back after its rest."""
+
+
+class Conduct:
+    """One client's account, kept over its streams. All times are `clock`'s, in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._offences = 0.0
+        self._judged_s = self._rests_until_s = clock()
+        self._rest_s = 0.0
+
+    def check_rested(self) -> None:
+        """TryLaterError while the client rests."""
+        if (left_s := self._rests_until_s - self._clock()) > 0:
+            raise TryLaterError(f"too much of what it sent was rejected: come back in {left_s:.0f} s")
+
+    def offend(self, reason: str) -> None:
+        """Count a message that was rejected; one is forgiven every few seconds. AbuseError when it is one too many."""
+        now_s = self._clock()
+        self._offences = max(0.0, self._offences - (now_s - self._judged_s) / _FORGIVEN_EVERY_S) + 1
+        self._judged_s = now_s
+        if self._offences > _MOST_OFFENCES:
+            self._offences = 0.0
+            self.rest(reason)
+
+    def rest(self, reason: str) -> NoReturn:
+        """Raise AbuseError; the client may come back after a while, which grows each time."""
+        now_s = self._clock()
+        is_again = now_s - self._rests_until_s < _REHABILITATED_AFTER * self._rest_s
+        self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S) if is_again else _SHORTEST_REST_S
+        self._rests_until_s = now_s + self._rest_s
+        raise AbuseError(f"{reason}, once too often: rests for {self._rest_s:g} s")

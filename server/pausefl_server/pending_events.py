@@ -1,0 +1,75 @@
+"""Events that wait for the next commit: repeated ones are merged, so that no client can make the log grow at will."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pausefl_server.records import EventKind, LogEvent
+
+_OPPOSITE: dict[EventKind, EventKind] = {"joined": "left", "left": "joined"}
+# Of these it matters how often they happened, and the greatest release they tell of.
+_MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled")
+
+
+class PendingEvents:
+    """A round's events in order, a few per client at most. What they mean to a fold is kept."""
+
+    def __init__(self, events: Iterable[LogEvent] = ()) -> None:
+        self._next = 0
+        self._events: dict[int, LogEvent] = {}  # by a growing number, so that any can be taken out again
+        self._places: dict[tuple[EventKind, str], int] = {}
+        self._repeats: dict[tuple[EventKind, str], tuple[str, int]] = {}  # the first detail, and how many there were
+        for event in events:
+            self.add(event)
+
+    def add(self, event: LogEvent) -> None:
+        """Take an event, or count it with an earlier one of its kind and client."""
+        key = event.kind, event.client_id
+        if event.kind in _OPPOSITE:
+            self._add_coming_or_going(event)
+        elif event.kind in _MERGED and (place := self._places.get(key)) is not None:
+            self._merge(place, event)
+        else:
+            self._append(event)
+            self._repeats[key] = event.detail, 1
+
+    def take(self) -> tuple[LogEvent, ...]:
+        """All events, which wait no longer."""
+        events = tuple(self._events.values())
+        for kept in (self._events, self._places, self._repeats):
+            kept.clear()
+        return events
+
+    def put_back(self, events: Iterable[LogEvent]) -> None:
+        """Let events that were taken wait again, before those that came since."""
+        for event in (*events, *self.take()):
+            self.add(event)
+
+    def retired(self) -> set[str]:
+        """Clients that have no budget left, as the log does not know yet."""
+        return {client_id for kind, client_id in self._places if kind == "retired"}
+
+    def _append(self, event: LogEvent) -> None:
+        self._places[event.kind, event.client_id] = self._next
+        self._events[self._next] = event
+        self._next += 1
+
+    def _merge(self, place: int, event: LogEvent) -> None:
+        """A ledger is corrected upwards; of all else it matters how often it happened."""
+        kept, key = self._events[place], (event.kind, event.client_id)
+        first, count = self._repeats[key]
+        self._repeats[key] = first, count + 1
+        greater = max((kept, event), key=lambda e: e.released)
+        self._events[place] = replace(
+            kept,
+            detail=f"{first} ({count + 1} times)",
+            released=greater.released,
+            epsilon_spent=greater.epsilon_spent,
+        )
+
+    def _add_coming_or_going(self, event: LogEvent) -> None:
+        """Of a client that comes and goes again and again, the first going and the last coming tell enough."""
+        same = self._places.get((event.kind, event.client_id))
+        other = self._places.get((_OPPOSITE[event.kind], event.client_id))
+        if same is not None and other is not None and same < other:
+            del self._events[same], self._events[other], self._places[_OPPOSITE[event.kind], event.client_id]
+        self._append(event)

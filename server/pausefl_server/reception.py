@@ -1,0 +1,48 @@
+"""The time before the hello: what an unknown peer may cost the server until it has said who it is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pausefl_proto.errors import WireError
+
+HELLO_TIMEOUT_S = 10.0
+MAX_HELLO_BYTES = 256 << 10
+# A first message may have the size of a frame before gRPC refuses it, and so much of it is buffered while it arrives.
+_MOST_AT_ONCE = 64
+_MOST_PER_CONNECTION = 4
+
+
+class _Connection:
+    """The turns of one connection's streams, and how many of them there are."""
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(_MOST_PER_CONNECTION)
+        self.streams = 0
+
+
+class Reception:
+    """Lets so many streams at a time say hello, few of one connection. Nothing is read from streams that wait."""
+
+    def __init__(self, timeout_s: float = HELLO_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._connections: dict[str, _Connection] = {}
+
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncIterator[None]:
+        """Hold a turn of the connection of this name while the block reads the hello.
+
+        WireError when the hello, or the turn, does not come in time.
+        """
+        connection = self._connections.setdefault(name, _Connection())
+        connection.streams += 1
+        try:
+            async with asyncio.timeout(self._timeout_s), connection.turns, self._turns:
+                yield
+        except TimeoutError:
+            raise WireError(f"said no hello within {self._timeout_s:g} s") from None
+        finally:
+            connection.streams -= 1
+            if not connection.streams:
+                del self._connections[name]

@@ -1,0 +1,210 @@
+"""Who is let in over real gRPC: ids bound to certificates and tokens, and what unknown peers may cost."""
+
+import asyncio
+import itertools
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pausefl.certificates import make_certificates
+from pausefl.config.experiment import parse_experiment
+from pausefl.config.tokens import read_token, read_token_digests
+from pausefl.runtime.server_process import serve_experiment
+from pausefl_client.transport import connect
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.tls import Tls
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import MAX_FRAME_BYTES
+from pausefl_server.admission import Admission
+from pausefl_server.reception import MAX_HELLO_BYTES
+from pausefl_server.transport import FederationServer
+from rigs.federation import SIZE, answer_of, hello, raw_stream
+from rigs.one_job import OneJob
+from rigs.raw_http2 import bytes_taken_of_unfinished_messages
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pausefl certs` makes for two clients."""
+    folder = tmp_path_factory.mktemp("certs")
+    make_certificates(folder, ["127.0.0.1", "localhost"], ["a", "b"])
+    make_certificates(folder, ["127.0.0.1"], ["group-*"])
+    return folder
+
+
+def tls_of(files: Path, name: str) -> Tls:
+    return Tls(str(files / f"{name}.pem"), str(files / f"{name}.key"), str(files / "ca.pem"))
+
+
+@asynccontextmanager
+async def listening(tls: Tls | None = None, **options: Any) -> AsyncIterator[int]:
+    """A server's port."""
+    coordinator = OneJob(SIZE)
+    running = asyncio.ensure_future(coordinator.run())
+    server = FederationServer(coordinator, SIZE, tls, **options)  # type: ignore[arg-type]
+    try:
+        yield await server.start("127.0.0.1", 0)
+    finally:
+        await server.stop(0)
+        coordinator.stop()
+        await running
+
+
+async def answer_to(client_id: str, port: int, tls: Tls | None = None, token: str = "") -> str:
+    """Say hello; "welcome", or why not."""
+    async with connect(f"127.0.0.1:{port}", tls, token=token) as stream:
+        await stream.write(hello(client_id))
+        answer = pb.ServerMessage.FromString(await stream.read() or b"")
+    return "welcome" if answer.HasField("welcome") else answer.goodbye.reason
+
+
+async def test_a_client_is_who_its_certificate_names(files: Path) -> None:
+    async with listening(tls_of(files, "server"), admission=Admission(by_certificate=True)) as port:
+        shown = tls_of(files, "clients/a")
+        assert await answer_to("a", port, shown) == "welcome"
+        assert "neither certificate nor token shows that this client is 'b'" in await answer_to("b", port, shown)
+
+
+async def test_a_certificate_may_name_a_group_of_ids(files: Path) -> None:
+    async with listening(tls_of(files, "server"), admission=Admission(by_certificate=True)) as port:
+        shown = tls_of(files, "clients/group-*")
+        assert await answer_to("group-007", port, shown) == "welcome"
+        assert "neither" in await answer_to("a", port, shown)
+
+
+async def test_a_client_is_who_its_token_was_made_for(files: Path) -> None:
+    admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
+    token = read_token(str(files / "clients/a.token"))
+    async with listening(admission=admission) as port:
+        assert await answer_to("a", port, token=token) == "welcome"
+        assert "neither" in await answer_to("b", port, token=token)
+        for wrong in ("", token[:-1], "a"):
+            assert "neither" in await answer_to("a", port, token=wrong)
+
+
+@pytest.mark.parametrize(
+    ("client_id", "reason"),
+    [
+        ("", "1 to 128 printable characters"),
+        ("x" * 129, "1 to 128 printable characters"),
+        ("a\x1b[2J", "1 to 128 printable characters"),
+        ("c", "client id 'c' is none of this run's"),
+        ("a", "welcome"),
+    ],
+)
+async def test_an_id_is_one_of_the_run(client_id: str, reason: str) -> None:
+    async with listening(admission=Admission(frozenset("ab"))) as port:
+        assert reason in await answer_to(client_id, port)
+
+
+async def test_ids_may_be_a_pattern() -> None:
+    async with listening(admission=Admission("client-*")) as port:
+        assert await answer_to("client-9", port) == "welcome"
+        assert "none of this run's" in await answer_to("stranger", port)
+
+
+# -- before the hello
+
+
+async def test_a_stream_without_a_hello_is_closed_in_time() -> None:
+    async with listening(hello_timeout_s=0.2) as port, raw_stream(port) as call:
+        await call.wait_for_connection()
+        assert "said no hello within 0.2 s" in (await answer_of(call)).goodbye.reason
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_hello_may_not_be_as_great_as_a_model() -> None:
+    async with listening() as port, raw_stream(port) as call:
+        greeting = pb.ClientMessage.FromString(hello("a"))
+        greeting.hello.manifest.tensors[0].name = "x" * MAX_HELLO_BYTES
+        await call.write(greeting.SerializeToString())
+        goodbye = (await answer_of(call)).goodbye
+        assert goodbye.final
+        assert "bytes, at most" in goodbye.reason
+
+
+async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
+    admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
+    token = read_token(str(files / "clients/a.token"))
+    async with listening(admission=admission, hello_timeout_s=60.0) as port, AsyncExitStack() as closing:
+        for _ in range(70):
+            stranger = await closing.enter_async_context(raw_stream(port))
+            await stranger.wait_for_connection()
+        async with asyncio.timeout(20):
+            assert await answer_to("a", port, token=token) == "welcome"
+
+
+async def test_of_messages_that_no_hello_began_little_is_taken() -> None:
+    streams = 100
+    async with listening(hello_timeout_s=60.0) as port:
+        taken = await bytes_taken_of_unfinished_messages(port, streams, for_s=3.0)
+    assert taken + streams > 4 * MAX_FRAME_BYTES  # of the four whose turn it is, all that is there
+    assert taken < streams * (64 << 10) + 4 * MAX_FRAME_BYTES
+
+
+async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
+    allowed, opened = 2 * 4 + 64, 200
+    async with listening(most_clients=4, hello_timeout_s=60.0) as port, silent_connections(port, opened) as ends:
+        async with asyncio.timeout(30):
+            for end in itertools.islice(asyncio.as_completed(ends), opened - allowed):
+                await end
+
+
+async def test_silent_connections_are_closed_in_time() -> None:
+    async with listening(most_clients=4, hello_timeout_s=0.5) as port, silent_connections(port, 200) as ends:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*ends)
+        assert await answer_to("a", port) == "welcome"
+
+
+@asynccontextmanager
+async def silent_connections(port: int, count: int) -> AsyncIterator[list["asyncio.Task[None]"]]:
+    """Connections that send nothing: a task for each, which is done when the server has closed it."""
+    with ExitStack() as closing:
+        ends = []
+        for _ in range(count):
+            connection = closing.enter_context(socket.socket())
+            connection.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+            ends.append(asyncio.create_task(end_of(connection)))
+        try:
+            yield ends
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+
+async def end_of(connection: socket.socket) -> None:
+    """Read what the server says, until it closes the connection."""
+    with suppress(OSError):
+        while await asyncio.get_running_loop().sock_recv(connection, 1 << 16):
+            pass
+
+
+# -- listeners that other machines can reach
+
+OPEN = """
+[clients]
+count = 2
+[selection]
+m = 1
+[workload]
+model = "synthetic"
+[server]
+host = "0.0.0.0"
+"""
+
+
+@pytest.mark.parametrize("more", ["", "[tls]\n{tls}", "[admission]\ntokens = '{files}/tokens.txt'"])
+def test_a_server_that_others_can_reach_needs_tls_and_admission(files: Path, tmp_path: Path, more: str) -> None:
+    tls = f"certificate = '{files}/server.pem'\nkey = '{files}/server.key'\nca = '{files}/ca.pem'"
+    experiment = parse_experiment(OPEN + more.format(files=files, tls=tls))
+    with pytest.raises(ConfigError, match=r'server\.host = "0\.0\.0\.0": other machines can reach it'):
+        serve_experiment(experiment, tmp_path, lambda _: None)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,63 @@
+"""`pausefl certs`: what it makes is private and trusted, and what is there is kept."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from pausefl.certificates import make_certificates
+from pausefl.cli import main
+from pausefl.config.tokens import read_token, read_token_digests
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.tls import Tls
+from pausefl_server.admission import Admission
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_keys_and_tokens_are_their_owners_alone(tmp_path: Path) -> None:
+    main(["certs", str(tmp_path / "c"), "server.lab", "10.0.0.7", "--clients", "2"])
+    made = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "c").rglob("*") if path.is_file()}
+    private = {name for name, mode in made.items() if mode == 0o600}
+    clients = {f"client-00{k}.{end}" for k in range(2) for end in ("key", "token")}
+    assert private == {"ca.key", "server.key", *clients}
+    assert set(made) - private == {"ca.pem", "server.pem", "tokens.txt", "client-000.pem", "client-001.pem"}
+
+
+def test_what_is_there_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_certificates(tmp_path, ["server.lab"], ["a"])
+    before = contents(tmp_path)
+    main(["certs", str(tmp_path), "elsewhere.lab", "--clients", "a,b"])
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before if name != "tokens.txt"} == {
+        name: data for name, data in before.items() if name != "tokens.txt"
+    }
+    assert f"kept {tmp_path}/ca.pem" in capsys.readouterr().out
+    Tls(str(tmp_path / "clients/b.pem"), str(tmp_path / "clients/b.key"), str(tmp_path / "ca.pem")).to_connect()
+
+
+def test_a_torn_authority_is_not_made_anew(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["server.lab"], [])
+    (tmp_path / "ca.key").unlink()
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=r"ca\.pem: is there without ca\.key"):
+        make_certificates(tmp_path, ["server.lab"], [])
+    assert contents(tmp_path) == before
+
+
+def test_the_server_knows_tokens_by_their_digests_alone(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["server.lab"], ["a", "b"])
+    token = read_token(str(tmp_path / "clients/a.token"))
+    digests = read_token_digests(str(tmp_path / "tokens.txt"))
+    assert token not in (tmp_path / "tokens.txt").read_text()
+    assert Admission(tokens=digests).check("a", (), token)
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "a 12\n", "a zz\n", f"{'0' * 64}\n"])
+def test_a_file_that_holds_no_digests_is_bad_input(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokens.txt"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"admission\.tokens = .*tokens\.txt"):
+        read_token_digests(str(path))

@@ -1,0 +1,40 @@
+"""The clients of one process: what ends one of them ends no other."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.client_plan import client_plan
+from pausefl.runtime.client_process import take_part
+from pausefl_proto.errors import PauseflError
+from rigs.federation import SIZE, federation, hello, log_of, raw_stream
+
+TWO = f"""
+[clients]
+count = 2
+connect_timeout_s = 0.2
+[selection]
+m = 1
+[privacy]
+enabled = false
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+model_bytes = {4 * SIZE}
+"""
+
+
+async def test_a_refused_client_is_told_at_the_end_and_the_others_go_on(tmp_path: Path) -> None:
+    async with federation(tmp_path, rounds=10, round_timeout_s=0.2, rejoin_timeout_s=0.0) as run:
+        async with raw_stream(port := await run.port) as call:
+            await call.write(hello("client-000"))
+            await call.read()  # now its id is taken
+            both = ["client-000", "client-001"]
+            with pytest.raises(PauseflError, match="client id 'client-000' is connected already"):
+                async with asyncio.timeout(30):
+                    await take_part(client_plan(parse_experiment(TWO)), both, f"127.0.0.1:{port}", tmp_path / "ledgers")
+        assert (await run.finished()).state.round == 10
+    assert "client-001" in {o.client_id for record in log_of(tmp_path) for o in record.observations}

@@ -1,0 +1,60 @@
+"""A client that sends too much, or too much that is rejected, has to rest; longer each time."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from pausefl_proto.errors import DamageError, TryLaterError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.client_actor import ClientActor
+from pausefl_server.conduct import AbuseError, Conduct
+from rigs.client_actor import ClientActorRig, upload, vector
+from rigs.clock import Clock
+
+
+async def test_a_client_whose_streams_always_end_in_garbage_has_to_rest() -> None:
+    rig = ClientActorRig()
+    conduct = Conduct(rig.clock)
+    for _ in range(9):
+        actor = ClientActor("client-1", rig.stream, rig.coordinator, 5, rig.clock, conduct=conduct)
+        rig.stream.give(b"\xff\xff\xff")
+        with pytest.raises((DamageError, AbuseError)) as caught:
+            await actor.listen()
+    assert caught.type is AbuseError
+
+
+async def test_a_client_that_sends_too_much_that_is_rejected_rests_longer_each_time() -> None:
+    rig = ClientActorRig()
+    running = asyncio.ensure_future(rig.coordinator.run())
+    conduct, rests_s = Conduct(rig.clock), []
+    for _ in range(12):
+        actor = ClientActor("client-1", rig.stream, rig.coordinator, 5, rig.clock, conduct=conduct)
+        for _ in range(9):
+            rig.stream.give(upload(vector(5))[0])
+        with pytest.raises(AbuseError, match="which it was not asked for now, once too often: rests for"):
+            await actor.listen()
+        rests_s.append(rest_of(conduct, rig.clock))
+    rig.coordinator.stop()
+    await running
+    assert rests_s == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+
+
+def rest_of(conduct: Conduct, clock: Clock) -> int:
+    """How many seconds pass until the client may come back."""
+    for seconds in itertools.count():
+        try:
+            conduct.check_rested()
+        except TryLaterError:
+            clock.advance(1.0)
+        else:
+            return seconds
+    raise AssertionError
+
+
+async def test_a_client_that_sends_more_than_it_was_asked_for_has_to_rest() -> None:
+    rig = ClientActorRig()
+    for _ in range(33):
+        rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString())
+    with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
+        await rig.actor.listen()

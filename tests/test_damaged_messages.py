@@ -1,0 +1,57 @@
+"""A client that reads what was damaged on the way comes back on a fresh stream, where all is said again."""
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pausefl_proto.errors import PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import digest, pack_job
+from rigs.session import SessionRig
+
+
+def damaged_model(rig: SessionRig) -> bytes:
+    (damaged,) = pack_job(1, 1, rig.model + 1, digest(rig.model))
+    return damaged
+
+
+DAMAGES: dict[str, Callable[[SessionRig], bytes]] = {
+    "no message": lambda _: b"\xff\xff\xff",
+    "a payload cut off": lambda _: b"\x7a\xff\xff\xff\xff\x0f",
+    "a model of another size": lambda _: pack_job(1, 1, np.zeros(7, np.float32), "")[0],
+    "a model that does not fit its checksum": damaged_model,
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+async def test_what_arrives_damaged_is_asked_for_again_on_a_fresh_stream(what: str) -> None:
+    rig = SessionRig()
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give(DAMAGES[what](rig))
+        again = await rig.server.welcome()
+        again.give_job(rig.model)
+        assert (await again.upload())[0].status == pb.STATUS_OK
+    assert stream.is_silent()
+    assert rig.trainer.rounds == [1]
+
+
+async def test_a_welcome_that_arrives_damaged_is_asked_for_again() -> None:
+    rig = SessionRig()
+    async with rig.running():
+        stream = await rig.server.accept()
+        await stream.heard()
+        stream.give(b"\xff\xff\xff")
+        await rig.server.welcome()
+
+
+async def test_a_server_of_another_protocol_version_is_left() -> None:
+    rig = SessionRig()
+    async with rig.running() as task:
+        stream = await rig.server.accept()
+        await stream.heard()
+        stream.give(pb.ServerMessage(welcome=pb.Welcome(protocol_version=99, run_id="run")).SerializeToString(), 100.0)
+        with pytest.raises(PauseflError, match="speaks protocol version 99, this client 1"):
+            await asyncio.wait_for(task, 20)

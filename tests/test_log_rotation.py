@@ -1,0 +1,36 @@
+"""The logs that processes write their output to stay bounded, also where several share one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from pausefl_process.lifetime import rotate_output, write_output_to
+path = Path(sys.argv[1])
+write_output_to(path)
+for line in sys.stdin:
+    print(line, end="", flush=True)
+    rotate_output(path, 1000)
+"""
+
+
+def test_processes_that_share_a_log_rotate_it_together(tmp_path: Path) -> None:
+    path = tmp_path / "clients.log"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    for k in range(100):
+        for name, writer in enumerate(writers):
+            assert writer.stdin is not None
+            writer.stdin.write(f"{name} {k} {'x' * 50}\n")
+            writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=60)
+        assert writer.returncode == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"clients.log", "clients.log.1"}
+    assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 3000
+    last = (path.with_name("clients.log.1").read_text() + path.read_text()).splitlines()[-10:]
+    assert all(line.endswith("x" * 50) for line in last)

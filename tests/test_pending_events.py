@@ -1,0 +1,74 @@
+"""Repeated events are merged without changing what a fold makes of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pausefl_process.line_limit import LineLimit
+from pausefl_server.clients import ClientTable
+from pausefl_server.pending_events import PendingEvents
+from pausefl_server.records import LogEvent
+from rigs.clock import Clock
+
+
+def folded(events: Sequence[LogEvent]) -> ClientTable:
+    table = ClientTable(seed=1)
+    table.apply_events([LogEvent("joined", "a", n_examples=1)], 1)
+    table.apply_events(events, 2)
+    return table
+
+
+EVENTS = st.builds(
+    LogEvent,
+    st.sampled_from(["joined", "left", "missed", "rejected", "reconciled", "retired"]),
+    st.sampled_from(["a", "b"]),
+    st.sampled_from(["x", "y"]),
+)
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_merged_events_mean_the_same_and_are_few(kinds: list[LogEvent]) -> None:
+    events = [
+        LogEvent(e.kind, e.client_id, e.detail, n_examples=i, epsilon_spent=float(i), released=i)
+        if e.kind in {"joined", "reconciled"}
+        else e
+        for i, e in enumerate(kinds, 1)
+    ]
+    pending = PendingEvents(events)
+    kept = pending.take()
+    assert len(kept) <= 2 * 7
+    plain, merged = folded(events), folded(kept)
+    assert plain.ids == merged.ids
+    for name in ("connected", "n_examples", "retired", "released", "proven", "epsilon_spent"):
+        np.testing.assert_array_equal(getattr(plain, name), getattr(merged, name), err_msg=name)
+    assert pending.take() == ()
+
+
+def test_a_flood_of_rejections_is_one_event_that_counts_them() -> None:
+    pending = PendingEvents()
+    for k in range(733):
+        pending.add(LogEvent("rejected", "a", f"reason {k}"))
+    (event,) = pending.take()
+    assert event.detail == "reason 0 (733 times)"
+
+
+def test_events_put_back_come_before_later_ones() -> None:
+    pending = PendingEvents([LogEvent("joined", "a"), LogEvent("retired", "b")])
+    taken = pending.take()
+    pending.add(LogEvent("left", "a"))
+    pending.put_back(taken)
+    assert pending.retired() == {"b"}
+    assert [event.kind for event in pending.take()] == ["joined", "retired", "left"]
+
+
+def test_of_many_lines_of_a_kind_the_first_are_shown_and_the_rest_counted() -> None:
+    clock = Clock()
+    limit = LineLimit(clock, lines=3, per_s=10.0)
+    shown = [line for k in range(100) if (line := limit.admit("rejected", f"line {k}")) is not None]
+    assert shown == ["line 0", "line 1", "line 2"]
+    assert limit.admit("left", "another kind") == "another kind"
+    clock.advance(10.0)
+    assert limit.admit("rejected", "line 100") == "line 100 (and 97 more like it before)"
+    assert limit.admit("rejected", "line 101") == "line 101"
