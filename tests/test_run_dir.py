@@ -175,8 +175,6 @@ def test_a_killed_client_comes_back(tmp_path: Path, background: Start) -> None:
     family = psutil.Process(process.pid).children(recursive=True)
     client = next(p for p in family if "forkserver" in " ".join(p.cmdline()) and p.ppid() != process.pid)
     client.kill()
-    wait_for(lambda: "ended (exit code -9)" in (tmp_path / "output").read_text(), "its end", running=process)
-    assert "it is started again in 1 s (1 of 5)" in (tmp_path / "output").read_text().replace("\n", " ")
 
     def joins() -> int:
         with closing(sqlite3.connect(f"file:{run_db}?mode=ro", uri=True)) as database:
