@@ -237,7 +237,7 @@ async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig
         assert r.spent("a") == (2, BUDGET.spent(2))  # of which one was not used
         assert r.spent("b") == (1, BUDGET.spent(1))
         late = r.store.late_events()
-        assert [(e.kind, e.client_id, e.released) for e in late] == [("reconciled", "a", 2)]
+        assert [(e.kind, e.client_id, e.released) for e in late] == [("reconciled", "a", 2), ("unsettled", "b", 0)]
         assert b.dismissed == Dismiss("stopped by SIGINT", final=True)
 
 
