@@ -42,7 +42,7 @@ MISTAKES = [
         "clients.zzz: unknown key",
         "connect_timeout_s, count, examples_max, groups, minimum, per_process",
     ),
-    ("latency.delay.flor_s=1.0", "latency.delay.flor_s: unknown key", "floor_s, sd_s"),
+    ("latency.delay.flor_s=1.0", "latency.delay.flor_s: unknown key", "did you mean floor_s?"),
     ("selection.mm=3", "selection.mm: unknown key", "did you mean m?"),
     ("selection.pause=3", "selection.pause: unknown key", "m, policy"),
     ("selection.pause.gama=1.0", "selection.pause.gama: unknown key", "did you mean gamma?"),

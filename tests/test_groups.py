@@ -95,7 +95,7 @@ def test_a_synthetic_model_has_behaviours_too() -> None:
             'clients.groups.plain.behaviours=[{kind="lazy"}]',
             r"plain\.behaviours\.0\.kind = 'lazy': must be one of",
         ),
-        ("clients.groups.plain.behaviours=[{}]", r"plain\.behaviours\.0\.kind = '': must be one of"),
+        ("clients.groups.plain.behaviours=[{}]", r"plain\.behaviours\.0\.kind: is missing; must be one of honest,"),
         (
             'clients.groups.plain.behaviours=[{kind="dropout", p=0.1}]',
             r"clients\.groups\.plain\.behaviours\.0\.p: unknown key; known keys: kind, probability",

@@ -162,10 +162,10 @@ def test_without_access_points_processes_are_filled_in_order() -> None:
 
 REFUSED = {
     '[latency.delay]\nkind = "gaussian"': r"latency.delay.kind = 'gaussian': must be one of none, constant, normal",
-    "[latency.delay]\nvalue_s = 1": "latency.delay.value_s: unknown key; known keys: floor_s, sd_s",
+    "[latency.delay]\nvalue_s = 1": "latency.delay.value_s: unknown key; known keys: kind, floor_s, sd_s",
     '[latency.delay]\nkind = "constant"': "latency.delay.value_s: is missing",
     '[latency.delay]\nkind = "constant"\nvalue_s = "1"': "latency.delay.value_s = '1': should be a valid number",
-    '[latency.delay]\nkind = "exponential"\nmean = 1': "latency.delay.mean: unknown key; known keys: mean_s, floor_s",
+    '[latency.delay]\nkind = "exponential"\nmean = 1': "latency.delay.mean: unknown key; did you mean mean_s",
     '[latency.delay]\nkind = "exponential"\nmean_s = -1': "latency.delay.mean_s = -1.0: must be a finite number above",
     '[latency.delay]\nkind = "constant"\nvalue_s = -1': "latency.delay: can draw a negative delay; floor_s",
     '[latency.delay]\nkind = "normal"\nmean_s = 9\nsd_s = 1': "latency.delay: can draw a negative delay; floor_s",
@@ -183,6 +183,19 @@ REFUSED = {
         r"latency.delay.rounds = \[1, 9, 5\]: must begin with 1 and ascend"
     ),
     '[latency.delay]\nkind = "markov"\npath = 3': "latency.delay.path: unknown key",
+    '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "gaussian"}': (
+        "latency.delay.mean_s.kind = 'gaussian': must be one of none, constant"
+    ),
+    '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "constant", valu_s = 1}': (
+        "latency.delay.mean_s.valu_s: unknown key; did you mean value_s"
+    ),
+    '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "constant", value_s = -1}': (
+        "latency.delay.mean_s = -1.0: must be a finite number above 0"
+    ),
+    '[[latency.groups]]\nclients = "client-000"\ndelay = {kind = "halves"}': (
+        "latency.groups.0.delay.kind = 'halves': must be one of none, constant"
+    ),
+    '[latency.delay]\nkind = "halves"\nfloor_s = -1': "latency.delay.floor_s = -1.0: must be a finite number",
     '[latency.delay]\nkind = "halves"\nsd_s = -1': "latency.delay.sd_s = -1.0: must be a finite number",
     '[latency.delay]\nkind = "halves"\n[latency.up]\nkind = "none"': "latency.delay: a whole exchange's delay goes",
     '[[latency.groups]]\nclients = "client-000..client-009"': 'latency.groups.0.clients = "client-000..client-009"',
@@ -196,7 +209,7 @@ REFUSED = {
     '[[latency.groups]]\nclients = "client-000"\nup = {kind = "constant", value_s = 1}': (
         r"latency.groups.0.down: is missing; \[latency\] has one law for a whole exchange"
     ),
-    '[[latency.groups]]\nclients = "client-000"\ndelay = {}': "latency.groups.0.delay.kind = None: must be one of",
+    '[[latency.groups]]\nclients = "client-000"\ndelay = {}': "latency.groups.0.delay.kind: is missing; must be one",
     '[[latency.groups]]\nclients = []\ndelay = {kind = "none"}': r"latency.groups.0.clients = \[\]: must name at least",
     '[[latency.groups]]\nclients = "client-003..client-001"': (
         'latency.groups.0.clients = "client-003..client-001": the first of a range'
@@ -300,5 +313,5 @@ def test_what_has_no_mean_is_not_told_to_a_policy(kind: str) -> None:
 def test_a_csv_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'latency.delay.file = ".*/no.csv": cannot be read'):
         experiment('[latency.delay]\nkind = "empirical"\nfile = "no.csv"\ncolumn = "rtt_s"\n')
-    with pytest.raises(ConfigError, match=r"latency.delay.column: must name the column"):
+    with pytest.raises(ConfigError, match=r"latency.delay.column: is missing"):
         experiment('[latency.delay]\nkind = "empirical"\nfile = "no.csv"\n')

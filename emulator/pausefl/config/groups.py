@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from pausefl.config.kinds import read_kind
 from pausefl.config.tables import ClientGroup
-from pausefl.config.validation import build_kind
 from pausefl.population.availability import AVAILABILITIES, Availability, GroupPresence, Presence, Trace
 from pausefl.population.behaviours import BEHAVIOURS, Behaviour
 from pausefl.population.simulated_drifts import DRIFTS, DriftLaw
@@ -65,16 +65,16 @@ def check_groups(groups: ClientGroups) -> None:
 
 def _behaviours(name: str, group: ClientGroup) -> tuple[Behaviour, ...]:
     key = f"clients.groups.{name}.behaviours"
-    return tuple(build_kind(BEHAVIOURS, f"{key}.{place}", table) for place, table in enumerate(group.behaviours))
+    return tuple(read_kind(BEHAVIOURS, table, f"{key}.{place}") for place, table in enumerate(group.behaviours))
 
 
 def _drift_law(name: str, group: ClientGroup) -> DriftLaw | None:
-    return build_kind(DRIFTS, f"clients.groups.{name}.drift", group.drift) if group.drift else None
+    return read_kind(DRIFTS, group.drift, f"clients.groups.{name}.drift") if group.drift else None
 
 
 def _availability(groups: ClientGroups, name: str) -> Availability:
     key = f"clients.groups.{name}.availability"
-    availability: Availability = build_kind(AVAILABILITIES, key, groups[name].availability, "always")
+    availability: Availability = read_kind(AVAILABILITIES, {"kind": "always", **groups[name].availability}, key)
     if isinstance(availability, Trace):
         client_ids = [client_id for other, group in groups.items() for client_id in group.client_ids(other)]
         _check_trace(availability, key, client_ids, groups[name].client_ids(name))

@@ -4,13 +4,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from pausefl.config.base import Count, Positive, Share, TomlTable
-from pausefl.config.delay_laws import make_record, read_delay
+from pausefl.config.delay_laws import KINDS, LawReader
 from pausefl.delays import Delay, NoDelay, Sum, published_delay
 from pausefl_client.link import Mode
 from pausefl_proto.draws import generator
@@ -76,20 +76,6 @@ class LatencyTable(TomlTable):
     bandwidth: BandwidthTable = BandwidthTable()
     groups: tuple[LinkGroup, ...] = ()
     access_points: tuple[AccessPointTable, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Halves:
-    """The parameters of kind = "halves"."""
-
-    floor_s: float = 0.05
-    sd_s: float = 0.05
-
-    def __post_init__(self) -> None:
-        for name in ("floor_s", "sd_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} = {value}: must be a finite number, at least 0")
 
 
 @dataclass(frozen=True)
@@ -262,18 +248,17 @@ def _group_bandwidth(latency: LatencyTable, group: LinkGroup) -> BandwidthTable:
 
 
 def _with_delays(plan: LinkPlan, laws: _Laws, client_id: str, seed: int, position: tuple[int, int]) -> LinkPlan:
-    def rng_for(drawn: str) -> np.random.Generator:
-        return generator(seed, "delay-parameter", client_id, drawn)
+    reader = LawReader(partial(generator, seed, "delay-parameter", client_id))
 
     def law_of(said: tuple[str, dict[str, Any]] | None) -> Delay:
-        return NoDelay() if said is None else read_delay(said[1], said[0], rng_for)
+        if said is None:
+            return NoDelay()
+        key, table = said
+        if key != "latency.delay":
+            return reader.read(table, key)
+        # The law of all clients, which alone can differ by a client's position among them.
+        return reader.read({"kind": "halves", **table}, key, {**KINDS, "halves": partial(published_delay, *position)})
 
     if laws.delay is None:
         return replace(plan, down=law_of(laws.down), up=law_of(laws.up))
-    key, table = laws.delay
-    if key == "latency.delay" and table.get("kind", "halves") == "halves":
-        k, clients = position
-        values = {name: value for name, value in table.items() if name != "kind"}
-        halves: _Halves = make_record(_Halves, values, key, rng_for)
-        return replace(plan, delay=published_delay(k, clients, floor_s=halves.floor_s, sd_s=halves.sd_s))
     return replace(plan, delay=law_of(laws.delay))

@@ -14,24 +14,13 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
-def build(record: type[Any], table: str, values: Mapping[str, Any], other_keys: Sequence[str] = ()) -> Any:
-    """Make a frozen dataclass from a TOML table: types checked strictly, unknown keys refused; ConfigError.
-
-    `other_keys` of the table are known as well, but read by somebody else.
-    """
+def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
+    """Make a frozen dataclass from a TOML table: types checked strictly, unknown keys refused; ConfigError."""
     try:
         return TypeAdapter(record).validate_json(as_json(values), strict=True, extra="forbid")
     except ValidationError as error:
-        keys = [*other_keys, *(f.name for f in fields(record) if f.name != "m")]
+        keys = [f.name for f in fields(record) if f.name != "m"]
         raise ConfigError(explain(error, None, table, keys)) from None
-
-
-def build_kind(kinds: Mapping[str, type[Any]], table: str, values: Mapping[str, Any], default: str = "") -> Any:
-    """Make the record that a TOML table's `kind` names of its other keys; ConfigError."""
-    kind = values.get("kind", default)
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ConfigError(f"{table}.kind = {kind!r}: must be one of {', '.join(kinds)}")
-    return build(kinds[kind], table, {name: value for name, value in values.items() if name != "kind"}, ["kind"])
 
 
 def as_json(values: Mapping[str, Any]) -> str:

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl.delays.base import Delay, mean_of_inverse, standard_normal_quantiles
+from pausefl.delays.base import Delay, mean_of_inverse, require_finite, require_not_negative, standard_normal_quantiles
 from pausefl_proto.arrays import FloatArray
-from pausefl_proto.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,8 @@ class FlooredNormal:
     floor_s: float
 
     def __post_init__(self) -> None:
-        if not (np.isfinite([self.location_s, self.sd_s, self.floor_s]).all() and self.sd_s >= 0 and self.floor_s >= 0):
-            raise ConfigError(
-                f"latency.delay: a normal delay needs finite numbers, sd_s >= 0 and floor_s >= 0, got {self}"
-            )
+        require_not_negative(sd_s=self.sd_s, floor_s=self.floor_s)
+        require_finite(location_s=self.location_s)
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """Draws; all mass below the floor sits on it."""

@@ -1,0 +1,75 @@
+"""Tables with a `kind`: one reader for behaviours, availability, simulated drifts and latency laws.
+
+The records themselves know nothing of pydantic. A pydantic union of them would need a schema for every record, built
+at run time, and names of its members taken out of its errors again; a trial took more code than this reader.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from pausefl.config.validation import as_json, explain, unknown_key
+from pausefl_proto.errors import ConfigError
+
+Kinds = Mapping[str, Callable[..., Any]]
+"""kind -> what makes its record. Its parameters are the table's other keys, their annotations the keys' types."""
+
+
+def plain_value(annotation: Any, value: Any, key: str) -> Any:
+    """A TOML value as its type says, strictly; ConfigError that names the key."""
+    try:
+        return _adapter(annotation).validate_json(as_json(value), strict=True)
+    except ValidationError as error:
+        raise ConfigError(explain(error, None, key)) from None
+
+
+def read_kind(
+    kinds: Kinds,
+    table: object,
+    key: str,
+    *,
+    read_value: Callable[[Any, Any, str], Any] = plain_value,
+    other_keys: Sequence[str] = (),
+) -> Any:
+    """The record that a table's `kind` names, made of its other keys; ConfigError that names the key.
+
+    `read_value` reads a value from its annotation, itself and its key. The caller reads `other_keys`, known as well.
+    """
+    if not isinstance(table, dict):
+        raise ConfigError(f'{key} = {table!r}: must be a table such as {{ kind = "{next(iter(kinds))}" }}')
+    make = kinds[_kind(kinds, table, key)]
+    parameters = inspect.signature(make).parameters
+    for name in table:
+        if name not in (known := ["kind", *parameters, *other_keys]):
+            raise ConfigError(unknown_key(f"{key}.{name}", list(dict.fromkeys(known))))
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in table:
+            raise ConfigError(f"{key}.{name}: is missing")
+    values = {n: read_value(p.annotation, table[n], f"{key}.{n}") for n, p in parameters.items() if n in table}
+    return made(make, values, key)
+
+
+def made(make: Callable[..., Any], values: Mapping[str, Any], key: str) -> Any:
+    """A record of these values, whose own ValueError says "name = value: must be ...", with the table's key first."""
+    try:
+        return make(**values)
+    except ValueError as error:
+        raise ConfigError(f"{key}.{error}") from None
+
+
+def _kind(kinds: Kinds, table: Mapping[str, Any], key: str) -> str:
+    allowed = f"must be one of {', '.join(kinds)}"
+    if "kind" not in table:
+        raise ConfigError(f"{key}.kind: is missing; {allowed}")
+    kind = table["kind"]
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ConfigError(f"{key}.kind = {kind!r}: {allowed}")
+    return kind
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation)
