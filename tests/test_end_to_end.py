@@ -100,7 +100,7 @@ def test_rounds_of_stopped_clients_are_suspect(
     wait_for(lambda: rounds_in(tmp_path / "run") > rounds + 2, "further rounds")
     assert query(tmp_path / "run", late)[0][0] >= 1
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(30) == 130
 
 
 COMING_AND_GOING = """
@@ -219,7 +219,7 @@ def test_a_stopped_client_is_measured_not_repeated(
     victim.resume()
     wait_for(lambda: rounds_in(tmp_path / "run") >= t, "the round's end", running=process)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 0
+    assert process.wait(60) == 130
     rows = query(tmp_path / "run", f"SELECT round_trip_s, drawn_s FROM breakdown WHERE round = {t}")
     assert len(rows) == 2  # each client answered once
     assert all(drawn_s == 0 for _, drawn_s in rows)

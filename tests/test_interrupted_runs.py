@@ -22,7 +22,7 @@ def test_the_first_interrupt_saves_everything(
     process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
     wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(30) == 130
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["stopped_because"].startswith("stopped by SIG")
     assert summary["rounds"] == rounds_in(tmp_path / "run") >= 5

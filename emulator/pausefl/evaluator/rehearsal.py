@@ -11,7 +11,7 @@ from pausefl_proto.errors import PauseflError
 
 @contextmanager
 def told_in_one_line(workload: WorkloadTable, what: str) -> Iterator[None]:
-    """Turn what is raised into a PauseflError: `what` failed, the error, and FILE:LINE of the code that a user brought."""
+    """Turn what is raised into a PauseflError: `what` failed, the error, and FILE:LINE of the code a user brought."""
     try:
         yield
     except PauseflError:
