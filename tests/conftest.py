@@ -1,6 +1,9 @@
-"""Fixtures that several test files share: a tap on the wire, certificates, telemetry of no run, a coordinator."""
+"""Fixtures that several test files share: a tap on the wire, certificates, telemetry of no run, a coordinator, runs."""
 
+import os
 import shutil
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import pytest
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.settings import PrivacySettings
 from rigs.authority import Authority
+from rigs.command import PAUSEFL
 from rigs.coordinator import CoordinatorRig, MakeRig
 from rigs.settings import server_settings
 from rigs.wiretap import Wiretap
@@ -56,3 +60,24 @@ def make_telemetry() -> Callable[..., Telemetry]:
 def rig(tmp_path: Path) -> MakeRig:
     """(policy, other settings...) -> a coordinator with its real store, and nobody connected yet."""
     return lambda policy=None, **changes: CoordinatorRig(tmp_path, policy, **changes)
+
+
+@pytest.fixture
+def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts `pausefl` in a process group of its own; the group is gone afterwards."""
+    started = []
+
+    def start(*arguments: object) -> subprocess.Popen[bytes]:
+        output = (tmp_path / "output").open("wb")
+        process = subprocess.Popen(
+            [*PAUSEFL, *map(str, arguments)], stdout=output, stderr=output, start_new_session=True
+        )
+        output.close()
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -39,6 +39,7 @@ def write_run(path: Path, policy: str, seed: int, unit: str | None = "coordinate
         "tau_min_s": 0.05, "clamped_latencies": 0, "capped": {},
         "disclosed": [], "selection_s_median": 1e-4, "rejected_updates": 0,
         "suspect_rounds": 0, "suspect_because": {}, "stopped_because": "all rounds done",
+        "outcome": "completed", "failures": [],
     }  # fmt: skip
     (path / "summary.json").write_text(json.dumps(summary))
     (path / "config.toml").write_text("")

@@ -368,7 +368,7 @@ def test_a_run_outlives_its_evaluator(start: Callable[..., Process], tmp_path: P
     *last, ended = server.left()
     assert not [event for event in last if event["kind"] == "notice"]
     assert ended == {"kind": "ended", "torch": False}
-    assert server.process.wait(60) == 0
+    assert server.process.wait(60) == 130
     assert client.process.wait(60) == 0
     os.kill(again.process.pid, signal.SIGTERM)
     assert again.process.wait(60) == 0

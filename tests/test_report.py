@@ -63,6 +63,8 @@ def summary(**changes: Any) -> dict[str, Any]:
         "tau_min_s": 0.05, "clamped_latencies": 2, "capped": {"c": {"stated examples": 1000}},
         "disclosed": ["n_examples", "<b>more</b>"], "selection_s_median": 1e-4, "rejected_updates": 0,
         "stopped_because": "all rounds done",
+        "outcome": "completed",
+        "failures": [],
         "suspect_rounds": 1,
         "suspect_because": {"clients steal_share": {"rounds": 1, "advice": advice("clients steal_share")}},
     } | changes  # fmt: skip

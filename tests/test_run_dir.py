@@ -147,7 +147,7 @@ def test_two_processes_never_use_one_run_directory(tmp_path: Path, background: S
     ):
         assert f"run directory {tmp_path / 'run'}: another process is using it" in refused(*arguments)
     first.send_signal(signal.SIGINT)
-    assert first.wait(60) == 0
+    assert first.wait(60) == 130
     assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] > 0
 
 

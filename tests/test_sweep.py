@@ -76,7 +76,7 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
     assert (folder / "sweep.png").stat().st_size > 10_000
 
     lost = folder / rows[1]["run_dir"] / "summary.json"
-    summary = json.loads(lost.read_text()) | {"stopped_because": "stopped by SIGINT"}
+    summary = json.loads(lost.read_text()) | {"outcome": "interrupted"}
     lost.write_text(json.dumps(summary))
     assert not is_finished(lost.parent)
     again = Quiet()
@@ -102,7 +102,7 @@ def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypat
 
     def interrupted(experiment: object, run_dir: Path, view: object, *, resume: bool) -> dict[str, Any]:
         played.append(run_dir.name)
-        return {"stopped_because": "stopped by SIGINT"}
+        return {"outcome": "interrupted"}
 
     monkeypatch.setattr("pausefl.campaigns.campaign.run_experiment", interrupted)
     with pytest.raises(CampaignInterrupted, match=r"go on with: pausefl sweep --resume .*/s$"):

@@ -68,16 +68,19 @@ def test_plain_lines_come_at_most_twice_a_second_and_the_last_round_is_not_lost(
     assert lines[-1].startswith("round 100/100")
 
 
-def test_messages_held_back_are_counted() -> None:
+def test_the_first_messages_held_back_are_printed_and_the_others_counted() -> None:
     clock = Clock()
     view, out = plain(clock)
     with view:
         view.show(round_event(1))
-        view.show(Notice("client d left"))
-        view.show(Notice("client e left"))
+        for client_id in "defgh":
+            view.show(Notice(f"client {client_id} left"))
         clock.advance(1)
         view.show(round_event(2))
-    assert out.getvalue().splitlines()[-1].endswith("(+2 messages, see server.log)")
+    *messages, last = out.getvalue().splitlines()[2:]
+    assert messages == ["client d left", "client e left", "client f left"]
+    assert last.startswith("round 2/100")
+    assert last.endswith("(+2 messages, see server.log)")
 
 
 def test_an_interrupt_is_answered_at_once() -> None:

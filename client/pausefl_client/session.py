@@ -16,6 +16,7 @@ from pausefl_client.release import Released, Releaser
 from pausefl_client.trainer import Trainer
 from pausefl_client.trainer_state import TrainerStates
 from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
+from pausefl_process.plugins import in_one_line
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, pack
@@ -360,9 +361,10 @@ class ClientSession:
 
     def _in_public(self, error: Exception, round: int) -> str:
         """What the server is told of an error in code that may be anybody's: such a text may hold data."""
-        log.warning("%s: round %d failed", self._settings.client_id, round, exc_info=error)
+        said = in_one_line(error)
+        log.warning("%s: round %d failed: %s", self._settings.client_id, round, said, exc_info=error)
         if self._releaser.ledger is None:
-            return f"{type(error).__name__}: {error}"
+            return said
         return "it failed at the job; its own log says why"
 
     async def _write(

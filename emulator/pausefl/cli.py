@@ -3,7 +3,6 @@ without evaluation no torch."""
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,9 +13,9 @@ from rich.console import Console
 from pausefl import __version__
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, preset_names
-from pausefl.extras import missing_package
+from pausefl.exit_status import EPILOG, RunInterrupted, check_outcome, exit_with_status, resume_command
 from pausefl_process.events import MetricsServed, print_event
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
     from pausefl.campaigns.campaign import Show
@@ -27,34 +26,16 @@ _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; exit status 0, 2 for bad input, 1 for a failed run, 130 when interrupted twice."""
+    """Run one command; the exit status is as `exit_status` and docs/events.md say."""
     options = parser().parse_args(arguments)
-    try:
-        options.command(options)
-    except ConfigError as error:
-        _fail(error, 2)
-    except PauseflError as error:
-        _fail(error, 1)
-    except ModuleNotFoundError as error:
-        missing = missing_package(error)
-        if missing is None:
-            raise
-        _fail(missing, 2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone: nothing is left to say, and nobody to say it to
-        sys.exit(1)
-
-
-def _fail(error: PauseflError, status: int) -> None:
-    print(f"pausefl: {error}", file=sys.stderr)
-    sys.exit(status)
+    exit_with_status(options.command, options)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of every subcommand; `command` in what it parses is the function that runs it."""
-    whole = argparse.ArgumentParser("pausefl", description="Client selection in federated learning, on a real network.")
+    whole = argparse.ArgumentParser(
+        "pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG
+    )
     whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
@@ -227,9 +208,13 @@ def _run(options: argparse.Namespace) -> None:
     else:
         experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
     console, back_to = Console(), _back_to(options)
-    with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
-        summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
+    try:
+        with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
+            summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
+    except KeyboardInterrupt:
+        raise RunInterrupted(f"interrupted twice; go on with: {resume_command(run_dir)}") from None
     _print_summary(console, summary, run_dir)
+    check_outcome(summary["outcome"], summary["stopped_because"], resume_command(run_dir))
 
 
 def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
@@ -309,7 +294,8 @@ def _server(options: argparse.Namespace) -> None:
         raise ConfigError("--resume: needs --run-dir")
     run_dir = Path(options.run_dir) if options.resume else new_run_dir(_name(options), options.run_dir)
     with made_run_dir(experiment, run_dir, resume=options.resume):
-        serve_experiment(experiment, run_dir, print_event, _back_to(options))
+        result = serve_experiment(experiment, run_dir, print_event, _back_to(options))
+    check_outcome(result.outcome, result.stopped_because, f"pausefl server with --resume --run-dir {run_dir}")
 
 
 def _evaluator(options: argparse.Namespace) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
+Outcome = Literal["completed", "budgets_spent", "failed", "interrupted"]
+"""How a run ended: every round was played; privacy budgets ended it, as planned; for another reason; by a signal."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -125,13 +128,15 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last round was played; results are written next."""
+    """No further round is played; results are written next."""
 
     kind: ClassVar[str] = "finished"
     reason: str
     """Why no further round is played."""
     left: Mapping[str, int] = field(default_factory=dict)
     """Tasks and open descriptors that the server did not give back; all 0 in order."""
+    outcome: Outcome = "completed"
+    """How the run ended: the exit status follows from it."""
 
 
 @dataclass(frozen=True, slots=True)

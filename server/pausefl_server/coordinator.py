@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from pausefl_process.events import Outcome
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import PauseflError, WireError
@@ -42,7 +43,7 @@ class _Unlogged:
 
 
 class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown]):
-    """Runs the rounds; it alone changes the run's state. `stopped_because` says how the run ended."""
+    """Runs the rounds; it alone changes the run's state. `stopped_because` and `outcome` say how the run ended."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self.state = start.state
         self.model = start.model
         self.stopped_because = ""
+        self.outcome: Outcome = "completed"
         self._settings = settings
         self._store = store
         self._evaluator = evaluator
@@ -70,6 +72,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._unlogged = _Unlogged(PendingEvents(start.late_events))
         self._open: OpenRound | None = None  # the round whose answers are waited for
         self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
+        self._without_update = 0  # rounds in a row, since this process began
 
     @property
     def theta(self) -> Vector:
@@ -101,8 +104,13 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             case Refusal():
                 self._take_refusal(message)
             case Shutdown(reason):
-                self.stopped_because = self.stopped_because or reason
+                self._stop("interrupted", reason)
         return None
+
+    def _stop(self, outcome: Outcome, reason: str) -> None:
+        """Play no further round; the first reason counts."""
+        if not self.stopped_because:
+            self.outcome, self.stopped_because = outcome, reason
 
     # -- a round
 
@@ -110,7 +118,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         """Play the next round, if there is one and a client to play it with."""
         number = self.state.round + 1
         if number > self._settings.rounds:
-            self.stopped_because = "all rounds done"
+            self._stop("completed", "all rounds done")
             return
         await self._await_roll_call(number)
         if await self._can_select():
@@ -119,7 +127,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
     async def _play(self, round: int) -> None:
         started = self._stopwatch.start_round(self.state.wall_clock_s)
         events = self._fold_events(round)
-        self.stopped_because = self.stopped_because or too_few_left(self.state.table, self.state.policy.m)
+        if too_few := too_few_left(self.state.table, self.state.policy.m):
+            self._stop("budgets_spent", too_few)
         if self.stopped_because or not self.state.table.eligible().size:
             self._unlogged.events.put_back(events)
             return
@@ -192,6 +201,24 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self.model = model
         self.state.after_round(record)
         self._unreported = record
+        self._stop_untrained(record)
+
+    def _stop_untrained(self, record: RoundRecord) -> None:
+        """End a run in which nothing is learnt: too many rounds in a row without a single update.
+
+        A round that found budgets used up does not count: the others may still have some.
+        """
+        if record.observations or self._unlogged.events.retired():
+            self._without_update = 0
+            return
+        self._without_update += 1
+        if self._without_update >= min(self._settings.rounds_without_update_max, self._settings.rounds):
+            last = record.misses[-1]
+            self._stop(
+                "failed",
+                f"no client gave an update in {self._without_update} rounds in a row; the last one,"
+                f" {last.client_id}: {last.reason}",
+            )
 
     async def _report_last_round(self, busy: AbstractSet[str] = frozenset()) -> None:
         """Do what can wait until the next job is out: acknowledge, report, evaluate, ping.
@@ -247,7 +274,10 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         if can_select() or await self._wait_until(can_select, self._settings.connect_timeout_s):
             return not self.stopped_because
         exhausted = bool(self.state.table.retired.any()) or bool(self._unlogged.events.retired())
-        self.stopped_because = "every client has spent its budget" if exhausted else "no client is connected"
+        if exhausted:
+            self._stop("budgets_spent", "every client has spent its budget")
+        else:
+            self._stop("failed", "no client is connected")
         return False
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pausefl_process.events import Finished, MetricsServed, Report
+from pausefl_process.events import Finished, MetricsServed, Outcome, Report
 from pausefl_process.host_monitor import HostMonitor
 from pausefl_process.http_server import WebServer
 from pausefl_proto.actor import ActorStopped
@@ -73,6 +73,7 @@ class RunResult:
     best_evaluations: tuple[Evaluation, ...]
     """Of the best model, on the full sets."""
     stopped_because: str
+    outcome: Outcome
     rejected_updates: int
 
 
@@ -153,7 +154,7 @@ async def serve(
             coordinator, store_actor, evaluator, federation, endpoints, on_ready, interruption, missing
         )
         left = await left_over(before)
-        report(Finished(coordinator.stopped_because, left))
+        report(Finished(coordinator.stopped_because, left, coordinator.outcome))
         result = RunResult(
             state=coordinator.state,
             theta=coordinator.theta,
@@ -161,6 +162,7 @@ async def serve(
             final_evaluations=final,
             best_evaluations=best,
             stopped_because=coordinator.stopped_because,
+            outcome=coordinator.outcome,
             rejected_updates=telemetry.now.rejected,
         )
         await asyncio.to_thread(keep, result)

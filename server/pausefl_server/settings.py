@@ -80,6 +80,8 @@ class ServerSettings:
     """Evaluate after every so many rounds; 0: only at the end."""
     checkpoint_every: int = 25
     """Keep the model of every so many rounds, to go back to; 0: of none."""
+    rounds_without_update_max: int = 3
+    """The run ends after so many rounds in a row without a single update."""
     rest_rounds_max: int = 64
     """The longest rest after misses in a row, in rounds (`resting.awake`); 0: no client rests."""
     examples_max: int | None = None

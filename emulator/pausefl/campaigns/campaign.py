@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.config.experiment import Experiment
+from pausefl.exit_status import RunInterrupted
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
+from pausefl_process.events import Outcome
 from pausefl_process.files import write_durably
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError
 
 PLAN = "campaign.json"
 
 
-class CampaignInterrupted(PauseflError):
+class CampaignInterrupted(RunInterrupted):
     """The user ended a campaign; its finished runs stay, and the message says how to go on."""
 
 
@@ -92,4 +94,5 @@ def is_finished(run_dir: Path) -> bool:
 
 def was_interrupted(summary: Mapping[str, Any]) -> bool:
     """Whether a signal ended the run before its own end."""
-    return str(summary["stopped_because"]).startswith("stopped by SIG")
+    outcome: Outcome = summary["outcome"]
+    return outcome == "interrupted"

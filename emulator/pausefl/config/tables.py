@@ -177,6 +177,8 @@ class ServerTable(TomlTable):
     rejoin_timeout_s: NonNegative = 5.0
     checkpoint_every: Annotated[int, Field(ge=0)] = 25
     """Keep the model of every so many rounds, to go back to with `--back-to`; 0: only those of the last two."""
+    rounds_without_update_max: Count = 3
+    """The run ends, as failed, after so many rounds in a row in which no client gave an update."""
     rest_rounds_max: Annotated[int, Field(ge=0)] = 64
     """A client that missed k times in a row rests min(2^(k-1), this) rounds; 0: no client rests."""
     dead_after_s: Annotated[float, Field(ge=0.5, allow_inf_nan=False)] = 15.0

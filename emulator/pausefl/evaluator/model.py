@@ -1,6 +1,8 @@
 """Initial model and its evaluation, on public data only: no client's examples come near this process."""
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -8,12 +10,14 @@ from torch.nn import functional
 
 from pausefl_client.datasets import Examples, load_dataset
 from pausefl_client.models import build_model, flatten, manifest_of, unflatten
-from pausefl_client.training import normalise, resolve_device
+from pausefl_client.trainer import TrainingSettings
+from pausefl_client.training import TorchTrainer, normalise, resolve_device
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation, Split
 
 _BATCH = 500
+_REHEARSED_EXAMPLES = 32
 
 
 class Evaluator:
@@ -25,8 +29,9 @@ class Evaluator:
         """Names as in `[workload]`. The subset is drawn from the seed, and is all of a split that has no more."""
         data = load_dataset(dataset, seed=seed)
         self._device = resolve_device(device)
-        built = build_model(model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
-        self._model = built.to(self._device).eval()
+        self._seed = seed
+        self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
+        self._model = self._build().to(self._device).eval()
         self.manifest: Manifest = manifest_of(self._model)
         """What the values of θ mean."""
         self.theta_0: Vector = flatten(self._model)
@@ -36,7 +41,23 @@ class Evaluator:
 
     def evaluate(self, theta: Vector, split: Split, *, subset: bool) -> Evaluation:
         """Accuracy and loss of θ, (d,) float32; ValueError if the model has another size."""
-        examples = (self._subsets if subset else self._splits)[split]
+        right, loss, n = self._score(theta, (self._subsets if subset else self._splits)[split])
+        return Evaluation(split, subset, n, right / n, loss / n if math.isfinite(loss) else math.inf)
+
+    def rehearse(self, settings: TrainingSettings) -> None:
+        """Train θ_0 one step as a client would, and evaluate it, on a few held-out examples; nothing is kept of it.
+
+        Raises whatever the model, the loss or the optimizer raises.
+        """
+        held_out = self._splits["validation"]
+        sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
+        one_step, model = replace(settings, epochs=1, max_steps=1), self._build()
+        trainer = TorchTrainer(model, sample, one_step, device=self._device, seed=self._seed, client_id="rehearsal")
+        trainer.train(self.theta_0, round=0)
+        self._score(self.theta_0, sample)
+
+    def _score(self, theta: Vector, examples: Examples) -> tuple[int, float, int]:
+        """Right answers, the sum of the losses, and of how many examples they are."""
         unflatten(self._model, theta)
         right, loss = 0, 0.0
         with torch.inference_mode():
@@ -48,8 +69,7 @@ class Evaluator:
                 logits = self._model(normalise(inputs))
                 right += int((logits.argmax(1) == labels).sum())
                 loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-        n = len(examples)
-        return Evaluation(split, subset, n, right / n, loss / n if math.isfinite(loss) else math.inf)
+        return right, loss, len(examples)
 
 
 def _subset(examples: Examples, n: int, seed: int, split: str) -> Examples:

@@ -5,13 +5,14 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from pausefl.config.client_records import tls_of
+from pausefl.config.client_records import tls_of, training_of
 from pausefl.config.experiment import Experiment
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
@@ -30,7 +31,8 @@ Say = Callable[[str], None]
 def serve_evaluator(experiment: Experiment, report: Report) -> None:
     """Be the evaluator until SIGTERM or SIGINT. `report` gets one event, `Ready`.
 
-    ConfigError when its data or model cannot be had, or it cannot listen.
+    ConfigError when its data or model cannot be had, or it cannot listen; PauseflError when the model cannot be
+    trained or evaluated.
     """
     where, tls = experiment.evaluation, tls_of(experiment.tls)
     if not (is_loopback(where.host) or where.insecure or (tls and tls.ca)):
@@ -126,6 +128,7 @@ def _run_own(experiment: Experiment, events: "Connection[Any, Any]") -> None:
     try:
         asyncio.run(_serve(experiment, "127.0.0.1", 0, None, events.send))
     except PauseflError as error:
+        traceback.print_exc()  # into server.log
         events.send(Failed(str(error), isinstance(error, ConfigError)))
 
 
@@ -144,6 +147,7 @@ async def _serve(
         import torch
 
         from pausefl.evaluator.model import Evaluator
+        from pausefl.evaluator.rehearsal import told_in_one_line
     except ImportError as error:
         needs = 'an evaluator needs pip install "pausefl[client]"; a server may use one elsewhere, evaluation.address'
         raise ConfigError(f"{needs} ({error})") from error
@@ -151,13 +155,16 @@ async def _serve(
     os.nice(_NICENESS)
     torch.set_num_threads(1)
     w = experiment.workload
-    evaluator = Evaluator(
-        w.dataset,
-        w.model,
-        seed=experiment.experiment.seed,
-        device=w.device,
-        subset_examples=experiment.evaluation.subset,
-    )
+    with told_in_one_line(w, "making the model and its data"):
+        evaluator = Evaluator(
+            w.dataset,
+            w.model,
+            seed=experiment.experiment.seed,
+            device=w.device,
+            subset_examples=experiment.evaluation.subset,
+        )
+    with told_in_one_line(w, "one training step and one evaluation before round 1"):
+        evaluator.rehearse(training_of(w))
     server, ended = EvaluatorServer(evaluator, experiment.evaluated_workload, tls), asyncio.Event()
     for number in ended_by:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pausefl.config.tables import ClientGroup
 from pausefl.config.validation import as_json
 from pausefl_client.privacy import PrivacyUnit
+from pausefl_process.events import Outcome
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import RoundRecord, Split
 from pausefl_server.store import read_rounds
@@ -45,6 +46,13 @@ class Suspicion(TypedDict):
     advice: str
 
 
+class Failure(TypedDict):
+    """One reason why jobs gave no update."""
+
+    reason: str
+    jobs: int
+
+
 class Summary(TypedDict):
     """summary.json, as far as reports need it."""
 
@@ -68,6 +76,8 @@ class Summary(TypedDict):
     """Rounds whose latency is a lower bound, as a miss decided it."""
     missed_jobs: dict[str, int]
     """Chosen clients without an update, by kind."""
+    failures: list[Failure]
+    """What clients said when a job failed with them, the most frequent first; in a private run they say no more."""
     tau_min_s: float | None
     """τ_min at the end; None: estimated, and nothing was measured."""
     clamped_latencies: int
@@ -98,6 +108,7 @@ class Summary(TypedDict):
     overruns: NotRequired[int]
     """Only where delays are totals: exchanges longer than what was drawn for them."""
     stopped_because: str
+    outcome: Outcome
 
 
 # Everybody who ever said hello, also those never chosen. The greatest ε is the reconciled one: a release whose update

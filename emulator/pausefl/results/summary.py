@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 from pausefl.config.client_records import budget_of
 from pausefl.config.experiment import Experiment
@@ -22,6 +23,7 @@ from pausefl_server.service import RunResult
 
 # What a client tells the server besides its noised updates, whatever the experiment says.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
+_MOST_FAILURES = 5
 # Keys that mean nothing without privacy.
 _PRIVATE_ONLY = (
     *("median_epsilon_spent", "delta", "epsilon_at_delta", "epsilon_floor", "retired_clients"),
@@ -59,6 +61,7 @@ def summarise(
         "measured_latency_s": result.state.measured_latency_s,
         "censored_rounds": result.state.censored_rounds,
         "missed_jobs": dict(Counter(miss.kind for record in records for miss in record.misses)),
+        "failures": failures(records),
         "tau_min_s": _finite(result.state.table.effective_tau_min_s),
         "clamped_latencies": int(result.state.table.clamped.sum()),
         "capped": capped(result.state.table, events),
@@ -74,7 +77,14 @@ def summarise(
         "suspect_rounds": result.state.suspect_rounds,
         "suspect_because": suspect_because(records),
         "stopped_because": result.stopped_because,
+        "outcome": result.outcome,
     }
+
+
+def failures(records: Iterable[RoundRecord]) -> list[dict[str, Any]]:
+    """What clients said when a job failed with them, and how many jobs did so; the few most frequent first."""
+    said = Counter(miss.reason for record in records for miss in record.misses if miss.kind == "refused")
+    return [{"reason": reason, "jobs": jobs} for reason, jobs in said.most_common(_MOST_FAILURES)]
 
 
 def capped(table: ClientTable, events: Iterable[LogEvent]) -> dict[str, dict[str, int]]:
@@ -222,6 +232,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         kinds = ", ".join(f"{count} {kind}" for kind, count in missed.items())
         waits_s = summary["total_latency_s"] - summary["measured_latency_s"]
         table.add_row("missed jobs", f"{kinds}; {waits_s:.1f} s of the latency were waits for them")
+    for failure in summary["failures"]:
+        table.add_row("failed", Text(f"{failure['jobs']} jobs: {failure['reason']}"))
     if summary["clamped_latencies"]:
         table.add_row("below τ_min", f"{summary['clamped_latencies']} latencies, which count as equally fast")
     if summary["capped"]:

@@ -17,6 +17,7 @@ from pausefl.config.links import processes
 from pausefl.config.tables import ClientGroup
 from pausefl.runtime.client_plan import client_plan
 from pausefl.runtime.client_process import Told, run_host
+from pausefl.runtime.failure_log import FailureLog
 from pausefl.runtime.forks import client_context
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
@@ -24,6 +25,7 @@ from pausefl.runtime.server_process import run_server_process
 from pausefl_process.events import (
     Done,
     Failed,
+    Finished,
     Interrupted,
     MetricsServed,
     Notice,
@@ -94,6 +96,7 @@ class Fleet:
         self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
         self._returning: list[_Host] = []  # those to be started again
         self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
+        self._failures = FailureLog(run_dir / "clients.log") if experiment.privacy.enabled else None
         self._interrupts = 0
         if experiment.metrics.client_port > 0 and len(self._hosts) > 1:
             raise ConfigError(
@@ -153,7 +156,14 @@ class Fleet:
                         if isinstance(event, MetricsServed) and self._targets is not None:
                             self._targets.add("pausefl-server", urlsplit(event.url).netloc)
                         playing = playing or isinstance(event, RoundCommitted)
-                        view.show(event)
+                        self._show(event, view)
+
+    def _show(self, event: ProgressEvent, view: View) -> None:
+        """Show the event, with what the server is not told: why jobs failed in a private run."""
+        view.show(event)
+        if self._failures is not None and isinstance(event, RoundCommitted | Finished):
+            for text in self._failures.news():
+                view.show(Notice(text))
 
     def _patience_s(self) -> float | None:
         """How long until a client process is to be started again; None where none is."""

@@ -63,7 +63,7 @@ def run_server_process(
         events.send(Done())
 
 
-def serve_experiment(experiment: Experiment, run_dir: Path, report: Report, back_to: int | None = None) -> None:
+def serve_experiment(experiment: Experiment, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
     """Serve one run to its end and write summary.json and the models. `report` gets the run's progress events.
 
     `back_to` takes back the rounds after that one first.
@@ -71,13 +71,13 @@ def serve_experiment(experiment: Experiment, run_dir: Path, report: Report, back
     ConfigError for bad input, PauseflError for a run that failed.
     """
     with first_error():
-        asyncio.run(_serve(experiment, run_dir, report, back_to))
+        return asyncio.run(_serve(experiment, run_dir, report, back_to))
 
 
-async def _serve(experiment: Experiment, run_dir: Path, report: Report, back_to: int | None) -> None:
+async def _serve(experiment: Experiment, run_dir: Path, report: Report, back_to: int | None) -> RunResult:
     policy, log_and_report = selected_policy(experiment.selection), _logged(report)
     async with _evaluator(experiment, log_and_report) as (manifest, theta_0, evaluate):
-        await serve(
+        return await serve(
             server_settings(experiment, manifest, run_dir.name),
             policy,
             theta_0,
@@ -124,6 +124,7 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         signal=experiment.latency.signal,
         time_scale=experiment.latency.time_scale,
         tau_min_s=experiment.tau_min_s,
+        rounds_without_update_max=experiment.server.rounds_without_update_max,
         rest_rounds_max=experiment.server.rest_rounds_max,
         examples_max=experiment.clients.examples_max,
         connect_timeout_s=experiment.clients.connect_timeout_s,

@@ -134,6 +134,8 @@ class PlainView:
         self._progress = RunProgress()
         self._next_s = 0.0
         self._held: str | None = None
+        self._notices: list[str] = []
+        """Held back as well, the first few; the others are counted as unread."""
         self._unread = 0
 
     def show(self, event: ProgressEvent) -> None:
@@ -147,9 +149,12 @@ class PlainView:
             self._print(line)
         elif self._clock() >= self._next_s:
             self._print(line)
-        else:
-            self._unread += isinstance(event, Notice)
+        elif not isinstance(event, Notice):
             self._held = line
+        elif len(self._notices) < LAST_MESSAGES:
+            self._notices.append(line)
+        else:
+            self._unread += 1
 
     def __enter__(self) -> Self:
         self._print(self._title)
@@ -162,13 +167,15 @@ class PlainView:
         self._flush()
 
     def _flush(self) -> None:
-        if self._held is not None:
-            self._print(self._held)
+        lines = [*self._notices, *([self._held] if self._held is not None else [])]
+        self._notices = []
+        if lines:
+            self._print("\n".join(lines))
 
     def _print(self, line: str) -> None:
         unread = f"  (+{self._unread} messages, see server.log)" if self._unread else ""
-        self._console.print(Text(line + unread), soft_wrap=True)
-        self._held, self._unread = None, 0
+        self._console.print(Text("\n".join([*self._notices, line + unread])), soft_wrap=True)
+        self._held, self._notices, self._unread = None, [], 0
         self._next_s = self._clock() + PLAIN_INTERVAL_S
 
 

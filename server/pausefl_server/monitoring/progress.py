@@ -15,6 +15,8 @@ from pausefl_server.state import RunState
 
 # How long before the budgets end it is said again.
 _NOTICE_ROUNDS = 10
+# A reason may name whatever it likes, so that no two are the same.
+_FAILURES_SAID = 10
 # No reader follows more rounds than this, and each one reported takes time from the next.
 _REPORT_EVERY_S = 0.05
 # A constant τ_min does not fit where more than this share of so many latencies is below it.
@@ -37,6 +39,7 @@ class ProgressReporter(RunObserver):
         self._limit = LineLimit(clock)
         self._notices = 0  # how often it was said when the budgets will end
         self._doubts: set[str] = set()  # said once each
+        self._failures: set[str] = set()  # said once each
         self._said_tau_min = False
         self._reported_s = float("-inf")  # when a round was last reported
 
@@ -86,6 +89,7 @@ class ProgressReporter(RunObserver):
         """Report the round unless another was reported just now; the last one always."""
         self._announce_end(budgets_end, record.round, state.policy.m)
         self._announce_doubts(record)
+        self._announce_failures(record)
         self._announce_clamps(state.table)
         now_s = self._clock()
         if now_s - self._reported_s < _REPORT_EVERY_S and record.round < self._settings.rounds:
@@ -133,6 +137,13 @@ class ProgressReporter(RunObserver):
             if doubt not in self._doubts:
                 self._doubts.add(doubt)
                 self.noticed(f"round {record.round} is suspect: {advice(doubt)}")
+
+    def _announce_failures(self, record: RoundRecord) -> None:
+        """Report why clients gave no update: once for each reason, as far as these are few."""
+        for miss in record.misses:
+            if miss.reason not in self._failures and len(self._failures) < _FAILURES_SAID:
+                self._failures.add(miss.reason)
+                self.noticed(f"client {miss.client_id} gave no update in round {record.round}: {miss.reason}")
 
     def _announce_clamps(self, table: ClientTable) -> None:
         """Report once that a constant τ_min does not fit the links: many latencies are below it."""

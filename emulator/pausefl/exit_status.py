@@ -1,0 +1,63 @@
+"""The exit statuses of the commands, in one place; docs/events.md describes them."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pausefl.extras import missing_package
+from pausefl_process.events import Outcome
+from pausefl_proto.errors import ConfigError, PauseflError
+
+FAILED = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+EPILOG = (
+    f"exit status: 0: done (a run: every round was played, or privacy budgets ended it as planned); {FAILED}: it"
+    f" failed, or a run ended early; {BAD_INPUT}: bad input; {INTERRUPTED}: interrupted"
+)
+
+
+class RunInterrupted(PauseflError):
+    """A signal ended a run before its last round; the message says how to go on."""
+
+
+def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
+    """Run a command; say in one line what went wrong, and end the process with the status that says so as well."""
+    try:
+        command(*arguments)
+    except PauseflError as error:
+        _fail(error)
+    except ModuleNotFoundError as error:
+        missing = missing_package(error)
+        if missing is None:
+            raise
+        _fail(missing)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone: nothing is left to say, and nobody to say it to
+        sys.exit(FAILED)
+
+
+def _fail(error: PauseflError) -> None:
+    interrupted_or_failed = INTERRUPTED if isinstance(error, RunInterrupted) else FAILED
+    print(f"pausefl: {error}", file=sys.stderr)
+    sys.exit(BAD_INPUT if isinstance(error, ConfigError) else interrupted_or_failed)
+
+
+def check_outcome(outcome: Outcome, reason: str, go_on: str) -> None:
+    """Return for a run that was played to its end; PauseflError for one that was not, RunInterrupted by a signal.
+
+    `go_on` is the command that goes on with it.
+    """
+    if outcome == "failed":
+        raise PauseflError(f"the run ended early: {reason}")
+    if outcome == "interrupted":
+        raise RunInterrupted(f"{reason}; go on with: {go_on}")
+
+
+def resume_command(run_dir: Path) -> str:
+    """The command that goes on with a run of `pausefl run`."""
+    return f"pausefl run --resume {run_dir}"
