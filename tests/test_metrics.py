@@ -22,7 +22,7 @@ from pausefl_proto.budget import Budget
 from pausefl_server.monitoring.metrics import exposition, make_registry
 from pausefl_server.monitoring.snapshot import Curve
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.selection.everyone import All
 from pausefl_server.settings import MetricsSettings, PrivacySettings, RunInfo
 from pausefl_server.state import RunState, replay
@@ -85,7 +85,6 @@ def records(*, private: bool = True) -> list[RoundRecord]:
         RoundRecord(
             *(t, 1, ("a", "b") if t == 1 else ("a", "a"), None, observations, events),
             *(max(o.latency_s for o in observations), float(t), 0.003, ""),
-            misses=(Miss("b", "timeout", 0.25, 0.25),) if t == 2 else (),
             suspect=DOUBTS,
         )
         for t, (observations, events) in enumerate(rounds, start=1)
@@ -216,11 +215,6 @@ SAMPLES = [
     ("pausefl_client_round_trip_seconds", {"client": "b"}, 0.25),
     ("pausefl_client_latency_seconds", {"client": "a"}, 0.25),
     ("pausefl_client_ping_seconds", {"client": "b"}, 0.002),
-    ("pausefl_missed_jobs_total", {"kind": "timeout"}, 1),
-    ("pausefl_missed_jobs_total", {"kind": "lost"}, 0),
-    ("pausefl_measured_latency_seconds", {}, 1.25),
-    ("pausefl_censored_rounds_total", {}, 0),
-    ("pausefl_clamped_latencies_total", {}, 0),
     ("pausefl_suspect_rounds_total", {"reason": "server loop_lag_s"}, 2),
     ("pausefl_client_selections_total", {"client": "a"}, 3),
     ("pausefl_client_selections_total", {"client": "b"}, 1),

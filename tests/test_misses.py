@@ -1,5 +1,7 @@
 """What a chosen client that gives no update costs: in the coordinator's log, and over real gRPC."""
 
+import sqlite3
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,9 +10,11 @@ import pytest
 from pausefl_server.aggregation import Aggregation
 from pausefl_server.client_actor import ClientActor
 from pausefl_server.messages import Dispatch, Lost, Refusal, Update
+from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.records import LogEvent, Timing
 from pausefl_server.selection.everyone import All
 from pausefl_server.selection.pause import Pause
+from pausefl_server.settings import MetricsSettings
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.coordinator import MakeRig
 from rigs.federation import clients, federation, log_of, raw_stream, take_a_job
@@ -18,7 +22,7 @@ from rigs.federation import clients, federation, log_of, raw_stream, take_a_job
 # --- the coordinator
 
 
-async def test_every_chosen_client_is_an_observation_or_a_miss(rig: MakeRig) -> None:
+async def test_every_chosen_client_is_an_observation_or_a_miss(rig: MakeRig, tmp_path: Path) -> None:
     async with rig(
         rounds=1, round_timeout_s=0.05, rejoin_timeout_s=0.0, policy=All(4), minimum_clients=4
     ).running() as r:
@@ -38,6 +42,18 @@ async def test_every_chosen_client_is_an_observation_or_a_miss(rig: MakeRig) -> 
         ]
         assert r.coordinator.state.table.measured.tolist() == [1, 1, 1, 1]
         assert r.coordinator.state.table.missed.tolist() == [0, 1, 1, 1]
+        columns = "round_latency_s, measured_latency_s, misses, is_censored"
+        with closing(sqlite3.connect(tmp_path / "run.db")) as database:
+            ((latency_s, measured_s, misses, is_censored),) = database.execute(
+                f"SELECT {columns} FROM round_latency"
+            ).fetchall()
+        assert (latency_s, measured_s) == (record.round_latency_s, record.measured_latency_s)
+        assert (misses, bool(is_censored)) == (3, record.is_censored)
+        shown = make_registry(r.telemetry, MetricsSettings()).get_sample_value
+        assert shown("pausefl_missed_jobs_total", {"kind": "lost"}) == 1
+        assert shown("pausefl_missed_jobs_total", {"kind": "rejected"}) == 0
+        assert shown("pausefl_measured_latency_seconds") == record.measured_latency_s
+        assert shown("pausefl_censored_rounds_total") == record.is_censored
 
 
 async def test_a_round_with_a_miss_takes_at_least_what_was_waited_for(rig: MakeRig) -> None:
