@@ -13,8 +13,8 @@ from pausefl.config.groups import presence_of
 from pausefl.config.server_records import check_policies
 from pausefl.population.availability import AVAILABILITIES, Always, Cycle, MarkovAvailability, Presence, Trace
 from pausefl.population.behaviours import BEHAVIOURS
-from pausefl.runtime.client_plan import client_plan
-from pausefl.runtime.client_process import make_trainers
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import make_trainers
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.aggregation import RuleName

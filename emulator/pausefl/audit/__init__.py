@@ -18,7 +18,7 @@ from pausefl.audit.noise import Check, check_clip, check_freshness, check_noise,
 from pausefl.audit.runs import Witness, witnesses
 from pausefl.config.client_records import budget_of
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.runtime.client_plan import client_plan
+from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_proto.errors import PauseflError
 

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from pausefl.config.experiment import Experiment
 from pausefl.config.links import processes
 from pausefl.config.tables import ClientGroup
-from pausefl.runtime.client_plan import client_plan
-from pausefl.runtime.client_process import Told, run_host
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import Told, run_host
 from pausefl.runtime.forks import client_context
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets

@@ -18,9 +18,9 @@ from pausefl.config.client_records import tls_of
 from pausefl.config.tokens import read_token
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import BehaviourChain
-from pausefl.runtime.client_plan import ClientPlan, ConnectionPlan, ScrapePlan, TrainingPlan
-from pausefl.runtime.client_privacy import open_privacies
-from pausefl.runtime.links import make_links
+from pausefl.runtime.client.links import make_links
+from pausefl.runtime.client.plan import ClientPlan, ConnectionPlan, ScrapePlan, TrainingPlan
+from pausefl.runtime.client.privacy import open_privacies
 from pausefl_client.link import Link
 from pausefl_client.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Connect, Observe
@@ -157,7 +157,7 @@ def make_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Tr
             for c in client_ids
         }
     # Clients with a synthetic model never import torch.
-    from pausefl.runtime.torch_trainers import make_torch_trainers
+    from pausefl.runtime.client.torch_trainers import make_torch_trainers
 
     return make_torch_trainers(plan, client_ids)
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from pausefl.runtime.client_plan import NoisePlan, PrivacyPlan
+from pausefl.runtime.client.plan import NoisePlan, PrivacyPlan
 from pausefl_client.holdings import Holding
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
