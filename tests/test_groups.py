@@ -129,7 +129,7 @@ def test_bad_groups_are_one_line(override: str, message: str) -> None:
 
 
 def test_a_group_that_is_all_there_is_never_there_first() -> None:
-    with pytest.raises(ConfigError, match=r"clients\.groups: nobody is there in round 1"):
+    with pytest.raises(ConfigError, match=r"clients\.groups: no client is there in round 1"):
         parse_experiment("[clients.groups.late]\ncount = 3\njoin_round = 2\n[selection]\nm = 2")
 
 
@@ -215,7 +215,7 @@ def test_who_is_there_is_a_function_of_the_round() -> None:
     assert presence.at(10) == presence.at(9)
     assert parse_experiment(experiment.to_toml()) == experiment
     assert presence_of(three().groups, 10, 1) is None
-    with pytest.raises(ConfigError, match="nobody is there in round 1"):
+    with pytest.raises(ConfigError, match="no client is there in round 1"):
         Presence(("a",), np.zeros((3, 1), np.bool_))
 
 

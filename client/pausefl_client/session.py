@@ -36,7 +36,7 @@ class StreamToServer(Protocol):
 
 
 Connect = Callable[[], AbstractAsyncContextManager[StreamToServer]]
-"""Opens a fresh stream; OSError when nobody answers."""
+"""Opens a fresh stream; OSError when the server does not answer."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone: nothing is left to say, and nobody to say it to
+        sys.stderr.close()  # the reader of our output has gone: nothing that follows would be read
         sys.exit(1)
 
 

@@ -9,6 +9,6 @@ def imported(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the module is the user's: nobody knows what its first line raises
+    except Exception as error:  # the module is the user's: its first line may raise anything
         said = " ".join(str(error).split())  # a message may have several lines
         raise ValueError(f"{type(error).__name__}: {said}" if said else type(error).__name__) from error

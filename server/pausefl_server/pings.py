@@ -33,7 +33,7 @@ class PingRota:
         self._clients.remove(client_id)
 
     def due(self, now_s: float, busy: Container[str]) -> list[str]:
-        """Who is to be pinged now; whoever is busy stays first in line."""
+        """The clients to ping now; a busy client stays first in line."""
         if self._last_s is not None:
             earned = self._allowance + self._per_s * (now_s - self._last_s)
             self._allowance = min(earned, max(self._per_s, 1.0))

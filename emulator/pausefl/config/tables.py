@@ -93,12 +93,12 @@ class PrivacyTable(TomlTable):
     sampler: Sampler = "laplace"
     """numpy (torch on a GPU) seeded with the operating system's entropy; or OpenDP's exact one, 1000 times slower."""
     reproducible_noise: bool = False
-    """NOT PRIVATE: noise from the seed, which whoever knows it can subtract. For repeating experiments alone, and so
-    never with `ledger_dir`."""
+    """NOT PRIVATE: noise from the seed; anyone who knows the seed can subtract it. For repeating experiments alone, and
+    so never with `ledger_dir`."""
 
     @property
     def noise(self) -> Literal["laplace", "opendp", "reproducible"]:
-        """Where noise comes from: the sampler's name, or "reproducible", which protects nobody."""
+        """Where noise comes from: the sampler's name, or "reproducible", which is not private."""
         return "reproducible" if self.reproducible_noise else self.sampler
 
 

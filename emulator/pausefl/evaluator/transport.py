@@ -139,7 +139,7 @@ class RemoteEvaluator:
             raise EvaluatorLost(f'evaluation.address = "{self._address}": no evaluator answers ({error})') from error
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
-        """On held-out training data and on the test set; EvaluatorLost when nobody is there."""
+        """On held-out training data and on the test set; EvaluatorLost when no evaluator answers."""
         ask = partial(self._ask_evaluation, theta, subset)
         try:
             return await (self._retry_until_answered(ask) if patient else ask())
@@ -147,7 +147,7 @@ class RemoteEvaluator:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask; if nobody is there, wait until somebody is, and ask again."""
+        """Ask; if no evaluator answers, wait until it can be reached, and ask once more."""
         try:
             return await ask()
         except OSError as error:

@@ -142,7 +142,7 @@ class Presence:
 
     def __post_init__(self) -> None:
         if not self.table[0].any():
-            raise ConfigError("clients.groups: nobody is there in round 1")
+            raise ConfigError("clients.groups: no client is there in round 1")
 
     @classmethod
     def of_all(cls, client_ids: Iterable[str]) -> Self:

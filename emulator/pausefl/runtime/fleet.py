@@ -58,7 +58,7 @@ class _Host:
     group: ClientGroup
     process: ForkServerProcess | None = None
     roll_calls: "Connection[Any, Any] | None" = None
-    """Tells it of rounds with which somebody comes or goes; closing it asks it to leave."""
+    """Tells it of rounds with which clients come or go; closing it asks it to leave."""
     restarts: int = 0
     """In a row."""
     starts_at_s: float = 0.0

@@ -62,7 +62,7 @@ class FedTs(NewcomerPolicy):
     guard: Guard = "none"
     """ "leave-one-out": a newcomer whose drift exceeds the greatest one an original would have as a newcomer among
     the other originals fails, and its update stays out of the model. Two-means alone finds a better half even among
-    newcomers who are all harmful. In a round with fewer than two originals' updates nobody can be compared: no
+    newcomers who are all harmful. In a round with fewer than two originals' updates there is no comparison: no
     newcomer's enters the model, and none is classified."""
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ def _open(plan: PrivacyPlan, client_id: str, trainer: Trainer, path: Path, closi
 
 def _ledger_identity(plan: PrivacyPlan, client_id: str, trainer: Trainer) -> dict[str, str]:
     """Whose ledger it is, and what has to be the same for all of its releases if their ε are to add up."""
-    # Both samplers spend alike; noise from the seed protects nobody, whatever is drawn after it.
+    # Both samplers spend alike; noise from the seed is not private, whatever is drawn after it.
     noise = "reproducible" if plan.noise.source == "reproducible" else "fresh"
     unit = plan.mechanism.unit
     identity = {"unit": unit, "examples": trainer.holding.examples, "noise": noise}
