@@ -262,7 +262,7 @@ class ClientSession:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
             except OSError:
                 raise  # the stream has broken, of which its reader hears as well
-            except Exception as error:  # a link may be anybody's
+            except Exception as error:  # a link may be a user's own
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
 
     async def _answer(self, stream: StreamToServer, download: _Download) -> None:
@@ -275,7 +275,7 @@ class ClientSession:
             work = await self._work(download, started_s)
         except PauseflError:
             raise
-        except Exception as error:  # a trainer may be anybody's
+        except Exception as error:  # a trainer may be a user's own
             raise PauseflError(self._in_public(error, job.round)) from error
         done_s = self._clock()
         drawn_up_s = await link.hold_update(delays, first_s, done_s, size_bytes, self._clock)
@@ -359,7 +359,7 @@ class ClientSession:
         self._observe(AnsweredJob(pb.Status.Name(status).removeprefix("STATUS_").lower()))
 
     def _in_public(self, error: Exception, round: int) -> str:
-        """What the server is told of an error in code that may be anybody's: such a text may hold data."""
+        """What the server is told of an error in code that may be a user's own: such a text may hold data."""
         log.warning("%s: round %d failed", self._settings.client_id, round, exc_info=error)
         if self._releaser.ledger is None:
             return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Whom to ping, and when: a bounded number of idle clients, everybody in turn."""
+"""When to ping which client: a bounded number of idle clients, all in turn."""
 
 from collections import deque
 from collections.abc import Container
@@ -29,7 +29,7 @@ class PingRota:
         self._clients.append(client_id)
 
     def leave(self, client_id: str) -> None:
-        """Ping it no more."""
+        """Stop pinging the client."""
         self._clients.remove(client_id)
 
     def due(self, now_s: float, busy: Container[str]) -> list[str]:

@@ -72,7 +72,7 @@ class ServerSettings:
     tau_min_s: float | None
     """None: estimated from the latencies seen (`ClientTable.effective_tau_min_s`)."""
     connect_timeout_s: float
-    """How long to wait for `minimum_clients` before round 1, and for anybody at all later."""
+    """How long to wait for `minimum_clients` before round 1, and later for any client, when there is none."""
     round_timeout_s: float
     rejoin_timeout_s: float
     """How long a chosen client whose stream broke may take to come back within the round."""

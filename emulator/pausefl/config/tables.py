@@ -44,7 +44,7 @@ class ClientsTable(TomlTable):
     """Who takes part."""
 
     count: Count = 30
-    """All of them; with groups, what these add up to."""
+    """How many clients there are in all; with groups, the sum of their counts."""
     groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], ClientGroup] = Field(default={})
     per_process: Count | None = None
     """Clients that share one process, one torch and one device. Unless said otherwise: 1 for up to 32 clients; more

@@ -64,7 +64,7 @@ class EvaluatorServer:
         return bound
 
     async def stop(self) -> None:
-        """Cut every call off."""
+        """Cancel the calls under way and stop listening."""
         await self._server.stop(None)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -125,7 +125,7 @@ class RemoteEvaluator:
         self._channel = open_channel(address, tls, options=_QUICKLY)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the channel."""
         await self._channel.close()
 
     async def initial(self) -> tuple[Manifest, Vector]:

@@ -22,10 +22,10 @@ class Availability(Protocol):
 
 @dataclass(frozen=True)
 class Always:
-    """In every round."""
+    """A client that can be reached in every round."""
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
-        """All true."""
+        """True for every round."""
         del client_id, rng
         return np.ones(rounds, np.bool_)
 

@@ -81,7 +81,7 @@ def run_page(run: RunData, figures: Mapping[str, Figure]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits of it."""
+    """The number to four significant digits."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

@@ -215,7 +215,7 @@ class Fleet:
         view.show(Notice(message))
 
     def _end_all(self) -> None:
-        """Give everybody time to leave by themselves, then make them."""
+        """Wait a while for all processes to end by themselves, then kill those that remain."""
         for host in self._hosts:
             if host.roll_calls is not None:
                 host.roll_calls.close()

@@ -77,7 +77,7 @@ class FedTs(NewcomerPolicy):
             raise ValueError(f'guard = "{self.guard}": needs m of at least 2, as it compares originals with each other')
 
     def start(self) -> Posteriors:
-        """Beta(1, 1) for everybody."""
+        """Beta(1, 1), the prior, for every client."""
         return Posteriors(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:
