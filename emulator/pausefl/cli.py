@@ -176,7 +176,7 @@ def _add_certs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_insecure(parser: argparse.ArgumentParser, key: str) -> None:
-    text = "listen where other machines can reach it although anybody there may join and read along"
+    text = "listen where other machines can reach it although anyone there may join and read along"
     parser.add_argument(
         "--insecure", action="append_const", const=f"{key}=true", dest="overrides", default=[], help=text
     )

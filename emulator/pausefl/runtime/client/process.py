@@ -51,7 +51,7 @@ log = logging.getLogger("pausefl.client")
 
 
 def _ignore(_: object) -> None:
-    """Tell nobody."""
+    """Do nothing with it."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ async def take_part(
     roll_calls: "Connection[Any, Any] | None" = None,
     on_metrics: Callable[[str], None] = _ignore,
 ) -> None:
-    """Be these clients until the server dismisses them. When one of them cannot go on, the others do.
+    """Run these clients until the server dismisses them. When one of them cannot go on, the others do.
 
-    Raises the first such PauseflError at the end. With `roll_calls`, each of them only in the rounds it is there, until
-    nobody calls any more. `on_metrics` hears at which HOST:PORT they can be scraped, if they can.
+    Raises the first such PauseflError at the end. With `roll_calls`, each takes part only in the rounds it is there,
+    until the calls end. `on_metrics` hears at which HOST:PORT they can be scraped, if they can.
     """
     known = plan.training.client_ids
     for client_id in client_ids:
