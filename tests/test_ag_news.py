@@ -12,8 +12,8 @@ import torch
 from pausefl.cli import main
 from pausefl.config.experiment import load_experiment
 from pausefl.evaluator.model import Evaluator
-from pausefl.runtime.client_plan import client_plan
-from pausefl.runtime.torch_trainers import make_torch_trainers
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.torch_trainers import make_torch_trainers
 from pausefl_client.cache import cached_folder
 from pausefl_client.datasets import Dataset, Examples, load_dataset, split_note
 from pausefl_client.formats import read_ag_news

@@ -18,6 +18,7 @@ def test_the_drawing_is_what_the_imports_say() -> None:
     assert module.drawn() == written, "python docs/draw_architecture.py draws it afresh"
 
 
+# pausefl itself is the face of the library: three modules, the package file and one folder for each subject.
 ROOMS = sorted(
     path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "emulator/pausefl").glob("*/**/__init__.py")
 )

@@ -294,7 +294,7 @@ def test_a_run_is_audited_with_its_ledgers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["demo", "--set", "privacy.reproducible_noise=true"], 1, "not private, whoever knows the seed"),
+        (["demo", "--set", "privacy.reproducible_noise=true"], 1, "not private, the seed is enough"),
         (["demo", "--set", "privacy.enabled=false"], 1, "there is no mechanism to audit"),
         (["demo", "--uploads", "3"], 2, "--uploads 3: must be at least 100"),
         (["nowhere"], 2, "neither a .toml file nor a preset"),

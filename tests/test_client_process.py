@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.client_plan import client_plan
-from pausefl.runtime.client_process import take_part
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import take_part
 from pausefl_proto.errors import PauseflError
 from rigs.federation import SIZE, federation, hello, log_of, raw_stream
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pausefl.runtime.client_slots import claimed_clients
+from pausefl.runtime.client.slots import claimed_clients
 from pausefl_proto.errors import ConfigError
 
 CLIENTS = [f"client-{k:03}" for k in range(5)]
@@ -21,7 +21,7 @@ HOLD = """
 import sys
 import threading
 from pathlib import Path
-from pausefl.runtime.client_slots import claimed_clients
+from pausefl.runtime.client.slots import claimed_clients
 with claimed_clients([f"client-{k:03}" for k in range(5)], None, 1, Path(sys.argv[1])) as held:
     print(*held, flush=True)
     sys.stdin.read()

@@ -319,7 +319,7 @@ def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch
         ),
         ("workload.model=synthetic", 'workload.model = "synthetic": learns nothing that an evaluator could evaluate'),
         ("workload.dataset=mnist9", 'workload.dataset = "mnist9": must be one of'),
-        ("tls.ca=ca.pem", 'tls.ca = "ca.pem": whoever listens needs tls.certificate and tls.key as well'),
+        ("tls.ca=ca.pem", 'tls.ca = "ca.pem": a side that listens needs tls.certificate and tls.key as well'),
     ],
 )
 def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from pausefl.config.groups import presence_of
 from pausefl.config.server_records import check_policies
 from pausefl.population.availability import AVAILABILITIES, Always, Cycle, MarkovAvailability, Presence, Trace
 from pausefl.population.behaviours import BEHAVIOURS
-from pausefl.runtime.client_plan import client_plan
-from pausefl.runtime.client_process import make_trainers
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import make_trainers
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.aggregation import RuleName
@@ -129,7 +129,7 @@ def test_bad_groups_are_one_line(override: str, message: str) -> None:
 
 
 def test_a_group_that_is_all_there_is_never_there_first() -> None:
-    with pytest.raises(ConfigError, match=r"clients\.groups: nobody is there in round 1"):
+    with pytest.raises(ConfigError, match=r"clients\.groups: no client is there in round 1"):
         parse_experiment("[clients.groups.late]\ncount = 3\njoin_round = 2\n[selection]\nm = 2")
 
 
@@ -215,7 +215,7 @@ def test_who_is_there_is_a_function_of_the_round() -> None:
     assert presence.at(10) == presence.at(9)
     assert parse_experiment(experiment.to_toml()) == experiment
     assert presence_of(three().groups, 10, 1) is None
-    with pytest.raises(ConfigError, match="nobody is there in round 1"):
+    with pytest.raises(ConfigError, match="no client is there in round 1"):
         Presence(("a",), np.zeros((3, 1), np.bool_))
 
 

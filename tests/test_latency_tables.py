@@ -10,7 +10,7 @@ from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.links import processes
 from pausefl.config.server_records import check_policies
 from pausefl.delays import Constant, Exponential, FlooredNormal, Gamma, MarkovDelay, Sum, published_halves
-from pausefl.runtime.links import make_links
+from pausefl.runtime.client.links import make_links
 from pausefl_proto.errors import ConfigError
 
 FOUR = "[clients]\ncount = 4\n[selection]\nm = 2\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.client_plan import client_plan
-from pausefl.runtime.client_process import trainer_pool
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import trainer_pool
 
 CROWD = """
 [experiment]
@@ -70,7 +70,7 @@ def test_a_crowd_queues_for_its_trainer_and_says_so(tmp_path: Path) -> None:
 def test_training_computes_on_its_own_thread_alone() -> None:
     import torch
 
-    from pausefl.runtime.client_process import make_trainers
+    from pausefl.runtime.client.process import make_trainers
 
     experiment = parse_experiment("", ["clients.count=2", "selection.m=1"])
     before = torch.get_num_threads()

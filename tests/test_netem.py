@@ -11,7 +11,7 @@ import pytest
 
 from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.links import make_links
+from pausefl.runtime.client.links import make_links
 from pausefl.runtime.netem import Shape, probe, shapes
 from pausefl_proto.errors import ConfigError
 

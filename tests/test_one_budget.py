@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.client_plan import ClientPlan, client_plan
-from pausefl.runtime.client_privacy import open_privacies
-from pausefl.runtime.client_process import make_trainers
+from pausefl.runtime.client.plan import ClientPlan, client_plan
+from pausefl.runtime.client.privacy import open_privacies
+from pausefl.runtime.client.process import make_trainers
 from pausefl_client.datasets import Dataset, Examples
 from pausefl_client.holdings import dealing_of, holding_of, synthetic_holding
 from pausefl_client.ledger import Ledger, ReleaseKey

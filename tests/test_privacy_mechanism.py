@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.client_plan import noise_plan
-from pausefl.runtime.client_privacy import noise_for
+from pausefl.runtime.client.plan import noise_plan
+from pausefl.runtime.client.privacy import noise_for
 from pausefl_client.device_noise import DeviceLaplace, _philox_state, secret_generator
 from pausefl_client.ledger import ReleaseKey
 from pausefl_client.privacy import ExactLaplace, Mechanism, PrivacyUnit, entropy_rng

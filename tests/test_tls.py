@@ -123,12 +123,12 @@ async def test_wrong_files_are_named(authority: Authority, tmp_path: Path) -> No
         (Tls(one.certificate, two.key), r"tls\.certificate = .*tls\.key = .* and its key"),
         (Tls(str(torn), one.key), r"tls\.certificate = .*torn\.pem"),
         (Tls(one.certificate, one.key, str(torn)), r'tls\.ca = ".*torn\.pem": is no certificate'),
-        (Tls(ca=one.ca), r"whoever listens needs tls\.certificate and tls\.key"),
+        (Tls(ca=one.ca), r"a side that listens needs tls\.certificate and tls\.key"),
     ):
         with pytest.raises(ConfigError, match=message):
             async with listening(tls):
                 pass
-    with pytest.raises(ConfigError, match=r"whoever connects needs tls\.ca"):
+    with pytest.raises(ConfigError, match=r"a side that connects needs tls\.ca"):
         await greet("127.0.0.1:1", Tls(one.certificate, one.key))
     with pytest.raises(ConfigError, match=r'tls\.certificate = "a\.pem": needs tls\.key as well'):
         Tls(certificate="a.pem")

@@ -49,7 +49,7 @@ def _fingerprint(source: Path, published: Published) -> str:
 
 
 def _write_cache(folder: Path, *arrays: RawArray) -> None:
-    """All or nothing: written beside its place and renamed; whoever comes second throws its own copy away."""
+    """Write the arrays atomically: beside their place, then renamed. A process that comes second discards its copy."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as scratch:

@@ -221,12 +221,12 @@ class Ledger:
     def _fold(self) -> None:
         """Move what stands in the -wal into the file itself, which is marked as part of a ledger from then on.
 
-        The -wal lifts the mark: none is found by whoever reads both, nor once anybody has moved the rest over. It is
-        found in a file that was copied, or left, without the -wal in which later releases stand.
+        The -wal lifts the mark: a process that reads both files finds none, nor does one that reads after the rest was
+        moved over. The mark is found in a file that was copied, or left, without the -wal of the later releases.
         """
         with self._errors():
             self._db.execute("PRAGMA user_version = 1")
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # nobody else can be reading, so it moves everything
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # no other connection reads, so it moves everything
             self._db.execute("PRAGMA user_version = 0")
         self._log_bytes = 0
 

@@ -138,7 +138,7 @@ class _Attention(nn.Module):
         self.merge = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
-        """(n, words, width) of the same; nobody attends to what is no word."""
+        """(n, words, width) of the same; padding is masked out of the attention."""
         n, words, width = x.shape
         split = self.project(x).view(n, words, 3, self._heads, width // self._heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)

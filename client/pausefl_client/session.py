@@ -37,7 +37,7 @@ class StreamToServer(Protocol):
 
 
 Connect = Callable[[], AbstractAsyncContextManager[StreamToServer]]
-"""Opens a fresh stream; OSError when nobody answers."""
+"""Opens a fresh stream; OSError when the server does not answer."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class ClientSession:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
             except OSError:
                 raise  # the stream has broken, of which its reader hears as well
-            except Exception as error:  # a link may be anybody's
+            except Exception as error:  # a link may be a user's own
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
 
     async def _answer(self, stream: StreamToServer, download: _Download) -> None:
@@ -276,7 +276,7 @@ class ClientSession:
             work = await self._work(download, started_s)
         except PauseflError:
             raise
-        except Exception as error:  # a trainer may be anybody's
+        except Exception as error:  # a trainer may be a user's own
             raise PauseflError(self._in_public(error, job.round)) from error
         done_s = self._clock()
         drawn_up_s = await link.hold_update(delays, first_s, done_s, size_bytes, self._clock)
@@ -360,7 +360,7 @@ class ClientSession:
         self._observe(AnsweredJob(pb.Status.Name(status).removeprefix("STATUS_").lower()))
 
     def _in_public(self, error: Exception, round: int) -> str:
-        """What the server is told of an error in code that may be anybody's: such a text may hold data."""
+        """What the server is told of an error in code that may be a user's own: such a text may hold data."""
         said = in_one_line(error)
         log.warning("%s: round %d failed: %s", self._settings.client_id, round, said, exc_info=error)
         if self._releaser.ledger is None:

@@ -5,6 +5,8 @@
     run.rounds["total_latency_s"].iloc[-1]
 
 Names are imported when they are first used: `pausefl client` needs no server, `pausefl server` no torch.
+
+May live here: the library, the command, and folders of what they use. `presets/` holds the experiments shipped with it.
 """
 
 from importlib import import_module

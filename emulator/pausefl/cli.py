@@ -157,7 +157,7 @@ def _add_certs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_insecure(parser: argparse.ArgumentParser, key: str) -> None:
-    text = "listen where other machines can reach it although anybody there may join and read along"
+    text = "listen where other machines can reach it although anyone there may join and read along"
     parser.add_argument(
         "--insecure", action="append_const", const=f"{key}=true", dest="overrides", default=[], help=text
     )
@@ -311,8 +311,8 @@ def _client(options: argparse.Namespace) -> None:
 
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    from pausefl.runtime.client_plan import client_plan
-    from pausefl.runtime.client_process import take_part
+    from pausefl.runtime.client.plan import client_plan
+    from pausefl.runtime.client.process import take_part
     from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
 
     experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
@@ -338,7 +338,7 @@ def _refuse_netem(experiment: Experiment, command: str) -> None:
 
 def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> AbstractContextManager[list[str]]:
     """The ids of the clients this process is, held against others where they go by slot."""
-    from pausefl.runtime.client_slots import claimed_clients
+    from pausefl.runtime.client.slots import claimed_clients
 
     if options.count < 1:
         raise ConfigError(f"--count {options.count}: must be at least 1")

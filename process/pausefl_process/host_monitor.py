@@ -57,7 +57,7 @@ class HostWatch(Protocol):
 
 
 class Unwatched:
-    """Nobody: its reports say nothing."""
+    """Stands in for a monitor where none is wanted: its reports are all zero."""
 
     def watching(self) -> AbstractContextManager[None]:
         """Do nothing."""
@@ -73,7 +73,7 @@ UNWATCHED = Unwatched()
 
 
 class HostMonitor:
-    """Probes this process's timers and event loop from a thread of its own, while somebody is `watching`."""
+    """Probes this process's timers and event loop from a thread of its own, inside `watching` blocks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Belongs to the running event loop."""
@@ -148,7 +148,7 @@ class HostMonitor:
     def _park(self) -> None:
         self._wanted.clear()
         self.is_parked = True
-        # Whoever came since the last look saw no parked thread to wake.
+        # A watcher that came since the last look saw no parked thread to wake.
         if not (self._watchers or self._closed):
             self._wanted.wait()
         self.is_parked = False

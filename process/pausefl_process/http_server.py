@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from pausefl_proto.errors import ConfigError
 
-# Whoever has not said all it wants by then, or does not take what it gets, is cut off; closing waits no longer for
-# anybody. Browsers open connections for later.
+# A reader that has not sent its whole request by then, or does not take the answer, is cut off; closing waits no
+# longer for any. Browsers open connections for later.
 _ASK_WITHIN_S = 1.0
 _TAKE_WITHIN_S = 5.0
 # Each has a thread; readers of the live page are a third of them at most.
@@ -41,7 +41,7 @@ Route = Callable[[Mapping[str, str]], Response]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach what listens there."""
+    """Whether only this machine can reach what listens there."""
     if host == "localhost":
         return True
     try:
@@ -135,11 +135,11 @@ class _DeadlineReader(io.RawIOBase):
         self._until_s = time.monotonic() + _ASK_WITHIN_S
 
     def readable(self) -> bool:
-        """Always."""
+        """True: the socket can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As much as has come."""
+        """Read what has arrived into the buffer; TimeoutError once the time is up."""
         left_s = self._until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "pausefl", ""
 
     def setup(self) -> None:
-        """Let nobody ask for ever; a timeout of the socket alone would begin anew with every byte."""
+        """Bound the time a whole request may take; a timeout of the socket alone would begin anew with every byte."""
         super().setup()
         self.rfile = io.BufferedReader(_DeadlineReader(self.connection))
 
@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, response: Response) -> None:
         self.connection.settimeout(_TAKE_WITHIN_S)
-        with suppress(OSError):  # whoever asked has gone, or takes nothing any more
+        with suppress(OSError):  # the reader has gone, or takes nothing any more
             self.send_response(response.status)
             for key, value in {**_HEADERS, "Content-Type": response.content_type, **response.headers}.items():
                 self.send_header(key, value)

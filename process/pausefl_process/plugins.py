@@ -12,7 +12,7 @@ def imported(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the module is the user's: nobody knows what its first line raises
+    except Exception as error:  # the module is the user's: its first line may raise anything
         raise ValueError(in_one_line(error)) from error
 
 

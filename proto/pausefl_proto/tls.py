@@ -36,13 +36,13 @@ class Tls:
     def to_listen(self) -> Pem:
         """What a side that is called needs: a certificate. ConfigError names the file that is wrong."""
         if not self.certificate:
-            raise ConfigError(f'tls.ca = "{self.ca}": whoever listens needs tls.certificate and tls.key as well')
+            raise ConfigError(f'tls.ca = "{self.ca}": a side that listens needs tls.certificate and tls.key as well')
         return self._read()
 
     def to_connect(self) -> Pem:
         """What a side that calls needs: to know whom it trusts. ConfigError names the file that is wrong."""
         if not self.ca:
-            raise ConfigError(f'tls.certificate = "{self.certificate}": whoever connects needs tls.ca as well')
+            raise ConfigError(f'tls.certificate = "{self.certificate}": a side that connects needs tls.ca as well')
         return self._read()
 
     def _read(self) -> Pem:

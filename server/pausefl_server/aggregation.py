@@ -1,4 +1,4 @@
-"""How a round's updates become one: pure functions of vectors in selection order, so bit-equal whoever answers first.
+"""How a round's updates become one: pure functions of vectors in selection order, so bit-equal in any order of answers.
 
 Updates are n ≥ 1 vectors, (d,) float32, and so is the result. `harmful` is f, how many of them may be anything at all.
 """

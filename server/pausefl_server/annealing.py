@@ -34,7 +34,7 @@ class SetValue(Protocol):
         """The value of the current set with `out` replaced by `incoming`; the current set stays."""
 
     def swap(self, out: int, incoming: int) -> None:
-        """Make that the current set."""
+        """Replace `out` with `incoming` in the current set."""
 
 
 @dataclass(frozen=True)

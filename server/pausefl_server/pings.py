@@ -1,4 +1,4 @@
-"""Whom to ping, and when: a bounded number of idle clients, everybody in turn."""
+"""When to ping which client: a bounded number of idle clients, all in turn."""
 
 from collections import deque
 from collections.abc import Container
@@ -29,11 +29,11 @@ class PingRota:
         self._clients.append(client_id)
 
     def leave(self, client_id: str) -> None:
-        """Ping it no more."""
+        """Stop pinging the client."""
         self._clients.remove(client_id)
 
     def due(self, now_s: float, busy: Container[str]) -> list[str]:
-        """Who is to be pinged now; whoever is busy stays first in line."""
+        """The clients to ping now; a busy client stays first in line."""
         if self._last_s is not None:
             earned = self._allowance + self._per_s * (now_s - self._last_s)
             self._allowance = min(earned, max(self._per_s, 1.0))

@@ -150,7 +150,7 @@ def _agree_on(store: Store, key: str, value: str) -> None:
 
 
 def _departures(state: RunState, late: list[LogEvent]) -> list[LogEvent]:
-    """Nobody is connected to a server that has just started, whatever the log last said."""
+    """A departure for each client the log has as connected: none is connected to a server that has just started."""
     table = state.table
     connected = {table.ids[row] for row in table.connected.nonzero()[0]}
     connected |= {event.client_id for event in late if event.kind == "joined"}

@@ -78,14 +78,14 @@ class RunResult:
 
 
 class _Interruption:
-    """Whether somebody wants the run to end, and how that was said first."""
+    """Whether the run was asked to end, and the first reason given."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.reason = ""
 
     def ask(self, reason: str) -> None:
-        """Somebody does."""
+        """Ask for the end; only the first reason is kept."""
         self.reason = self.reason or reason
         self.asked.set()
 
@@ -196,7 +196,7 @@ def _shown(telemetry: Telemetry, settings: MetricsSettings, report: Report) -> I
 
 
 async def _linger(settings: MetricsSettings | None, interruption: _Interruption) -> None:
-    """Let the end be seen by those who look from time to time, unless somebody wants it to be over."""
+    """Stay long enough for scrapers and readers to see the end, unless the run was asked to end."""
     if settings is not None:
         with suppress(TimeoutError):
             await asyncio.wait_for(interruption.asked.wait(), settings.linger_s)
@@ -226,7 +226,7 @@ async def _run_actors(
         finally:
             await federation.stop(_GOODBYE_GRACE_S)
         last = coordinator.state.round, coordinator.theta
-        # Whoever has stopped the run wants its end, not its last accuracy at any price.
+        # A user who stopped the run wants its end, not its last accuracy at any price.
         await evaluator.ask(Evaluate(*last, subset=True, patient=not interruption.asked.is_set()))
         final = best = await evaluator.ask(Evaluate(*last, subset=False))
         if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
@@ -241,7 +241,7 @@ async def _run_actors(
 def _interruptible() -> Iterator[_Interruption]:
     """The first SIGINT and the first SIGTERM ask for the end, in vain where it has come; a second ends all at once.
 
-    Both may come of one Ctrl-C: from the terminal, and from whoever started this process.
+    Both may come of one Ctrl-C: from the terminal, and from the process that started this one.
     """
     loop, interruption = asyncio.get_running_loop(), _Interruption()
 

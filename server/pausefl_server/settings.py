@@ -21,7 +21,7 @@ class PrivacySettings:
     unit: Literal["coordinate", "vector"]
     schedule: str
     reproducible_noise: bool = False
-    """True: the noise can be drawn again from the seed, so the run protects nobody."""
+    """True: the noise can be drawn again from the seed, so the run is not private."""
     norm_bound: NormBound | None = None
     """What the mechanism cannot have made is rejected; None: nothing is."""
 
@@ -72,7 +72,7 @@ class ServerSettings:
     tau_min_s: float | None
     """None: estimated from the latencies seen (`ClientTable.effective_tau_min_s`)."""
     connect_timeout_s: float
-    """How long to wait for `minimum_clients` before round 1, and for anybody at all later."""
+    """How long to wait for `minimum_clients` before round 1, and later for any client, when there is none."""
     round_timeout_s: float
     rejoin_timeout_s: float
     """How long a chosen client whose stream broke may take to come back within the round."""
@@ -97,7 +97,7 @@ class ServerSettings:
     expected: Callable[[int], frozenset[str]] | None = None
     """round -> the clients that will be there, where that is known; a round waits for those who come or go with it."""
     clients: int | None = None
-    """How many clients there are to be in all, for whoever watches; None: `minimum_clients` of them."""
+    """How many clients there are to be in all, for the displays; None: `minimum_clients` of them."""
     total_delays: bool = False
     """Drawn delays are of whole exchanges, transfer and work included, not what comes on top of these."""
     info: RunInfo = field(default_factory=RunInfo)

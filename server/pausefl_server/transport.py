@@ -126,7 +126,7 @@ class FederationServer:
                 await asyncio.gather(writer, return_exceptions=True)
 
     async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
-        with contextlib.suppress(ActorStopped):  # the run is over; nobody needs to know
+        with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
             await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s))
 
 

@@ -4,7 +4,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-MODULES = ("pausefl.runtime.client_process", "pausefl.runtime.torch_trainers", "torch")
+MODULES = ("pausefl.runtime.client.process", "pausefl.runtime.client.torch_trainers", "torch")
 
 
 def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> None:
@@ -12,8 +12,8 @@ def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> 
     loaded = {name for name in MODULES if name in sys.modules}
 
     from pausefl.config.experiment import parse_experiment
-    from pausefl.runtime.client_plan import noise_plan
-    from pausefl.runtime.client_privacy import noise_for
+    from pausefl.runtime.client.plan import noise_plan
+    from pausefl.runtime.client.privacy import noise_for
     from pausefl_client.ledger import ReleaseKey
 
     source = noise_for(noise_plan(parse_experiment(experiment)), "client-000", ReleaseKey("run", 1, 1, "model"))

@@ -18,7 +18,7 @@ from pausefl.audit.noise import Check, check_clip, check_freshness, check_noise,
 from pausefl.audit.runs import Witness, witnesses
 from pausefl.config.client_records import budget_of
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.runtime.client_plan import client_plan
+from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_proto.errors import PauseflError
 
@@ -38,7 +38,7 @@ def run_audit(source: str, overrides: list[str], uploads: int) -> Iterator[Table
     if budget is None:
         raise PauseflError("privacy.enabled = false: there is no mechanism to audit, updates leave as they are")
     if experiment.privacy.reproducible_noise:
-        raise PauseflError("privacy.reproducible_noise = true: not private, whoever knows the seed subtracts the noise")
+        raise PauseflError("privacy.reproducible_noise = true: not private, the seed is enough to subtract the noise")
     found = witnesses(client_plan(experiment), (1.0, budget.epsilon(1)), 2 * uploads)
     leaks, checks = leaks_of(found), list(checks_of(found, exact=experiment.privacy.sampler == "opendp"))
     yield _leak_table(leaks, experiment)

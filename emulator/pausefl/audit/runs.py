@@ -19,9 +19,9 @@ from unittest import mock
 import numpy as np
 
 from pausefl.audit.canaries import Claim, Scores, attack, canary, clear_noise
-from pausefl.runtime.client_plan import ClientPlan
-from pausefl.runtime.client_privacy import open_privacies
-from pausefl.runtime.client_process import make_trainers
+from pausefl.runtime.client.plan import ClientPlan
+from pausefl.runtime.client.privacy import open_privacies
+from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.forks import client_context
 from pausefl_client.ledger import ReleaseKey
 from pausefl_client.privacy import LaplaceSource

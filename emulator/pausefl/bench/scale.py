@@ -22,7 +22,7 @@ _MODEL_BYTES = 4_000
 
 
 class _ScaleView:
-    """Notes when everybody was connected, what the server weighs at its last round, and what is left of it all."""
+    """Notes when all clients were connected, what the server weighs at its last round, and what is left of it all."""
 
     def __init__(self, clients: int) -> None:
         self.connect_s = 0.0

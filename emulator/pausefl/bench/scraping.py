@@ -50,7 +50,7 @@ def cases(clients: int = 10, payload_bytes: int = 4_000) -> Iterator[dict[str, A
 
 
 def _apart(overrides: list[str], case: str) -> dict[str, Any]:
-    """Runs with metrics that nobody reads against runs without."""
+    """Compare runs with metrics that are never read with runs without metrics."""
     durations_s: dict[str, list[Any]] = defaultdict(list)
     for enabled in ("false", "true") * 3:
         records = play([*overrides, f"metrics.enabled={enabled}", f"experiment.rounds={_ROUNDS_APART}"])

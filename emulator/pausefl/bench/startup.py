@@ -16,7 +16,7 @@ _ROUNDS = 4
 
 
 class _Stopwatch:
-    """Notes when everybody was connected, and what each client weighs before the last round."""
+    """Notes when all clients were connected, and what each client weighs before the last round."""
 
     def __init__(self, clients: int) -> None:
         self.connect_s = 0.0

@@ -60,6 +60,6 @@ def check_privacy(privacy: PrivacyTable) -> None:
         raise ConfigError('privacy.reproducible_noise = true: goes with privacy.sampler = "laplace" only')
     if privacy.reproducible_noise and privacy.ledger_dir:
         raise ConfigError(
-            "privacy.reproducible_noise = true: goes without privacy.ledger_dir only; noise from the seed protects"
-            " nobody, so it must not be charged to ledgers of private runs"
+            "privacy.reproducible_noise = true: goes without privacy.ledger_dir only; noise from the seed hides"
+            " nothing, so it must not be charged to ledgers of private runs"
         )

@@ -82,7 +82,7 @@ def _availability(groups: ClientGroups, name: str) -> Availability:
 
 
 def _check_trace(trace: Trace, key: str, client_ids: Sequence[str], of_group: Sequence[str]) -> None:
-    """A file may serve several groups, but one that names nobody of them is a mistake."""
+    """ConfigError for a trace that names no client of the group; one file may serve several groups."""
     if unknown := sorted(trace.named - set(client_ids)):
         raise ConfigError(f'{key}.path = "{trace.path}": names {unknown[0]}, which is no client of this experiment')
     if not trace.named & set(of_group):

@@ -44,7 +44,7 @@ class ClientsTable(TomlTable):
     """Who takes part."""
 
     count: Count = 30
-    """All of them; with groups, what these add up to."""
+    """How many clients there are in all; with groups, the sum of their counts."""
     groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], ClientGroup] = Field(default={})
     per_process: Count | None = None
     """Clients that share one process, one torch and one device. Unless said otherwise: 1 for up to 32 clients; more
@@ -93,12 +93,12 @@ class PrivacyTable(TomlTable):
     sampler: Sampler = "laplace"
     """numpy (torch on a GPU) seeded with the operating system's entropy; or OpenDP's exact one, 1000 times slower."""
     reproducible_noise: bool = False
-    """NOT PRIVATE: noise from the seed, which whoever knows it can subtract. For repeating experiments alone, and so
-    never with `ledger_dir`."""
+    """NOT PRIVATE: noise from the seed; anyone who knows the seed can subtract it. For repeating experiments alone, and
+    so never with `ledger_dir`."""
 
     @property
     def noise(self) -> Literal["laplace", "opendp", "reproducible"]:
-        """Where noise comes from: the sampler's name, or "reproducible", which protects nobody."""
+        """Where noise comes from: the sampler's name, or "reproducible", which is not private."""
         return "reproducible" if self.reproducible_noise else self.sampler
 
 

@@ -1,4 +1,7 @@
-"""Latency laws: what a client's link adds to an exchange. Small frozen records, pure functions of a generator."""
+"""Latency laws: what a client's link adds to an exchange. Small frozen records, pure functions of a generator.
+
+May live here: laws of delays, their means and quantiles. Not here: how TOML names them (`config`), or who waits.
+"""
 
 from pausefl.delays.base import Delay, known_means
 from pausefl.delays.changing import DayCycle, DelayDrift, MarkovDelay, Outage, Schedule

@@ -14,10 +14,10 @@ from pausefl_proto.errors import ConfigError
 
 
 class _Changing:
-    """What has no expectation, because it is another law every round."""
+    """Base of laws that differ from round to round, and so have no expectation over rounds."""
 
     kind: ClassVar[str]
-    """As in a table."""
+    """The law's name in a TOML table."""
 
     def points(self) -> NoReturn:
         """ConfigError: there are none that hold for every round."""

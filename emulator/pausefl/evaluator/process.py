@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def serve_evaluator(experiment: Experiment, report: Report) -> None:
-    """Be the evaluator until SIGTERM or SIGINT. `report` gets one event, `Ready`.
+    """Serve evaluations until SIGTERM or SIGINT. `report` gets one event, `Ready`.
 
     ConfigError when its data or model cannot be had, or it cannot listen; PauseflError when the model cannot be
     trained or evaluated.

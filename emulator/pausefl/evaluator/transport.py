@@ -64,7 +64,7 @@ class EvaluatorServer:
         return bound
 
     async def stop(self) -> None:
-        """Cut every call off."""
+        """Cancel the calls under way and stop listening."""
         await self._server.stop(None)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -125,7 +125,7 @@ class RemoteEvaluator:
         self._channel = open_channel(address, tls, options=_QUICKLY)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the channel."""
         await self._channel.close()
 
     async def initial(self) -> tuple[Manifest, Vector]:
@@ -139,7 +139,7 @@ class RemoteEvaluator:
             raise EvaluatorLost(f'evaluation.address = "{self._address}": no evaluator answers ({error})') from error
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
-        """On held-out training data and on the test set; EvaluatorLost when nobody is there."""
+        """On held-out training data and on the test set; EvaluatorLost when no evaluator answers."""
         ask = partial(self._ask_evaluation, theta, subset)
         try:
             return await (self._retry_until_answered(ask) if patient else ask())
@@ -147,7 +147,7 @@ class RemoteEvaluator:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask; if nobody is there, wait until somebody is, and ask again."""
+        """Ask; if no evaluator answers, wait until it can be reached, and ask once more."""
         try:
             return await ask()
         except OSError as error:

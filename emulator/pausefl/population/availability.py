@@ -22,10 +22,10 @@ class Availability(Protocol):
 
 @dataclass(frozen=True)
 class Always:
-    """In every round."""
+    """A client that can be reached in every round."""
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
-        """All true."""
+        """True for every round."""
         del client_id, rng
         return np.ones(rounds, np.bool_)
 
@@ -142,7 +142,7 @@ class Presence:
 
     def __post_init__(self) -> None:
         if not self.table[0].any():
-            raise ConfigError("clients.groups: nobody is there in round 1")
+            raise ConfigError("clients.groups: no client is there in round 1")
 
     @classmethod
     def of_all(cls, client_ids: Iterable[str]) -> Self:

@@ -1,4 +1,4 @@
-"""What a simulation draws for a client's path drift (Fed-TS, eq. (7)), where nobody trains.
+"""Laws from which a simulation, which trains no model, draws clients' path drifts (Fed-TS, eq. (7)).
 
 Their scale is arbitrary: a threshold tells small drifts from great ones, whatever both are.
 """

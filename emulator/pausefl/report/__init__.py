@@ -1,4 +1,7 @@
-"""What a run leaves to read: figures, one page, and the tables as CSV."""
+"""Writes what a finished run leaves to read: figures, one page, and the tables as CSV.
+
+May live here: figures, pages and tables of one run or of several. Not here: numbers that need no figure (`results`).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -26,8 +26,8 @@ NOISE_SENTENCES = {
     "reproducible": "Noise: drawn from the experiment's seed.",
 }
 BUDGET_SENTENCES = {
-    "run": "Budgets are per run: every client came with a ledger that counted no release. Whoever runs several "
-    "experiments on the same data, each with new ledgers, spends a budget in each of them, and they add up.",
+    "run": "Budgets are per run: every client came with a ledger that counted no release. Several experiments "
+    "on the same data, each with new ledgers, spend a budget each, and these add up.",
     "data holder": "Budgets are per data holder: all experiments that share these ledgers draw from them. {before} of "
     "{clients} clients came with part of their budget spent, which is counted in.",
 }
@@ -39,7 +39,7 @@ DISCLOSURES = {
     "labels": "how many examples of each label it has",
     "loss": "the training loss of each chosen round",
     "host_metrics": "metrics of client hosts: training, queue, noise and delay times, event-loop lag and ε spent, to"
-    " whoever can reach them (metrics.client_host)",
+    " any reader that can reach them (metrics.client_host)",
 }
 SIGNAL_SENTENCES = {
     "round_trip": "round_trip: the policy saw the device's own time and the communication time together.",
@@ -81,7 +81,7 @@ def run_page(run: RunData, figures: Mapping[str, Figure]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits of it."""
+    """The number to four significant digits."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

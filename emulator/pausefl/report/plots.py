@@ -264,7 +264,7 @@ def _quantiles(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
 
 
 def _median_round(run: RunData) -> int:
-    """The committed round whose latency is the median one, among those somebody answered in."""
+    """The committed round whose latency is the median one, among those with at least one answer."""
     answered = np.isin(run.round_latency["round"], run.breakdown["round"])
     rounds, latency_s = (run.round_latency[column][answered] for column in ("round", "round_latency_s"))
     return int(rounds[np.argsort(latency_s, kind="stable")[len(rounds) // 2]])

@@ -93,7 +93,7 @@ class Summary(TypedDict):
     max_epsilon_spent: float
     vector_epsilon_max: float
     private: bool
-    """False: no noise, or noise from the seed, which protects nobody."""
+    """False: no noise, or noise from the seed, which is not private."""
     noise: Literal["laplace", "opendp", "reproducible"] | None
     delta: float | None
     epsilon_at_delta: float | None

@@ -23,7 +23,7 @@ class GroupChoices:
     clients: int
     """Those of the group that ever joined."""
     join_round: int | None
-    """The round before which the first of them joined; None: nobody did."""
+    """The round before which the first of them joined; None: no client did."""
     eligible: IntArray
     """How many of them could be chosen: connected and not retired."""
     chosen: IntArray
@@ -31,7 +31,7 @@ class GroupChoices:
 
     @property
     def per_client_round(self) -> float | None:
-        """How often a client was chosen, per round in which it could be; None where nobody ever could."""
+        """How often a client was chosen, per round in which it could be; None if no client ever could."""
         return per_client_round([self])
 
 
@@ -63,7 +63,7 @@ def choices_by_group(records: Sequence[RoundRecord], groups: Mapping[str, Client
 
 
 def per_client_round(groups: Iterable[GroupChoices]) -> float | None:
-    """How often a client of these groups was chosen, per round in which it could be; None where nobody ever could."""
+    """How often a client of these groups was chosen, per round in which it could be; None if no client ever could."""
     groups = tuple(groups)
     eligible = sum(int(group.eligible.sum()) for group in groups)
     return sum(int(group.chosen.sum()) for group in groups) / eligible if eligible else None

@@ -246,7 +246,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             "greatest leakage", f"{spent}; ε {summary['vector_epsilon_max']:.3g} for all the uploads of a client"
         )
         if not summary["private"]:
-            table.add_row("NOT PRIVATE", "the noise was drawn from the seed: whoever knows it can subtract it")
+            table.add_row("NOT PRIVATE", "the noise was drawn from the seed: anyone who knows it can subtract it")
     error = summary["timing_error_s"]
     if error["p50"] is not None:
         quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms"

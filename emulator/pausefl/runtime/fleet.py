@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from pausefl.config.experiment import Experiment
 from pausefl.config.links import processes
 from pausefl.config.tables import ClientGroup
-from pausefl.runtime.client_plan import client_plan
-from pausefl.runtime.client_process import Told, run_host
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import Told, run_host
 from pausefl.runtime.failure_log import FailureLog
 from pausefl.runtime.forks import client_context
 from pausefl.runtime.netem import kernel_network
@@ -60,7 +60,7 @@ class _Host:
     group: ClientGroup
     process: ForkServerProcess | None = None
     roll_calls: "Connection[Any, Any] | None" = None
-    """Tells it of rounds with which somebody comes or goes; closing it asks it to leave."""
+    """Tells it of rounds with which clients come or go; closing it asks it to leave."""
     restarts: int = 0
     """In a row."""
     starts_at_s: float = 0.0
@@ -225,7 +225,7 @@ class Fleet:
         view.show(Notice(message))
 
     def _end_all(self) -> None:
-        """Give everybody time to leave by themselves, then make them."""
+        """Wait a while for all processes to end by themselves, then kill those that remain."""
         for host in self._hosts:
             if host.roll_calls is not None:
                 host.roll_calls.close()

@@ -11,6 +11,6 @@ def client_context(*, needs_torch: bool) -> ForkServerContext:
     clients must not share, such as a generator of noise, may be made there.
     """
     context = multiprocessing.get_context("forkserver")
-    trainers = ["pausefl.runtime.torch_trainers"] if needs_torch else []
-    context.set_forkserver_preload(["pausefl.runtime.client_process", *trainers])
+    trainers = ["pausefl.runtime.client.torch_trainers"] if needs_torch else []
+    context.set_forkserver_preload(["pausefl.runtime.client.process", *trainers])
     return context

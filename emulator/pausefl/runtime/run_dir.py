@@ -135,7 +135,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
-    """From the innermost on, as long as nobody else has put anything there."""
+    """Remove the folders from the innermost on, up to the first that is not empty."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()

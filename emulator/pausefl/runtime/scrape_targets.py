@@ -44,7 +44,7 @@ class Targets:
         self._write()
 
     def clear(self) -> None:
-        """The run is over: nobody shall be missed."""
+        """Name no targets any more: the run is over, and none shall be reported missing."""
         for connection in self.expected:
             connection.close()
         self._addresses.clear()

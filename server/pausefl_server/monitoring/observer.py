@@ -48,51 +48,51 @@ class Observers(RunObserver):
         self._observers = observers
 
     def waiting(self, minimum: int) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.waiting(minimum)
 
     def roll_call(self, round: int) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.roll_call(round)
 
     def arrived(self, client_id: str, connected: int, round: int) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.arrived(client_id, connected, round)
 
     def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.departed(client_id, reason, connected, round)
 
     def rejected(self, reason: str) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.rejected(reason)
 
     def pinged(self, row: int, ping_s: float) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.pinged(row, ping_s)
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.round_committed(record, state, budgets_end)
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.evaluated(round, evaluation)
 
     def noticed(self, message: str) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.noticed(message)
 
     def finished(self, state: RunState, reason: str) -> None:
-        """Pass it on."""
+        """Pass it on to every observer."""
         for observer in self._observers:
             observer.finished(state, reason)

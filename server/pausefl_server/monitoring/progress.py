@@ -77,7 +77,7 @@ class ProgressReporter(RunObserver):
             self.noticed(line)
 
     def noticed(self, message: str) -> None:
-        """Report it."""
+        """Report the event."""
         self._report(Notice(message))
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:

@@ -72,11 +72,11 @@ class Curve:
 
     @staticmethod
     def empty(columns: int) -> "Curve":
-        """Without a point."""
+        """A curve without points."""
         return Curve(np.empty((0, columns)))
 
     def add(self, *point: float) -> "Curve":
-        """With one more."""
+        """The curve with one more point."""
         points, stride = self.points, self.stride
         if self.added % stride == 0:
             points = np.vstack((points, point))

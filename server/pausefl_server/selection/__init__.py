@@ -1,4 +1,7 @@
-"""Selection policies, one a file, under the names experiments call them by."""
+"""Selection policies, one a file, under the names experiments call them by.
+
+May live here: policies and what several of them share: pure functions of the context they are handed.
+"""
 
 import difflib
 from inspect import isabstract

@@ -23,7 +23,7 @@ class PauseBrute(Pause):
             raise ValueError(f"rho = {self.rho}: must be a number; prices that grow are for pause and sa-pause")
 
     def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
-        """There must be few enough sets once everybody there has been seen."""
+        """ConfigError when `at_once` clients make more sets than can be searched."""
         super().check_clients(client_ids, at_once)
         _sets_to_try(at_once, self.m)
 

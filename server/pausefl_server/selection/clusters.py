@@ -12,8 +12,8 @@ def cluster_of(table: ClientTable, rows: IntArray, clusters: int | Mapping[str, 
     """The cluster of each row, (n,) int64.
 
     A number R assigns every client to one of R clusters at random, by the hash of (seed, client id) the table keeps,
-    so it is the same in every round and for whoever joins later. A mapping names the clusters of clients by id, from 0
-    on; a client it does not name shares an access point with nobody.
+    so it is the same in every round and for clients that join later. A mapping names the clusters of clients by id,
+    from 0 on; a client it does not name shares its access point with no other.
     """
     if isinstance(clusters, int):
         return table.tie_key[rows] % clusters

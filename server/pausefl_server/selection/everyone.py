@@ -11,5 +11,5 @@ class All(Policy):
     """Every eligible client, whatever m says."""
 
     def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
-        """All of them."""
+        """Select every eligible client."""
         return Selection(context.eligible)

@@ -62,7 +62,7 @@ class FedTs(NewcomerPolicy):
     guard: Guard = "none"
     """ "leave-one-out": a newcomer whose drift exceeds the greatest one an original would have as a newcomer among
     the other originals fails, and its update stays out of the model. Two-means alone finds a better half even among
-    newcomers who are all harmful. In a round with fewer than two originals' updates nobody can be compared: no
+    newcomers who are all harmful. In a round with fewer than two originals' updates there is no comparison: no
     newcomer's enters the model, and none is classified."""
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class FedTs(NewcomerPolicy):
             raise ValueError(f'guard = "{self.guard}": needs m of at least 2, as it compares originals with each other')
 
     def start(self) -> Posteriors:
-        """Beta(1, 1) for everybody."""
+        """Beta(1, 1), the prior, for every client."""
         return Posteriors(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection | None:

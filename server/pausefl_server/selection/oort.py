@@ -88,7 +88,7 @@ class Oort(Policy):
                 raise ValueError(f"{name} = {getattr(self, name)}: must be from 0 to 100")
 
     def start(self) -> Pace:
-        """Nobody has taken part."""
+        """The pace before any client has taken part."""
         return Pace(np.empty(0, np.int64), self.pacer_percentile)
 
     def observe(self, state: Pace, record: PolicyRound, table: ClientTable) -> Pace:

@@ -149,6 +149,6 @@ def _times_s(call: Callable[[Any], Any], state: Any, repeats: int) -> Any:
 
 
 def _anneal(policy: SaPause, context: Context) -> Selection:
-    """A round's choice, from a generator nobody has drawn from."""
+    """A round's choice, from a fresh generator."""
     rng = generator(1, "bench", "annealing", context.round)
     return policy.select(None, replace(context, rng=rng, clock=time.monotonic))

@@ -1,4 +1,7 @@
-"""The same experiment under several policies: what each reached, in what time, at what privacy, over the seeds."""
+"""The same experiment under several policies: what each reached, in what time, at what privacy, over the seeds.
+
+May live here: the table, figures and page of `pausefl compare`.
+"""
 
 import json
 import statistics

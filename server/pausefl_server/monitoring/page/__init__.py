@@ -176,7 +176,7 @@ def _column(values: FloatArray) -> list[float | None]:
 
 
 def _digits(value: float) -> float:
-    """Six of them: nobody sees more, and the frame is half as long."""
+    """The value to six digits: more would not be seen, and the frame is half as long."""
     return float(f"{value:.6g}")
 
 

@@ -173,7 +173,7 @@ function showHead() {
   const warning = byId("not-private");
   warning.hidden = frame.private;
   warning.querySelector("span").textContent =
-    frame.unit === null ? "Updates leave without noise." : "The noise is drawn from the seed: whoever knows it can subtract it.";
+    frame.unit === null ? "Updates leave without noise." : "The noise is drawn from the seed: anyone who knows it can subtract it.";
 }
 
 function showNumbers() {

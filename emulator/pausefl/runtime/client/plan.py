@@ -21,7 +21,7 @@ class NoisePlan:
     """Where a client's noise comes from."""
 
     source: Literal["laplace", "opendp", "reproducible"]
-    """Fresh noise by one of two samplers; or noise from the seed, which protects nobody."""
+    """Fresh noise by one of two samplers; or noise from the seed, which is not private."""
     seed: int
     device: str | None
     """The device that trains (`workload.device`), which may draw the noise too; None: clients have no torch."""

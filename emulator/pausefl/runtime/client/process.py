@@ -18,9 +18,9 @@ from pausefl.config.client_records import tls_of
 from pausefl.config.tokens import read_token
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import BehaviourChain
-from pausefl.runtime.client_plan import ClientPlan, ConnectionPlan, ScrapePlan, TrainingPlan
-from pausefl.runtime.client_privacy import open_privacies
-from pausefl.runtime.links import make_links
+from pausefl.runtime.client.links import make_links
+from pausefl.runtime.client.plan import ClientPlan, ConnectionPlan, ScrapePlan, TrainingPlan
+from pausefl.runtime.client.privacy import open_privacies
 from pausefl_client.link import Link
 from pausefl_client.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Connect, Observe
@@ -51,7 +51,7 @@ log = logging.getLogger("pausefl.client")
 
 
 def _ignore(_: object) -> None:
-    """Tell nobody."""
+    """Do nothing with it."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ async def take_part(
     roll_calls: "Connection[Any, Any] | None" = None,
     on_metrics: Callable[[str], None] = _ignore,
 ) -> None:
-    """Be these clients until the server dismisses them. When one of them cannot go on, the others do.
+    """Run these clients until the server dismisses them. When one of them cannot go on, the others do.
 
-    Raises the first such PauseflError at the end. With `roll_calls`, each of them only in the rounds it is there, until
-    nobody calls any more. `on_metrics` hears at which HOST:PORT they can be scraped, if they can.
+    Raises the first such PauseflError at the end. With `roll_calls`, each takes part only in the rounds it is there,
+    until the calls end. `on_metrics` hears at which HOST:PORT they can be scraped, if they can.
     """
     known = plan.training.client_ids
     for client_id in client_ids:
@@ -157,7 +157,7 @@ def make_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Tr
             for c in client_ids
         }
     # Clients with a synthetic model never import torch.
-    from pausefl.runtime.torch_trainers import make_torch_trainers
+    from pausefl.runtime.client.torch_trainers import make_torch_trainers
 
     return make_torch_trainers(plan, client_ids)
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from pausefl.runtime.client_plan import NoisePlan, PrivacyPlan
+from pausefl.runtime.client.plan import NoisePlan, PrivacyPlan
 from pausefl_client.holdings import Holding
 from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
@@ -60,7 +60,7 @@ def _open(plan: PrivacyPlan, client_id: str, trainer: Trainer, path: Path, closi
 
 def _ledger_identity(plan: PrivacyPlan, client_id: str, trainer: Trainer) -> dict[str, str]:
     """Whose ledger it is, and what has to be the same for all of its releases if their ε are to add up."""
-    # Both samplers spend alike; noise from the seed protects nobody, whatever is drawn after it.
+    # Both samplers spend alike; noise from the seed is not private, whatever is drawn after it.
     noise = "reproducible" if plan.noise.source == "reproducible" else "fresh"
     unit = plan.mechanism.unit
     identity = {"unit": unit, "examples": trainer.holding.examples, "noise": noise}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from pausefl.population.behaviours import BehaviourChain
-from pausefl.runtime.client_plan import TrainingPlan
+from pausefl.runtime.client.plan import TrainingPlan
 from pausefl_client.datasets import load_dataset
 from pausefl_client.holdings import dealing_of, holding_of
 from pausefl_client.models import build_model

@@ -1,7 +1,7 @@
-"""Which clients a container is, when nobody tells it: each holds a slot, a number that no other container has.
+"""Which clients a container is, if it is not told: each holds a slot, a number that no other container has.
 
 A slot is a lock file in the folder where the ledgers lie. The kernel lets go of it with the process that holds it,
-however that ends (kill -9 included), and whoever comes next goes on with the ledgers of that slot's clients.
+however that ends (kill -9 included), and the next process goes on with the ledgers of that slot's clients.
 """
 
 import fcntl

@@ -13,7 +13,7 @@ from pausefl_proto.errors import ConfigError
 def make_links(
     latency: LatencyTable, plans: Mapping[str, LinkPlan], client_ids: Sequence[str], seed: int
 ) -> dict[str, Link]:
-    """The links of the clients in this process. Whoever shares an access point must be here with the others."""
+    """The links of the clients in this process. Clients that share an access point must share a process."""
     if latency.injection == "netem":
         return {client_id: Link() for client_id in client_ids}
     shared = {}
