@@ -6,7 +6,7 @@ at run time, and names of its members taken out of its errors again; a trial too
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -41,7 +41,7 @@ def read_kind(
     if not isinstance(table, dict):
         raise ConfigError(f'{key} = {table!r}: must be a table such as {{ kind = "{next(iter(kinds))}" }}')
     make = kinds[_kind(kinds, table, key)]
-    parameters = inspect.signature(make).parameters
+    parameters = _parameters(make)
     for name in table:
         if name not in (known := ["kind", *parameters, *other_keys]):
             raise ConfigError(unknown_key(f"{key}.{name}", list(dict.fromkeys(known))))
@@ -68,6 +68,11 @@ def _kind(kinds: Kinds, table: Mapping[str, Any], key: str) -> str:
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"{key}.kind = {kind!r}: {allowed}")
     return kind
+
+
+@lru_cache(maxsize=64)  # bounded: a maker may be bound to one client
+def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(make).parameters
 
 
 @cache
