@@ -137,7 +137,7 @@ def test_a_mistake_is_one_line_that_names_the_key_and_what_is_allowed(override: 
     ("text", "message"),
     [
         ("experiment = 3", "experiment = 3: should be a table"),
-        ("rounds = 3", "rounds: unknown key; known keys: aggregation, clients,"),
+        ("rounds = 3", "rounds: unknown key; known keys: admission, aggregation, clients,"),
         ("[[clients]]\ncount = 1", "clients = "),
         ("[experiment]\nrounds = 3\nrounds = 4", "the experiment: not valid TOML"),
         ("[experiment", "the experiment: not valid TOML"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pausefl_server.records import EventKind, LogEvent
 
-_OPPOSITE: dict[EventKind, EventKind] = {"joined": "left", "left": "joined"}
+_COMING_AND_GOING: tuple[EventKind, EventKind] = ("joined", "left")
 # Of these it matters how often they happened, and the greatest release they tell of.
 _MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled")
 
@@ -24,7 +24,7 @@ class PendingEvents:
     def add(self, event: LogEvent) -> None:
         """Take an event, or count it with an earlier one of its kind and client."""
         key = event.kind, event.client_id
-        if event.kind in _OPPOSITE:
+        if event.kind in _COMING_AND_GOING:
             self._add_coming_or_going(event)
         elif event.kind in _MERGED and (place := self._places.get(key)) is not None:
             self._merge(place, event)
@@ -67,9 +67,16 @@ class PendingEvents:
         )
 
     def _add_coming_or_going(self, event: LogEvent) -> None:
-        """Of a client that comes and goes again and again, the first going and the last coming tell enough."""
-        same = self._places.get((event.kind, event.client_id))
-        other = self._places.get((_OPPOSITE[event.kind], event.client_id))
-        if same is not None and other is not None and same < other:
-            del self._events[same], self._events[other], self._places[_OPPOSITE[event.kind], event.client_id]
-        self._append(event)
+        """Of a client that comes and goes again and again, its first going and its last coming and going are kept.
+
+        A later coming stands in the place of an earlier one: events between the two may need the client's row.
+        """
+        came, left = (self._places.get((kind, event.client_id)) for kind in _COMING_AND_GOING)
+        if event.kind == "left" and left is not None and (came is None or came < left):
+            self._events[left] = event
+        elif event.kind == "joined" and came is not None:
+            self._events[came] = event
+            if left is not None and came < left:
+                del self._events[left], self._places["left", event.client_id]
+        else:
+            self._append(event)
