@@ -13,9 +13,9 @@ import pytest
 
 from pausefl.certificates import make_certificates
 from pausefl.config.experiment import parse_experiment
-from pausefl.config.tokens import read_token, read_token_digests
 from pausefl.runtime.server_process import serve_experiment
 from pausefl_client.transport import connect
+from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb

@@ -7,7 +7,7 @@ import pytest
 
 from pausefl.certificates import make_certificates
 from pausefl.cli import main
-from pausefl.config.tokens import read_token, read_token_digests
+from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_server.admission import Admission

@@ -3,26 +3,22 @@ without evaluation no torch."""
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pausefl import __version__
+from pausefl.arguments import make_parser
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, preset_names
-from pausefl.exit_status import EPILOG, RunInterrupted, check_outcome, exit_with_status, resume_command
+from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
 from pausefl_process.events import MetricsServed, print_event
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
     from pausefl.campaigns.campaign import Show
-
-_AddCommand = Callable[[str, Any, str], argparse.ArgumentParser]
-"""Adds a subcommand: its name, the function that runs it, its help."""
-_CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,113 +29,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of every subcommand; `command` in what it parses is the function that runs it."""
-    whole = argparse.ArgumentParser(
-        "pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG
+    return make_parser(
+        {
+            "run": _run,
+            "compare": _compare,
+            "sweep": _sweep,
+            "simulate": _simulate,
+            "server": _server,
+            "client": _client,
+            "evaluator": _evaluator,
+            "report": _report,
+            "audit": _audit,
+            "bench": _bench,
+            "data": _data,
+            "certs": _certs,
+            "validate": _validate,
+        }
     )
-    whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
-    commands = whole.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=run)
-        return sub
-
-    _add_experiments(command)
-    _add_ends(command)
-    _add_tools(command)
-    return whole
-
-
-def _add_experiments(command: _AddCommand) -> None:
-    """Commands that play whole experiments."""
-    sub = command("run", _run, "one server and N client processes here; live progress; a summary at the end")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
-    _add_resume(sub, metavar="RUN_DIR", help="go on with an interrupted run")
-    netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
-    sub.add_argument(
-        "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
-    )
-    _add_set(sub)
-
-    sub = command("compare", _compare, "the same experiment under several policies; table and figures")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
-    _add_set(sub)
-    sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas")
-    sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per policy, from the seed on (default 1)")
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/compare-<name>-<time>)")
-    sub.add_argument("--runs", nargs="+", metavar="RUN_DIR", help="compare these finished runs instead of running any")
-    sub.add_argument("--labels", metavar="A,B,C", help="names for --runs; runs of one name are its seeds")
-    sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted comparison")
-
-    sub = command("sweep", _sweep, "an experiment on a grid of settings; one CSV over all runs, and a picture")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
-    grid = "a key and its values, e.g. --set selection.pause.alpha=1,10,100; one value holds for every run; repeatable"
-    sub.add_argument("--set", action="append", default=[], metavar="KEY=A,B,C", dest="grid", help=grid)
-    sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per setting, from the seed on (default 1)")
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/sweep-<name>-<time>)")
-    sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted sweep")
-
-    sub = command("simulate", _simulate, "policy and drawn latencies or drifts only: regret, no network, no training")
-    _add_config(sub)
-    sub.add_argument("--rounds", type=int, required=True, metavar="N")
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
-
-
-def _add_ends(command: _AddCommand) -> None:
-    """Commands that are one process of an experiment, as containers run them."""
-    sub = command("server", _server, "the server alone")
-    _add_config(sub)
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
-    _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
-    _add_insecure(sub, "server.insecure")
-
-    sub = command("client", _client, "a client alone, or the clients of a slot")
-    _add_config(sub)
-    _add_who(sub)
-
-    sub = command("evaluator", _evaluator, "the evaluator alone, for servers whose evaluation.address names it")
-    _add_config(sub)
-    _add_insecure(sub, "evaluation.insecure")
-
-
-def _add_tools(command: _AddCommand) -> None:
-    """Commands that check, measure and report."""
-    sub = command("report", _report, "write the figures and the report of finished runs again")
-    sub.add_argument("run_dirs", nargs="+", metavar="RUN_DIR")
-    sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
-
-    sub = command("audit", _audit, "attack the privacy mechanism of an experiment; check the ledgers of a run")
-    sub.add_argument("config", metavar="RUN_OR_CONFIG", help=f"a run directory, {_CONFIG_HELP}")
-    sub.add_argument("--uploads", type=int, default=20_000, metavar="N", help="per attack and world (default 20000)")
-    _add_set(sub)
-
-    sub = command("bench", _bench, "measure this machine; JSON lines with --json")
-    sub.add_argument("name", metavar="NAME", help="which benchmark (an unknown name lists them)")
-    sub.add_argument("--json", action="store_true", help="one JSON object a line per case")
-    sub.add_argument("--clients", type=int, metavar="N")
-    sub.add_argument("--payload-bytes", type=int, metavar="B")
-
-    sub = command("data", _data, "check that a data set is there, or download it")
-    sub.add_argument("name", metavar="NAME")
-
-    _add_certs(command("certs", _certs, "certificates and tokens by which servers and clients know each other"))
-
-    sub = command("validate", _validate, "check an experiment without running it, and print it with all defaults")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
-    sub.add_argument("--list", action="store_true", help="list the presets")
-    _add_set(sub)
-
-
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help=_CONFIG_HELP)
-    _add_set(parser)
-
-
-def _add_resume(parser: argparse.ArgumentParser, **kind: Any) -> None:
-    parser.add_argument("--resume", **kind)
-    text = "with --resume: first take back the rounds after this one, which are played again; their epsilon stays spent"
-    parser.add_argument("--back-to", type=int, metavar="ROUND", help=text)
 
 
 def _back_to(options: argparse.Namespace) -> int | None:
@@ -147,35 +53,6 @@ def _back_to(options: argparse.Namespace) -> int | None:
         raise ConfigError(f"--back-to {options.back_to}: goes with --resume")
     back_to: int | None = options.back_to
     return back_to
-
-
-def _add_certs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="where they go; what is there is kept, and its authority used")
-    parser.add_argument("hosts", nargs="+", metavar="HOST", help="names and addresses of the server and evaluator")
-    text = "how many (client-000, client-001, ...), or ids separated by commas (default: none)"
-    parser.add_argument("--clients", default="", metavar="N|A,B,C", help=text)
-
-
-def _add_insecure(parser: argparse.ArgumentParser, key: str) -> None:
-    text = "listen where other machines can reach it although anyone there may join and read along"
-    parser.add_argument(
-        "--insecure", action="append_const", const=f"{key}=true", dest="overrides", default=[], help=text
-    )
-
-
-def _add_set(parser: argparse.ArgumentParser) -> None:
-    text = "override a key, e.g. --set experiment.rounds=60; repeatable"
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
-
-
-def _add_who(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
-    who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--client-id", metavar="ID", help="who this is (client-000, client-001, ...)")
-    slot = "clients number N*C to N*C+C-1; auto: the first N that no other process holds in --ledger-dir"
-    who.add_argument("--slot", metavar="auto|N", help=slot)
-    parser.add_argument("--count", type=int, default=1, metavar="C", help="clients a slot has (default 1)")
-    parser.add_argument("--ledger-dir", default="ledgers", metavar="DIR", help="where ledgers lie (default: ledgers)")
 
 
 def _load(options: argparse.Namespace) -> Experiment:

@@ -126,10 +126,8 @@ async def serve(
                 back_to=back_to,
                 say=observer.noticed,
             )
-        ends = (
-            budgets_end(start.state.table, settings.budget, start.state.round, policy.m) if start.state.round else None
-        )
-        telemetry.resumed(store.evaluations(), ends)
+        ends = budgets_end(start.state.table, settings.budget, start.state.round, policy.m)
+        telemetry.resumed(store.evaluations(), ends if start.state.round else None)
         if endpoints.metrics is not None:
             closing.enter_context(_shown(telemetry, endpoints.metrics, report))
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
@@ -139,16 +137,7 @@ async def serve(
         monitor = HostMonitor()
         closing.callback(monitor.close)
         coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, monitor=monitor)
-        federation = FederationServer(
-            coordinator,
-            theta_0.size,
-            endpoints.tls,
-            admission=endpoints.admission,
-            norm_bound=settings.privacy.norm_bound if settings.privacy else None,
-            most_clients=settings.clients or _MANY_CLIENTS,
-            dead_after_s=endpoints.dead_after_s,
-            hello_timeout_s=endpoints.hello_timeout_s,
-        )
+        federation = _federation(coordinator, theta_0.size, settings, endpoints)
         before = count_held()
         final, best = await _run_actors(
             coordinator, store_actor, evaluator, federation, endpoints, on_ready, interruption, missing
@@ -156,11 +145,7 @@ async def serve(
         left = await left_over(before)
         report(Finished(coordinator.stopped_because, left, coordinator.outcome))
         result = RunResult(
-            state=coordinator.state,
-            theta=coordinator.theta,
-            best=evaluator.best,
-            final_evaluations=final,
-            best_evaluations=best,
+            *(coordinator.state, coordinator.theta, evaluator.best, final, best),
             stopped_because=coordinator.stopped_because,
             outcome=coordinator.outcome,
             rejected_updates=telemetry.now.rejected,
@@ -169,6 +154,22 @@ async def serve(
         telemetry.kept()
         await _linger(endpoints.metrics, interruption)
         return result
+
+
+def _federation(
+    coordinator: Coordinator, model_size: int, settings: ServerSettings, endpoints: Endpoints
+) -> FederationServer:
+    """The door that clients come through, with its limits."""
+    return FederationServer(
+        coordinator,
+        model_size,
+        endpoints.tls,
+        admission=endpoints.admission,
+        norm_bound=settings.privacy.norm_bound if settings.privacy else None,
+        most_clients=settings.clients or _MANY_CLIENTS,
+        dead_after_s=endpoints.dead_after_s,
+        hello_timeout_s=endpoints.hello_timeout_s,
+    )
 
 
 @contextmanager

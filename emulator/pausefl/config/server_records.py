@@ -9,9 +9,9 @@ from pausefl.config.client_records import tls_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.tables import AggregationTable, HostTable, OptimizerTable, SelectionTable
-from pausefl.config.tokens import read_token_digests
 from pausefl.config.validation import build
 from pausefl_process.http_server import is_loopback
+from pausefl_process.tokens import read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_server.admission import Admission
 from pausefl_server.aggregation import Aggregation

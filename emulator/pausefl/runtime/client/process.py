@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pausefl.config.client_records import tls_of
-from pausefl.config.tokens import read_token
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.links import make_links
@@ -39,6 +38,7 @@ from pausefl_process.lifetime import (
     keep_freed_memory,
     write_output_to,
 )
+from pausefl_process.tokens import read_token
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
