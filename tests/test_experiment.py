@@ -379,23 +379,3 @@ def test_every_data_set_and_model_is_documented() -> None:
     tables, _, _ = text.partition("## AG-News")
     named = set(re.findall(r"^\| `([a-z0-9_-]+)` \|", tables, re.MULTILINE))
     assert named == {*datasets.NAMES, *models.NAMES, "synthetic"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[experiment\n", "mine.toml: not valid TOML: "),
-        ("[experiment]\nrounds = 0\n", "mine.toml: experiment.rounds = 0: should be greater"),
-        ("[selection]\nm = 31\n", "mine.toml: selection.m = 31: must be at most clients.count = 30"),
-    ],
-)
-def test_a_mistake_in_a_file_is_told_with_the_files_name(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(text)
-    with pytest.raises(ConfigError, match=f"^{re.escape(str(tmp_path))}/{re.escape(message)}"):
-        load_experiment(str(tmp_path / "mine.toml"))
-
-
-def test_an_override_that_is_none_is_not_blamed_on_the_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("")
-    with pytest.raises(ConfigError, match=r"^--set rounds: must be table\.key=value"):
-        load_experiment(str(tmp_path / "mine.toml"), ["rounds"])
