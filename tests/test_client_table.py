@@ -91,9 +91,9 @@ def test_who_may_be_chosen() -> None:
         [LogEvent("left", "b"), LogEvent("retired", "c"), LogEvent("missed", "d"), LogEvent("rejected", "d")], round=2
     )
     assert table.eligible().tolist() == [0, 3]
-    table.apply_events([LogEvent("joined", "b", n_examples=99), LogEvent("joined", "c", n_examples=10)], round=3)
+    table.apply_events([LogEvent("joined", "b", n_examples=40), LogEvent("joined", "c", n_examples=10)], round=3)
     assert table.eligible().tolist() == [0, 1, 3]  # back again; but retired is for good
-    assert table.n_examples[1] == 99
+    assert table.n_examples[1] == 40
 
 
 def test_coming_back_keeps_the_row_and_its_history() -> None:

@@ -126,7 +126,7 @@ def test_make_up_starts_those_named_and_nobody_else(engine: dict[str, str]) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[selection]\nm = 5\n", "CLIENTS=4: selection.m = 5: must be at most clients.count = 4"),
+        ("[selection]\nm = 5\n", "selection.m = 5: must be at most clients.count = 4"),
         ("[selection\n", "not valid TOML"),
     ],
 )

@@ -16,7 +16,7 @@ from pausefl_server.store import Store
 
 # All that the processes of a run write there before its first round.
 _MADE = (
-    *("lock", "config.toml", "run.db", "run.db-wal", "run.db-shm", "checkpoints", "ledgers"),
+    *("lock", "config.toml", "run.db", "run.db-wal", "run.db-shm", "run.db-head", "checkpoints", "ledgers"),
     *("server.log", "clients.log", "targets.json"),
 )
 _CONFIG_DIGEST = "config_digest"

@@ -254,7 +254,6 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
         "final accuracy (%)": ("final_accuracy", _per_cent),
         "best accuracy (%)": ("best_accuracy", _per_cent),
         "total latency (s)": ("total_latency_s", _three_digits),
-        "missed jobs": ("missed_jobs", _three_digits),
         f"time to {common} (s)": ("time_to_common_s", _three_digits),
         f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
         f"greatest {epsilon}": ("max_epsilon_spent", _three_digits),
