@@ -39,8 +39,10 @@ from rigs.authority import Authority
 SCRIPT = """
 import json, sys
 from pausefl.cli import main
-main()
-print(json.dumps({"kind": "ended", "torch": "torch" in sys.modules}))
+try:
+    main()
+finally:
+    print(json.dumps({"kind": "ended", "torch": "torch" in sys.modules}), flush=True)
 """
 PAUSEFL = [sys.executable, "-c", SCRIPT]
 WORKLOAD = '{"seed": 1}'

@@ -174,7 +174,7 @@ def test_the_parts_in_the_metrics_add_up_to_the_exchange(make_telemetry: Callabl
         for sample in family.samples
     }
     parts = [value for key, value in samples.items() if key[0] == "pausefl_exchange_part_seconds_sum"]
-    assert len(parts) == 10
+    assert len(parts) == 11
     assert sum(parts) == pytest.approx(TIMING.exchange_s)
     assert samples["pausefl_exchange_part_seconds_sum", "propagation"] == pytest.approx(TIMING.propagation_s)
     assert samples["pausefl_exchange_part_seconds_bucket", "train", "0.2"] == 1
