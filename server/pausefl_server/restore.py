@@ -54,7 +54,7 @@ def restore(
         examples_max=settings.examples_max,
     )
     late = store.late_events()
-    evaluated, every = {t for t, _ in store.evaluations()}, settings.evaluation_every
+    evaluated, every = {t for t, e in store.evaluations() if e.subset}, settings.evaluation_every
     due = range(every, min(begun + 1, settings.rounds), every) if every else ()
     return StartingPoint(
         state,
