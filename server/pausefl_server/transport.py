@@ -139,9 +139,6 @@ def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int],
         ("grpc.max_concurrent_streams", most_clients + 16),
         ("grpc.server_handshake_timeout_ms", timeout_ms),
         ("grpc.max_connection_idle_ms", timeout_ms),
-        # A stream's window stays at 64 KiB until its next message is read. Windows that grow with bandwidth let one
-        # connection of 500 streams fill 700 MB before any of them had said hello.
-        ("grpc.http2.bdp_probe", 0),
     )
 
 
