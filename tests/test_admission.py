@@ -19,13 +19,11 @@ from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES
 from pausefl_server.admission import Admission
 from pausefl_server.reception import MAX_HELLO_BYTES
 from pausefl_server.transport import FederationServer
 from rigs.federation import SIZE, answer_of, hello, raw_stream
 from rigs.one_job import OneJob
-from rigs.raw_http2 import bytes_taken_of_unfinished_messages
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +135,6 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
             await stranger.wait_for_connection()
         async with asyncio.timeout(20):
             assert await answer_to("a", port, token=token) == "welcome"
-
-
-async def test_of_messages_that_no_hello_began_little_is_taken() -> None:
-    streams = 100
-    async with listening(hello_timeout_s=60.0) as port:
-        taken = await bytes_taken_of_unfinished_messages(port, streams, for_s=3.0)
-    assert taken + streams > 4 * MAX_FRAME_BYTES  # of the four whose turn it is, all that is there
-    assert taken < streams * (64 << 10) + 4 * MAX_FRAME_BYTES
 
 
 async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
