@@ -1,6 +1,9 @@
 """`make mutants`: break privacy in each way of the catalogue, see who notices, write docs/privacy-mutants.md.
 
 python tests/mutants [WORD...]      with words, only the mutants whose description has one of them; writes nothing
+
+An hour on two cores. What was found is kept in build/mutants.json, so that an interrupted run goes on where it stopped;
+a change of the packages or of the catalogue starts it anew.
 """
 
 import sys
@@ -10,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutants.catalogue import MUTANTS, Mutant
+from mutants.kept import KeptVerdicts
 from mutants.running import ROOT, Verdict, check_tree, table, try_mutant
 
 _AT_ONCE = 2
@@ -18,13 +22,17 @@ _AT_ONCE = 2
 def main(words: list[str]) -> int:
     """0 if every mutant was caught by all it was shown to that had to catch it."""
     chosen = [m for m in MUTANTS if not words or any(word in m.why for word in words)]
-    print(f"{len(chosen)} mutants; first the tree as it is, which must pass", flush=True)
-    check_tree(chosen)
+    kept = KeptVerdicts(ROOT / "build/mutants.json")
+    if not any(kept.of(mutant) for mutant in chosen):
+        print(f"{len(chosen)} mutants; first the tree as it is, which must pass", flush=True)
+        check_tree(chosen)
     done = 0
 
     def tried(mutant: Mutant) -> Verdict:
         nonlocal done
-        verdict = try_mutant(mutant)
+        if (verdict := kept.of(mutant)) is None:
+            verdict = try_mutant(mutant)
+            kept.add(verdict)
         done += 1
         says = "CAUGHT BY NOTHING" if verdict.survives else f"audit: {verdict.audit}; tests: {verdict.tests}"
         print(f"[{done}/{len(chosen)}] {mutant.why}: {says}", flush=True)
