@@ -25,22 +25,24 @@ A to B says that A imports B. import-linter holds the directions (`make lint`; t
 def drawn() -> str:
     """The page as the code is now."""
     graph = grimp.build_graph(*PACKAGES)
-    rooms = {module for module in graph.modules if module.count(".") == 1 and _is_package(module)}
-    own = {room for room in rooms if room.startswith("pausefl.")}
     return "\n".join(
         (
             _HEAD,
             "## Packages\n",
             *_drawing(_arrows(graph, set(PACKAGES))),
             *_purposes(PACKAGES),
-            "\n## Rooms of `pausefl`\n",
-            *_drawing(_arrows(graph, own)),
-            *_purposes(sorted(own)),
-            "\n## Rooms of the server\n",
-            *_purposes(sorted(rooms - own)),
+            *(line for package in PACKAGES[:3] for line in _rooms(graph, package)),
             "",
         )
     )
+
+
+def _rooms(graph: grimp.ImportGraph, package: str) -> Iterator[str]:
+    """The drawing and the table of one package's own packages."""
+    rooms = {m for m in graph.modules if m.rpartition(".")[0] == package and _is_package(m)}
+    yield f"\n## Rooms of `{package}`\n"
+    yield from _drawing(_arrows(graph, rooms))
+    yield from _purposes(sorted(rooms))
 
 
 def _arrows(graph: grimp.ImportGraph, rooms: set[str]) -> set[tuple[str, str]]:
@@ -71,7 +73,7 @@ def _purposes(packages: Iterable[str]) -> Iterator[str]:
 
 
 def _short(package: str) -> str:
-    return "library[pausefl]" if package == "pausefl" else package.removeprefix("pausefl.")
+    return "library[pausefl]" if package == "pausefl" else package.rpartition(".")[2] if package.count(".") else package
 
 
 def _is_package(module: str) -> bool:

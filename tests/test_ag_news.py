@@ -14,13 +14,13 @@ from pausefl.config.experiment import load_experiment
 from pausefl.evaluator.model import Evaluator
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
-from pausefl_client.cache import cached_folder
-from pausefl_client.datasets import Dataset, Examples, load_dataset, split_note
-from pausefl_client.formats import read_ag_news
-from pausefl_client.models import build_model, flatten
-from pausefl_client.text import hashed_tokens
-from pausefl_client.trainer import TrainingSettings
-from pausefl_client.training import TorchTrainer
+from pausefl_client.data.cache import cached_folder
+from pausefl_client.data.datasets import Dataset, Examples, load_dataset, split_note
+from pausefl_client.data.formats import read_ag_news
+from pausefl_client.data.text import hashed_tokens
+from pausefl_client.training.models import build_model, flatten
+from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 
 REAL_DATA = os.environ.get("PAUSEFL_DATA")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl_proto.wire import Vector
-from pausefl_server.aggregation import (
+from pausefl_server.model.aggregation import (
     Aggregation,
     clipped,
     krum,
@@ -21,8 +21,8 @@ from pausefl_server.aggregation import (
     trimmed_mean,
     weighted_mean,
 )
-from pausefl_server.optimizers import ServerOptimizer
-from pausefl_server.selection.everyone import All
+from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.selection.policies.everyone import All
 from rigs.coordinator import BUDGET, MakeRig, averaged, update_of
 
 quickly = settings(max_examples=60, deadline=None, derandomize=True)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl_server import annealing
-from pausefl_server.annealing import Cooling, anneal, anneal_additive
-from pausefl_server.search import brute_force
+from pausefl_server.search import annealing, brute_force
+from pausefl_server.search.annealing import Cooling, anneal, anneal_additive
 from pausefl_server.selection.set_values import Additive, LabelDiversity, followed
 from rigs.clock import Clock
 

@@ -8,10 +8,10 @@ import pytest
 
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent
-from pausefl_server.selection.clustered import Clustered
-from pausefl_server.selection.fastest import Fastest
-from pausefl_server.selection.oort import Oort, scaled_utility
-from pausefl_server.selection.pow_d import PowD
+from pausefl_server.selection.policies.clustered import Clustered
+from pausefl_server.selection.policies.fastest import Fastest
+from pausefl_server.selection.policies.oort import Oort, scaled_utility
+from pausefl_server.selection.policies.pow_d import PowD
 from rigs.policies import IDS, M, Play, context_of, true_mean_s
 
 # --- baselines

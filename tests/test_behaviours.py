@@ -24,9 +24,9 @@ from pausefl.population.behaviours import (
     SlowDevice,
     StaleModel,
 )
-from pausefl_client.datasets import Examples
-from pausefl_client.holdings import synthetic_holding
-from pausefl_client.trainer import TrainingOutcome, TrainingSettings
+from pausefl_client.data.datasets import Examples
+from pausefl_client.data.holdings import synthetic_holding
+from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 

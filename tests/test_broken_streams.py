@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 
 from pausefl_client.session import StreamToServer
-from pausefl_client.synthetic import SyntheticTrainer
-from pausefl_client.trainer import TrainingOutcome
+from pausefl_client.training.synthetic import SyntheticTrainer
+from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.transport import connect
 from pausefl_proto.actor import Actor, ActorStopped
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
-from pausefl_server.coordinator import Coordinator
-from pausefl_server.messages import Lost, Register, Shutdown
+from pausefl_server.connections.transport import FederationServer
 from pausefl_server.records import Evaluation
-from pausefl_server.selection.everyone import All
+from pausefl_server.rounds.coordinator import Coordinator
+from pausefl_server.rounds.messages import Lost, Register, Shutdown
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import Endpoints, serve
-from pausefl_server.transport import FederationServer
 from rigs.federation import (
     BIG,
     PRIVATE,

@@ -14,13 +14,13 @@ from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.resting import awake
+from pausefl_server.rounds.resting import awake
 from pausefl_server.selection import Context, policy_class
-from pausefl_server.selection.everyone import All
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
 from pausefl_server.selection.observed import seen_by_policy
-from pausefl_server.selection.pause import Pause
-from pausefl_server.selection.ucb import Ucb
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.ucb import Ucb
 from pausefl_server.state import replay
 from rigs.policies import IDS, Play, policy_of
 from rigs.settings import server_settings

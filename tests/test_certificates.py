@@ -10,7 +10,7 @@ from pausefl.cli import main
 from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
-from pausefl_server.admission import Admission
+from pausefl_server.rounds.admission import Admission
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack, pack_job, unpack
 from pausefl_server.ledger import Release
-from pausefl_server.messages import Acknowledge, Dismiss, Update
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Update
 from rigs.client_actor import ClientActorRig, upload, vector
 
 BIG = MAX_FRAME_BYTES // 4 + 100

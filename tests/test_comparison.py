@@ -12,7 +12,7 @@ from rich.console import Console
 from pausefl.report.comparison import Spread, as_group_table, as_json, as_table, compare, write_comparison
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 
 ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
 ROUND_S = {"pause": 1.0, "random": 2.0}

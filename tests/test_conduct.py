@@ -7,8 +7,8 @@ import pytest
 
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.client_actor import ClientActor
-from pausefl_server.conduct import AbuseError, Conduct
+from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.connections.conduct import AbuseError, Conduct
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
 

@@ -12,15 +12,15 @@ from pausefl_process.events import RoundCommitted, WaitingForClients
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector
-from pausefl_server.aggregation import Aggregation
 from pausefl_server.clients import ClientTable
-from pausefl_server.messages import Dismiss, Refusal, Shutdown
-from pausefl_server.optimizers import ServerOptimizer
+from pausefl_server.model.aggregation import Aggregation
+from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import LogEvent, Timing
+from pausefl_server.rounds.messages import Dismiss, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
-from pausefl_server.selection.everyone import All
-from pausefl_server.selection.pause import Pause
-from pausefl_server.selection.uniform import Random
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.uniform import Random
 from rigs.coordinator import BUDGET, SIZE, CoordinatorRig, MakeRig, averaged, digests_of_models, latency_of, update_of
 
 # -- whole rounds

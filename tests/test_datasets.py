@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl_client import downloads
-from pausefl_client.cache import cached_folder, data_folder
-from pausefl_client.datasets import Dataset, Examples, load_dataset, prepare_dataset
-from pausefl_client.formats import read_cifar, read_idx
-from pausefl_client.published import PUBLISHED
+from pausefl_client.data import downloads
+from pausefl_client.data.cache import cached_folder, data_folder
+from pausefl_client.data.datasets import Dataset, Examples, load_dataset, prepare_dataset
+from pausefl_client.data.formats import read_cifar, read_idx
+from pausefl_client.data.published import PUBLISHED
 from pausefl_proto.errors import ConfigError
 
 N_TRAIN, N_TEST = 10_006, 9

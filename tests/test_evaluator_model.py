@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pausefl.evaluator.model import Evaluator
-from pausefl_client.datasets import load_dataset
-from pausefl_client.models import build_model, flatten
+from pausefl_client.data.datasets import load_dataset
+from pausefl_client.training.models import build_model, flatten
 from pausefl_server.records import Evaluation, Split
 
 DIGITS = load_dataset("digits", seed=1)

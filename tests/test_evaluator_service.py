@@ -28,11 +28,11 @@ from pausefl_proto.errors import ConfigError, EvaluatorLost
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import evaluation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, TensorSpec, Vector
-from pausefl_server.checkpoint import Checkpoint
-from pausefl_server.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation, Split
-from pausefl_server.store import Store, StoreActor
+from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.store import Store, StoreActor
 from rigs.authority import Authority
 
 # `pausefl`, which says at its end whether it came to need torch.

@@ -18,16 +18,16 @@ from pausefl.config.experiment import parse_experiment
 from pausefl.results.accounting import releases_at_most, tighter_epsilon
 from pausefl.results.reading import CLIENTS
 from pausefl.runtime.run_dir import made_run_dir
-from pausefl_client.ledger import Ledger, ReleaseKey
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.selection.uniform import Random
+from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import MetricsSettings, PrivacySettings
 from pausefl_server.state import replay
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 
 BUDGET = Budget(10.0, 0.04)
 SYNTHETIC = """

@@ -15,7 +15,8 @@ from pausefl.config.experiment import Experiment, load_experiment, parse_experim
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.config.validation import build
-from pausefl_client import datasets, models
+from pausefl_client.data import datasets
+from pausefl_client.training import models
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import POLICIES
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pausefl_proto.wire import Vector
 from pausefl_server.records import LogEvent
 from pausefl_server.selection import Policy
-from pausefl_server.selection.chr import Chr
 from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
-from pausefl_server.selection.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.observed import seen_by_policy
+from pausefl_server.selection.policies.chr import Chr
+from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs
 from rigs.newcomers import ORIGINALS, POISONED, RELEVANT, SIZE, NewcomerPlay, update_of, with_newcomers
 
 quickly = settings(max_examples=60, deadline=None, derandomize=True)

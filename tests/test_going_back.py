@@ -9,11 +9,11 @@ import pytest
 
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import digest
-from pausefl_server import checkpoint as checkpoints
-from pausefl_server.checkpoint import Checkpoint
-from pausefl_server.optimizers import ServerOptimizer
-from pausefl_server.selection.everyone import All
+from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import RunResult
+from pausefl_server.storage import checkpoint as checkpoints
+from pausefl_server.storage.checkpoint import Checkpoint
 from rigs.federation import BUDGET, PRIVATE, clients, federation, log_of, private
 
 ADAM = ServerOptimizer("fedadam", learning_rate=0.1)

@@ -17,8 +17,8 @@ from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import make_trainers
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
-from pausefl_server.aggregation import RuleName
-from pausefl_server.optimizers import OptimizerName
+from pausefl_server.model.aggregation import RuleName
+from pausefl_server.model.optimizers import OptimizerName
 
 THREE = """
 [selection]

@@ -22,10 +22,10 @@ from pausefl_server.host_limits import ADVICE, HostLimits, advice
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
-from pausefl_server.selection.uniform import Random
+from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.settings import MetricsSettings
 from pausefl_server.state import replay
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 
 STALL_S = 0.4
 TOLERANCE_S = 0.15

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from pausefl_server.leak_check import count_held, left_over
+from pausefl_server.monitoring.leak_check import count_held, left_over
 
 
 async def test_what_closes_late_is_not_left_over() -> None:

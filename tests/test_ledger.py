@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_spend
+from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey, verified_spend
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import BudgetError, LedgerError
 from rigs.connections import opened_connections
@@ -332,7 +332,7 @@ def test_a_ledger_of_another_experiment_is_refused(
 def test_two_processes_cannot_open_one_ledger(ledger: Ledger, path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from pausefl_proto.budget import Budget\n"
-        "from pausefl_client.ledger import Ledger\n"
+        "from pausefl_client.privacy.ledger import Ledger\n"
         f"Ledger(Path(sys.argv[1]), Budget(10.0, 0.04), **{HOLDER!r})"
     )
     other = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)

@@ -3,7 +3,7 @@
 import pytest
 
 from pausefl_proto.errors import WireError
-from pausefl_server.messages import Register
+from pausefl_server.rounds.messages import Register
 from rigs.coordinator import BUDGET, MakeRig
 
 

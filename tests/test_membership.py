@@ -13,8 +13,8 @@ from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, digest
 from pausefl_server.ledger import Release
-from pausefl_server.messages import Refusal
-from pausefl_server.selection.uniform import Random
+from pausefl_server.rounds.messages import Refusal
+from pausefl_server.selection.policies.uniform import Random
 from rigs.coordinator import BUDGET, SIZE, FakePeer, MakeRig, averaged
 
 # -- who is let in

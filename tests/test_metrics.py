@@ -14,8 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.metrics import HostMetrics
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.session import AnsweredJob
 from pausefl_process.http_server import WebServer
 from pausefl_proto.budget import Budget
@@ -23,7 +23,7 @@ from pausefl_server.monitoring.metrics import exposition, make_registry
 from pausefl_server.monitoring.snapshot import Curve
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
-from pausefl_server.selection.everyone import All
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import MetricsSettings, PrivacySettings, RunInfo
 from pausefl_server.state import RunState, replay
 

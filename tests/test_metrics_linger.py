@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pausefl_server.selection.everyone import All
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import RunResult
 from pausefl_server.settings import MetricsSettings
 from rigs.federation import clients, federation

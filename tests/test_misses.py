@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pausefl_server.aggregation import Aggregation
-from pausefl_server.client_actor import ClientActor
-from pausefl_server.messages import Dispatch, Lost, Refusal, Update
+from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.records import LogEvent, Timing
-from pausefl_server.selection.everyone import All
-from pausefl_server.selection.pause import Pause
+from pausefl_server.rounds.messages import Dispatch, Lost, Refusal, Update
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.settings import MetricsSettings
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.coordinator import MakeRig

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pausefl_client.models import NAMES, build_model, flatten, manifest_of, unflatten
+from pausefl_client.training.models import NAMES, build_model, flatten, manifest_of, unflatten
 from pausefl_proto.errors import ConfigError
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)

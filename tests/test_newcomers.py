@@ -26,10 +26,10 @@ from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult
 from pausefl.simulation.outputs import run_simulation, setting_of
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import Context, Selection
-from pausefl_server.selection.chr import Chr
-from pausefl_server.selection.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.newcomers import NewcomerPolicy
-from pausefl_server.selection.pause import Pause
+from pausefl_server.selection.policies.chr import Chr
+from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs
+from pausefl_server.selection.policies.pause import Pause
 
 IDS = (*(f"original-{k}" for k in range(6)), *(f"relevant-{k}" for k in range(3)), *(f"harmful-{k}" for k in range(3)))
 JOIN, LEAVE = 5, 40

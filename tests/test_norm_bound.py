@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from pausefl_client.privacy import Mechanism, PrivacyUnit, entropy_rng
+from pausefl_client.privacy.mechanism import Mechanism, PrivacyUnit, entropy_rng
 from pausefl_proto.errors import WireError
 from pausefl_proto.wire import Vector
-from pausefl_server.norm_bound import TAIL_PROBABILITY, NormBound
+from pausefl_server.model.norm_bound import TAIL_PROBABILITY, NormBound
 
 UNITS: tuple[PrivacyUnit, ...] = ("coordinate", "vector")
 

@@ -14,12 +14,12 @@ from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.client.plan import ClientPlan, client_plan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers
-from pausefl_client.datasets import Dataset, Examples
-from pausefl_client.holdings import dealing_of, holding_of, synthetic_holding
-from pausefl_client.ledger import Ledger, ReleaseKey
-from pausefl_client.privacy import Mechanism, entropy_rng
-from pausefl_client.release import ReleasePrivacy, Releaser
-from pausefl_client.trainer import Trainer
+from pausefl_client.data.datasets import Dataset, Examples
+from pausefl_client.data.holdings import dealing_of, holding_of, synthetic_holding
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
+from pausefl_client.privacy.mechanism import Mechanism, entropy_rng
+from pausefl_client.privacy.release import ReleasePrivacy, Releaser
+from pausefl_client.training.trainer import Trainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 

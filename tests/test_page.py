@@ -11,7 +11,7 @@ from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, frame
 from pausefl_server.monitoring.snapshot import PARTS
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation
-from pausefl_server.selection.everyone import All
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.state import replay
 from rigs.page import BUDGET, INFO, PRIVATE, get, next_frame, record, served
 

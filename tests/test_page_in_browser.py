@@ -17,7 +17,7 @@ from pausefl_process.events import MetricsServed, ProgressEvent
 from pausefl_process.http_server import WebServer
 from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.selection.everyone import All
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.state import replay
 from rigs.page import INFO, PRIVATE, record, served
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl_client.partition import Kind, partition
+from pausefl_client.data.partition import Kind, partition
 from pausefl_proto.errors import ConfigError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 600))

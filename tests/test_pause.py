@@ -13,10 +13,10 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Observation
 from pausefl_server.selection import Context
-from pausefl_server.selection.brute import PauseBrute
-from pausefl_server.selection.pause import Pause
-from pausefl_server.selection.sa_pause import SaPause
-from pausefl_server.selection.ucb import Ucb
+from pausefl_server.selection.policies.brute import PauseBrute
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.policies.ucb import Ucb
 from rigs.policies import IDS, M, Play, context_of, hash_of
 
 # --- PAUSE

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pausefl_process.line_limit import LineLimit
 from pausefl_server.clients import ClientTable
-from pausefl_server.pending_events import PendingEvents
 from pausefl_server.records import LogEvent
+from pausefl_server.rounds.pending_events import PendingEvents
 from rigs.clock import Clock
 
 

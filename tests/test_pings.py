@@ -15,10 +15,10 @@ import pytest
 from pausefl_proto.actor import Actor
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import digest, pack_job
-from pausefl_server.client_actor import ClientActor
-from pausefl_server.messages import Dispatch, Pinged, SendPing
+from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.pings import PingRota
 from pausefl_server.records import Observation, RoundRecord
+from pausefl_server.rounds.messages import Dispatch, Pinged, SendPing
 
 
 def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:

@@ -12,12 +12,12 @@ from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import POLICIES, Policy, Selection, checked, policy_class
-from pausefl_server.selection.fastest import Fastest
-from pausefl_server.selection.genie import Genie
-from pausefl_server.selection.oort import Oort
-from pausefl_server.selection.pause import Pause
-from pausefl_server.selection.pow_d import PowD
-from pausefl_server.selection.sa_pause import SaPause
+from pausefl_server.selection.policies.fastest import Fastest
+from pausefl_server.selection.policies.genie import Genie
+from pausefl_server.selection.policies.oort import Oort
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.pow_d import PowD
+from pausefl_server.selection.policies.sa_pause import SaPause
 from rigs.policies import (
     M,
     Play,
@@ -130,7 +130,7 @@ def test_a_module_that_cannot_be_imported_is_one_clear_line(
 
 
 def test_a_policy_of_ones_own_is_found_by_module_and_class() -> None:
-    assert policy_class("pausefl_server.selection.pause:Pause") is Pause
+    assert policy_class("pausefl_server.selection.policies.pause:Pause") is Pause
 
 
 def test_policies_say_what_clients_must_disclose() -> None:

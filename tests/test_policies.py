@@ -11,13 +11,13 @@ import pytest
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent
 from pausefl_server.selection import POLICIES, Oracle, Policy
-from pausefl_server.selection.brute import PauseBrute
 from pausefl_server.selection.observed import seen_by_policy
-from pausefl_server.selection.oort import Oort
-from pausefl_server.selection.pause import Pause
-from pausefl_server.selection.pow_d import PowD
-from pausefl_server.selection.sa_pause import SaPause
-from pausefl_server.selection.ucb import Ucb
+from pausefl_server.selection.policies.brute import PauseBrute
+from pausefl_server.selection.policies.oort import Oort
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.pow_d import PowD
+from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.policies.ucb import Ucb
 from rigs.policies import (
     CASES,
     IDS,

@@ -14,9 +14,9 @@ from scipy import stats
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.client.plan import noise_plan
 from pausefl.runtime.client.privacy import noise_for
-from pausefl_client.device_noise import DeviceLaplace, _philox_state, secret_generator
-from pausefl_client.ledger import ReleaseKey
-from pausefl_client.privacy import ExactLaplace, Mechanism, PrivacyUnit, entropy_rng
+from pausefl_client.privacy.device_noise import DeviceLaplace, _philox_state, secret_generator
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, PrivacyUnit, entropy_rng
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError, ConfigError
 
@@ -121,10 +121,10 @@ def test_noise_of_a_device_is_laplace_at_the_same_scale(device: str) -> None:
 def test_noise_is_drawn_where_training_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     key = ReleaseKey("run", 1, 1, "")
     experiment = parse_experiment("", ["clients.count=2", "selection.m=1"])
-    monkeypatch.setattr("pausefl_client.training.resolve_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr("pausefl_client.training.torch_trainer.resolve_device", lambda _: torch.device("cpu"))
     assert isinstance(noise_for(noise_plan(experiment), "c1", key), np.random.Generator)
-    monkeypatch.setattr("pausefl_client.training.resolve_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr("pausefl_client.device_noise.secret_generator", str)
+    monkeypatch.setattr("pausefl_client.training.torch_trainer.resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("pausefl_client.privacy.device_noise.secret_generator", str)
     on_device = noise_for(noise_plan(experiment), "c1", key)
     assert isinstance(on_device, DeviceLaplace)
     assert str(on_device._generator) == "cuda"

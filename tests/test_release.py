@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl_client.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
 from pausefl_client.link import Link
-from pausefl_client.privacy import ExactLaplace, Mechanism, entropy_rng
-from pausefl_client.release import Released, ReleasePrivacy, Releaser, schedule_key
+from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
+from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, entropy_rng
+from pausefl_client.privacy.release import Released, ReleasePrivacy, Releaser, schedule_key
 from pausefl_client.session import ClientSession, ClientSettings
-from pausefl_client.synthetic import SyntheticTrainer
+from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError, ConfigError, LedgerError, PauseflError

@@ -16,10 +16,10 @@ from pausefl.report import report_runs, write_report
 from pausefl.report.plots import draw_all
 from pausefl.results.reading import SCHEMA_VERSION, VIEWS, read_run
 from pausefl_proto.errors import ConfigError
-from pausefl_server import store
 from pausefl_server.host_limits import ADVICE, advice
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.storage import store
 
 CLIENTS = ("<script>", "$x$", "c")
 """Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""

@@ -10,8 +10,8 @@ import pytest
 
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Policy
-from pausefl_server.selection.everyone import All
-from pausefl_server.selection.uniform import Random
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.service import RunResult
 from pausefl_server.settings import MetricsSettings
 from rigs.federation import PRIVATE, SIZE, clients, federation, log_of, private

@@ -10,9 +10,9 @@ from pausefl.runtime.model_files import ModelFiles
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 from pausefl_server.records import Evaluation
-from pausefl_server.selection.everyone import All
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import RunResult
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 from rigs.federation import SIZE, clients, federation
 
 MANIFEST = Manifest((TensorSpec("synthetic", (SIZE,)),))

@@ -18,7 +18,7 @@ from pausefl.audit.ledgers import check_ledgers
 from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.run_dir import made_run_dir, stored_experiment
-from pausefl_client.ledger import verified_spend
+from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
 from rigs.waiting import wait_for
 

@@ -30,14 +30,14 @@ from pausefl.simulation.engine import (
 from pausefl.simulation.outputs import in_words, run_simulation, setting_of
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
-from pausefl_server import _kernels
+from pausefl_server.search import kernels
 from pausefl_server.selection import Context, Policy, Selection, policy_class
-from pausefl_server.selection.genie import Genie
-from pausefl_server.selection.oort import Oort
-from pausefl_server.selection.pause import Pause
-from pausefl_server.selection.pow_d import PowD
-from pausefl_server.selection.sa_pause import SaPause
-from pausefl_server.selection.ucb import Ucb
+from pausefl_server.selection.policies.genie import Genie
+from pausefl_server.selection.policies.oort import Oort
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.pow_d import PowD
+from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.policies.ucb import Ucb
 
 BUDGET = Budget(100.0, 0.04)
 
@@ -67,7 +67,7 @@ def test_compiled_rounds_are_the_policy_called_round_by_round(policy: Pause, bud
 
 def test_the_compiled_rounds_change_with_the_kernels_compiled_into_them() -> None:
     """Else numba would go on with the old ones from its cache: put the new digest there."""
-    source = Path(_kernels.__file__).read_bytes()
+    source = Path(kernels.__file__).read_bytes()
     assert hashlib.sha256(source).hexdigest() == _kernel.KERNELS_SHA256
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl.results.summary import capped
-from pausefl_server.aggregation import Aggregation, capped_shares
 from pausefl_server.clients import ClientTable
+from pausefl_server.model.aggregation import Aggregation, capped_shares
 from pausefl_server.records import LogEvent
 from pausefl_server.selection.terms import generalisation
 from rigs.policies import Play, context_of, policy_of

@@ -19,9 +19,9 @@ from pausefl_process.host_monitor import HostReport
 from pausefl_proto.actor import ActorStopped
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector, digest
-from pausefl_server.checkpoint import Checkpoint
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor
+from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor
 from rigs.connections import opened_connections
 
 FINITE = st.floats(allow_nan=False)

@@ -14,14 +14,14 @@ import pytest
 
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 
 ROUNDS = 10
 COMMITTER = """
 import sys
 from pathlib import Path
 from test_store_damage import commit, record
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 store = Store(Path(sys.argv[1]))
 for t in range(1, 10**6):
     store.commit_round(record(t))

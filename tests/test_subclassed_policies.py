@@ -20,8 +20,8 @@ from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing
 MODULE = '''
 from dataclasses import dataclass
 
-from pausefl_server.selection.fed_ts import FedTs
-from pausefl_server.selection.pause import Pause
+from pausefl_server.selection.policies.fed_ts import FedTs
+from pausefl_server.selection.policies.pause import Pause
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from pausefl_client.text import BUCKETS, hashed_tokens
+from pausefl_client.data.text import BUCKETS, hashed_tokens
 
 
 def test_a_word_is_its_hash_wherever_it_stands() -> None:

@@ -17,8 +17,8 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.messages import Register
-from pausefl_server.transport import FederationServer
+from pausefl_server.connections.transport import FederationServer
+from pausefl_server.rounds.messages import Register
 from rigs.authority import Authority
 
 PAUSEFL = [sys.executable, "-m", "pausefl"]

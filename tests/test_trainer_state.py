@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from pausefl_client.datasets import Examples
-from pausefl_client.ledger import ReleaseKey
-from pausefl_client.models import build_model, flatten
-from pausefl_client.trainer import Optimizer, TrainingSettings
-from pausefl_client.trainer_state import TrainerStates
-from pausefl_client.training import TorchTrainer
+from pausefl_client.data.datasets import Examples
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.training.models import build_model, flatten
+from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.trainer import Optimizer, TrainingSettings
+from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.wire import Vector
 
 CPU = torch.device("cpu")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pausefl_client.datasets import Examples, load_dataset
-from pausefl_client.models import build_model, flatten, unflatten
-from pausefl_client.synthetic import SyntheticTrainer
-from pausefl_client.trainer import TrainingSettings
-from pausefl_client.training import TorchTrainer, normalise, resolve_device
+from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.training.models import build_model, flatten, unflatten
+from pausefl_client.training.synthetic import SyntheticTrainer
+from pausefl_client.training.torch_trainer import TorchTrainer, normalise, resolve_device
+from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
@@ -182,7 +182,8 @@ def run_python(script: str) -> str:
 def test_a_synthetic_client_needs_no_torch() -> None:
     script = """
         import sys
-        import pausefl_client.synthetic, pausefl_client.privacy, pausefl_client.partition, pausefl_client.datasets
+        import pausefl_client.training.synthetic, pausefl_client.privacy.mechanism
+        import pausefl_client.data.partition, pausefl_client.data.datasets
         print("torch" in sys.modules)
     """
     assert run_python(script).strip() == "False"
@@ -193,10 +194,10 @@ def test_a_client_forked_from_a_warm_parent_trains_cheaply() -> None:
     script = """
         import gc, os, sys
         import numpy as np, torch
-        from pausefl_client.datasets import Examples
-        from pausefl_client.models import build_model, flatten
-        from pausefl_client.trainer import TrainingSettings
-        from pausefl_client.training import TorchTrainer, warm_up
+        from pausefl_client.data.datasets import Examples
+        from pausefl_client.training.models import build_model, flatten
+        from pausefl_client.training.trainer import TrainingSettings
+        from pausefl_client.training.torch_trainer import TorchTrainer, warm_up
 
         warm_up()
         gc.freeze()

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from pausefl_client.session import StreamToServer
-from pausefl_client.synthetic import SyntheticTrainer
+from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_MESSAGE_BYTES, decode, pack
-from pausefl_server.selection.everyone import All
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import Endpoints, serve
 from rigs.federation import (
     BIG,

@@ -14,8 +14,8 @@ import pytest
 from pausefl.cli import parser
 from pausefl.exit_status import BAD_INPUT, FAILED, INTERRUPTED
 from pausefl_process.events import Notice
-from pausefl_server.messages import Refusal
-from pausefl_server.selection.everyone import All
+from pausefl_server.rounds.messages import Refusal
+from pausefl_server.selection.policies.everyone import All
 from rigs.command import query, rounds_in, run, synthetic
 from rigs.coordinator import MakeRig
 from rigs.waiting import wait_for

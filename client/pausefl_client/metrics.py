@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pausefl_client.ledger import Ledger
+from pausefl_client.privacy.ledger import Ledger
 from pausefl_client.session import AnsweredJob
 from pausefl_process.http_server import Response
 

@@ -10,11 +10,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pausefl_client.ledger import ReleaseKey
 from pausefl_client.link import Link
-from pausefl_client.release import Released, Releaser
-from pausefl_client.trainer import Trainer
-from pausefl_client.trainer_state import TrainerStates
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.privacy.release import Released, Releaser
+from pausefl_client.training.trainer import Trainer
+from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
 from pausefl_process.plugins import in_one_line
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError

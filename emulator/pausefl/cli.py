@@ -270,7 +270,7 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _data(options: argparse.Namespace) -> None:
-    from pausefl_client.datasets import load_dataset, split_note
+    from pausefl_client.data.datasets import load_dataset, split_note
 
     data = load_dataset(options.name, seed=0)
     sizes = f"{len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test examples"

@@ -1,6 +1,6 @@
 """Random draws as functions of (seed, purpose, key), never of the order in which things happen.
 
-Privacy noise does not come from here: it takes the operating system's entropy (`pausefl_client.privacy`).
+Privacy noise does not come from here: it takes the operating system's entropy (`pausefl_client.privacy.mechanism`).
 """
 
 import hashlib

@@ -17,26 +17,26 @@ from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector
-from pausefl_server.admission import Admission
-from pausefl_server.budget_exhaustion import budgets_end
-from pausefl_server.checkpoint import Checkpoint
-from pausefl_server.coordinator import Coordinator
-from pausefl_server.evaluation import Best, BestModelFile, Evaluate, EvaluateModel, EvaluatorActor, kept_best
-from pausefl_server.leak_check import count_held, left_over
-from pausefl_server.messages import Shutdown
+from pausefl_server.connections.reception import HELLO_TIMEOUT_S
+from pausefl_server.connections.transport import FederationServer
+from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import exposition, make_registry
 from pausefl_server.monitoring.observer import Observers, RunObserver
 from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.reception import HELLO_TIMEOUT_S
 from pausefl_server.records import Evaluation
-from pausefl_server.restore import restore
+from pausefl_server.rounds.admission import Admission
+from pausefl_server.rounds.budget_exhaustion import budgets_end
+from pausefl_server.rounds.coordinator import Coordinator
+from pausefl_server.rounds.evaluation import Best, BestModelFile, Evaluate, EvaluateModel, EvaluatorActor, kept_best
+from pausefl_server.rounds.messages import Shutdown
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState, StartingPoint
-from pausefl_server.store import Store, StoreActor
-from pausefl_server.transport import FederationServer
+from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.restore import restore
+from pausefl_server.storage.store import Store, StoreActor
 
 _GOODBYE_GRACE_S = 5.0
 # Connections are bounded also where the run does not say how many clients there are to be.

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pausefl_proto.budget import Budget
 from pausefl_proto.wire import Manifest
-from pausefl_server.aggregation import Aggregation
 from pausefl_server.host_limits import HostLimits
-from pausefl_server.norm_bound import NormBound
-from pausefl_server.optimizers import ServerOptimizer
+from pausefl_server.model.aggregation import Aggregation
+from pausefl_server.model.norm_bound import NormBound
+from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import Signal
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
-from pausefl_server.global_model import GlobalModel
+from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.records import LogEvent, RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.observed import seen_by_policy

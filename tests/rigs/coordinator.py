@@ -16,21 +16,21 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, Vector
-from pausefl_server.checkpoint import Checkpoint
-from pausefl_server.coordinator import Coordinator
-from pausefl_server.evaluation import EvaluatorActor
-from pausefl_server.global_model import GlobalModel
 from pausefl_server.ledger import Release
-from pausefl_server.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update
+from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord, Timing
+from pausefl_server.rounds.coordinator import Coordinator
+from pausefl_server.rounds.evaluation import EvaluatorActor
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update
 from pausefl_server.selection.base import Policy
-from pausefl_server.selection.everyone import All
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.state import RunState, StartingPoint, replay
-from pausefl_server.store import Store, StoreActor
+from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.store import Store, StoreActor
 from rigs.settings import server_settings
 
 Shown = TypeVar("Shown")

@@ -13,12 +13,12 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl_client.ledger import Ledger, ReleaseKey
 from pausefl_client.link import Link
-from pausefl_client.privacy import Mechanism
-from pausefl_client.release import ReleasePrivacy, Releaser
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
+from pausefl_client.privacy.mechanism import Mechanism
+from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, StreamToServer
-from pausefl_client.synthetic import SyntheticTrainer
+from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
 from pausefl_process.events import ProgressEvent, to_json
 from pausefl_proto.budget import Budget
@@ -26,10 +26,10 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, TensorSpec, unpack
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Policy
-from pausefl_server.selection.everyone import All
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import Endpoints, RunResult, serve
 from pausefl_server.settings import PrivacySettings, ServerSettings
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 from rigs.settings import server_settings
 
 SIZE = 500

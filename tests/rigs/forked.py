@@ -14,7 +14,7 @@ def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> 
     from pausefl.config.experiment import parse_experiment
     from pausefl.runtime.client.plan import noise_plan
     from pausefl.runtime.client.privacy import noise_for
-    from pausefl_client.ledger import ReleaseKey
+    from pausefl_client.privacy.ledger import ReleaseKey
 
     source = noise_for(noise_plan(parse_experiment(experiment)), "client-000", ReleaseKey("run", 1, 1, "model"))
     results.send((loaded, source.laplace([0.0] * 4, 1.0).tolist()))

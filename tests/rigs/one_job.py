@@ -8,7 +8,7 @@ import numpy as np
 from pausefl_proto.actor import Actor
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, digest, pack_job
-from pausefl_server.messages import Dispatch, Lost, Register
+from pausefl_server.rounds.messages import Dispatch, Lost, Register
 
 
 class OneJob(Actor[Any]):

@@ -9,7 +9,7 @@ from functools import reduce
 
 import numpy as np
 
-from pausefl_client.privacy import PrivacyUnit
+from pausefl_client.privacy.mechanism import PrivacyUnit
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.wire import Manifest, Vector
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pausefl.results.reading import read_run
-from pausefl_client.ledger import verified_spend
+from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import PauseflError
 
 

@@ -23,9 +23,9 @@ from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.forks import client_context
-from pausefl_client.ledger import ReleaseKey
-from pausefl_client.privacy import LaplaceSource
-from pausefl_client.release import ReleasePrivacy, Releaser
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.privacy.mechanism import LaplaceSource
+from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator

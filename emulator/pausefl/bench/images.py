@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pausefl_client.datasets import Dataset, Examples
+from pausefl_client.data.datasets import Dataset, Examples
 from pausefl_proto.draws import generator
 
 CLASSES = 10

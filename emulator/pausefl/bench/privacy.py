@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pausefl_client.device_noise import DeviceLaplace, secret_generator
-from pausefl_client.ledger import Ledger, ReleaseKey
-from pausefl_client.privacy import ExactLaplace, LaplaceSource, Mechanism, entropy_rng
+from pausefl_client.privacy.device_noise import DeviceLaplace, secret_generator
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
+from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, Mechanism, entropy_rng
 from pausefl_proto.budget import Budget
 from pausefl_proto.wire import Vector, digest
 

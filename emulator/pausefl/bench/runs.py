@@ -8,7 +8,7 @@ from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import ProgressEvent
 from pausefl_server.records import RoundRecord
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 
 BARE = """
 [privacy]

@@ -14,7 +14,7 @@ from pausefl.bench.runs import BARE
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import Finished, ProgressEvent, RoundCommitted, WaitingForClients
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 
 _M = 50
 _ROUNDS = 100

@@ -22,7 +22,7 @@ from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import MetricsServed, ProgressEvent, RoundCommitted
 from pausefl_server.records import RoundRecord
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 
 _BLOCKS = 12
 _SEGMENT_S = 2.0

@@ -1,9 +1,9 @@
 """The client's side of an experiment as records: budget, mechanism, training and TLS. Each is checked as it is made."""
 
 from pausefl.config.tables import PrivacyTable, TlsTable, WorkloadTable
-from pausefl_client.privacy import Mechanism
-from pausefl_client.release import schedule_key
-from pausefl_client.trainer import TrainingSettings
+from pausefl_client.privacy.mechanism import Mechanism
+from pausefl_client.privacy.release import schedule_key
+from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls

@@ -13,10 +13,10 @@ from pausefl.config.validation import build
 from pausefl_process.http_server import is_loopback
 from pausefl_process.tokens import read_token_digests
 from pausefl_proto.errors import ConfigError
-from pausefl_server.admission import Admission
-from pausefl_server.aggregation import Aggregation
 from pausefl_server.host_limits import HostLimits
-from pausefl_server.optimizers import ServerOptimizer
+from pausefl_server.model.aggregation import Aggregation
+from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.rounds.admission import Admission
 from pausefl_server.selection import Policy, policy_class
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pausefl.config.base import Count, NonNegative, Port, Positive, Share, TomlTable
-from pausefl_client.privacy import Sampler
+from pausefl_client.privacy.mechanism import Sampler
 
 
 class ExperimentTable(TomlTable):
@@ -127,7 +127,7 @@ class WorkloadTable(TomlTable):
 
 
 class OptimizerTable(TomlTable):
-    """How the server turns a round's update into the next model (pausefl_server.optimizers)."""
+    """How the server turns a round's update into the next model (pausefl_server.model.optimizers)."""
 
     kind: Literal["sgd", "fedavgm", "fedadam", "fedyogi"] = "sgd"
     learning_rate: float = 1.0
@@ -137,7 +137,7 @@ class OptimizerTable(TomlTable):
 
 
 class AggregationTable(TomlTable):
-    """How the server combines a round's updates (pausefl_server.aggregation)."""
+    """How the server combines a round's updates (pausefl_server.model.aggregation)."""
 
     rule: Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"] = "fedavg"
     harmful: int = 1

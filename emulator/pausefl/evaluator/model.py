@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from pausefl_client.datasets import Examples, load_dataset
-from pausefl_client.models import build_model, flatten, manifest_of, unflatten
-from pausefl_client.trainer import TrainingSettings
-from pausefl_client.training import TorchTrainer, normalise, resolve_device
+from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.training.models import build_model, flatten, manifest_of, unflatten
+from pausefl_client.training.torch_trainer import TorchTrainer, normalise, resolve_device
+from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation, Split

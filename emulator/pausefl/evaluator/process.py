@@ -73,7 +73,7 @@ class OwnEvaluator:
         return await (await self._line()).initial()
 
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
-        """θ's evaluations, as `pausefl_server.evaluation.EvaluateModel` says."""
+        """θ's evaluations, as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
         try:
             line = await self._line()
         except PauseflError as error:

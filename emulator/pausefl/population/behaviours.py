@@ -13,9 +13,9 @@ from functools import partial
 
 import numpy as np
 
-from pausefl_client.datasets import Examples
-from pausefl_client.holdings import Holding
-from pausefl_client.trainer import Trainer, TrainingOutcome, TrainingSettings
+from pausefl_client.data.datasets import Examples
+from pausefl_client.data.holdings import Holding
+from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import PauseflError

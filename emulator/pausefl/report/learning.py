@@ -12,8 +12,8 @@ from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection import policy_class
-from pausefl_server.selection.fed_ts import FedTs, Posteriors
 from pausefl_server.selection.newcomers import is_original
+from pausefl_server.selection.policies.fed_ts import FedTs, Posteriors
 from pausefl_server.state import RunState
 
 

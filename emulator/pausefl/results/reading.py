@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from pausefl.config.tables import ClientGroup
 from pausefl.config.validation import as_json
-from pausefl_client.privacy import PrivacyUnit
+from pausefl_client.privacy.mechanism import PrivacyUnit
 from pausefl_process.events import Outcome
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import RoundRecord, Split
-from pausefl_server.store import read_rounds
+from pausefl_server.storage.store import read_rounds
 
 Columns = Mapping[str, NDArray[Any]]
 """A table by column: arrays of one length."""
 
 SCHEMA_VERSION = "2"
-"""The shape of the views that is read here; `pausefl_server.store` writes it."""
+"""The shape of the views that is read here; `pausefl_server.storage.store` writes it."""
 VIEWS = (
     *("round_latency", "breakdown", "hosts", "suspect_rounds", "ping_baseline"),
     *("leakage", "greatest_leakage", "selections", "accuracy"),

@@ -16,7 +16,7 @@ from pausefl_proto.errors import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-# The queries behind the tables; the views' columns are documented in pausefl_server/schema.sql.
+# The queries behind the tables; the views' columns are documented in pausefl_server/storage/schema.sql.
 _QUERIES = {
     "rounds": "SELECT * FROM round_latency ORDER BY round",
     "observations": "SELECT * FROM observations ORDER BY round, client_id",

@@ -13,7 +13,7 @@ from pausefl.config.client_records import budget_of
 from pausefl.config.experiment import Experiment
 from pausefl.results.accounting import releases_at_most, tighter_epsilon
 from pausefl.results.selections import choices_by_group
-from pausefl_client.datasets import split_note
+from pausefl_client.data.datasets import split_note
 from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import advice

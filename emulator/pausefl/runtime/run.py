@@ -9,8 +9,8 @@ from pausefl.config.experiment import Experiment
 from pausefl.extras import require
 from pausefl.runtime.fleet import Fleet, View
 from pausefl.runtime.run_dir import made_run_dir
-from pausefl_client.ledger import make_durable
-from pausefl_client.privacy import ExactLaplace
+from pausefl_client.privacy.ledger import make_durable
+from pausefl_client.privacy.mechanism import ExactLaplace
 from pausefl_proto.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def run_experiment(
     require("server", "report")  # before hours of rounds whose report could not be drawn
     if experiment.workload.model != "synthetic":
         require("client")
-        from pausefl_client.datasets import prepare_dataset
+        from pausefl_client.data.datasets import prepare_dataset
 
         prepare_dataset(experiment.workload.dataset)
     if experiment.privacy.enabled and experiment.privacy.sampler == "opendp":

@@ -12,7 +12,7 @@ from pathlib import Path
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl_process.files import Lock, locked, write_durably
 from pausefl_proto.errors import ConfigError
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 
 # All that the processes of a run write there before its first round.
 _MADE = (

@@ -31,12 +31,12 @@ from pausefl_process.lifetime import (
 )
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
-from pausefl_server.evaluation import EvaluateModel
-from pausefl_server.norm_bound import NormBound
+from pausefl_server.model.norm_bound import NormBound
+from pausefl_server.rounds.evaluation import EvaluateModel
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.service import Endpoints, RunResult, serve
 from pausefl_server.settings import MetricsSettings, PrivacySettings, RunInfo, ServerSettings
-from pausefl_server.store import Store
+from pausefl_server.storage.store import Store
 
 log = logging.getLogger("pausefl.server")
 

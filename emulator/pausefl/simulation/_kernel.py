@@ -8,11 +8,11 @@ import math
 import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_server._kernels import best_threshold, compiled
+from pausefl_server.search.kernels import best_threshold, compiled
 
 KERNELS_SHA256 = "bfbbcff91478a858052f51704d12dee4415f6de1429afffcce3cbb89148fa543"
-"""Of the source of `pausefl_server._kernels`, which is compiled into what stands here. numba's cache looks at this file
-alone, so it must change with that one; a test sees to it."""
+"""Of the source of `pausefl_server.search.kernels`, which is compiled into what stands here. numba's cache looks at
+this file alone, so it must change with that one; a test sees to it."""
 
 
 @compiled

@@ -22,13 +22,13 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.resting import awake
+from pausefl_server.rounds.resting import awake
 from pausefl_server.selection import Context, Oracle, Policy, Selection, checked
-from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.observed import seen_by_policy
-from pausefl_server.selection.pause import Choice, Pause
-from pausefl_server.selection.sa_pause import SaPause
-from pausefl_server.selection.ucb import Ucb
+from pausefl_server.selection.policies.genie import Genie
+from pausefl_server.selection.policies.pause import Choice, Pause
+from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.policies.ucb import Ucb
 
 BLOCK = 4096
 """Rounds whose latencies are drawn at once."""
@@ -50,7 +50,7 @@ class Setting:
     deadline_s: float = math.inf
     """How long a round waits. A client that takes longer misses it; the policy learns no more than that."""
     rest_rounds_max: int = 64
-    """The longest rest after misses in a row, in rounds (`pausefl_server.resting`)."""
+    """The longest rest after misses in a row, in rounds (`pausefl_server.rounds.resting`)."""
     examples_max: int | None = None
     """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
 

@@ -12,8 +12,8 @@ from pausefl.population.availability import Presence
 from pausefl.simulation.engine import growth_fits, recorded_rounds
 from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_server.selection.fed_ts import Posteriors
 from pausefl_server.selection.newcomers import NewcomerPolicy
+from pausefl_server.selection.policies.fed_ts import Posteriors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

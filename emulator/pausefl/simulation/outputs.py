@@ -33,13 +33,13 @@ from pausefl.simulation.newcomer_outputs import (
     newcomer_findings,
     newcomers_in_words,
 )
-from pausefl_client.partition import partition
+from pausefl_client.data.partition import partition
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import Policy
-from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.newcomers import NewcomerPolicy
+from pausefl_server.selection.policies.genie import Genie
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

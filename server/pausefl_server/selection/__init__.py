@@ -1,6 +1,6 @@
-"""Selection policies, one a file, under the names experiments call them by.
+"""Selection: what a policy is, what it may see, how its choice is checked, and the policies by name.
 
-May live here: policies and what several of them share: pure functions of the context they are handed.
+May live here: what several policies share, as pure functions of the context they are handed.
 """
 
 import difflib
@@ -9,20 +9,20 @@ from inspect import isabstract
 from pausefl_process.plugins import imported
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Context, Inspection, Oracle, Policy, Selection
-from pausefl_server.selection.brute import PauseBrute
-from pausefl_server.selection.chr import Chr
-from pausefl_server.selection.clustered import Clustered
-from pausefl_server.selection.everyone import All
-from pausefl_server.selection.fastest import Fastest
-from pausefl_server.selection.fed_ts import DriftUcb, FedTs
-from pausefl_server.selection.genie import Genie
 from pausefl_server.selection.observed import PolicyObservation, PolicyRound
-from pausefl_server.selection.oort import Oort
-from pausefl_server.selection.pause import Pause
-from pausefl_server.selection.pow_d import PowD
-from pausefl_server.selection.sa_pause import SaPause
-from pausefl_server.selection.ucb import Ucb
-from pausefl_server.selection.uniform import Random
+from pausefl_server.selection.policies.brute import PauseBrute
+from pausefl_server.selection.policies.chr import Chr
+from pausefl_server.selection.policies.clustered import Clustered
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.fastest import Fastest
+from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs
+from pausefl_server.selection.policies.genie import Genie
+from pausefl_server.selection.policies.oort import Oort
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.pow_d import PowD
+from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.policies.ucb import Ucb
+from pausefl_server.selection.policies.uniform import Random
 from pausefl_server.selection.validation import checked
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pausefl_proto.wire import Vector
-from pausefl_server.aggregation import squared_distance, weighted_mean
+from pausefl_server.model.aggregation import squared_distance, weighted_mean
 
 
 def path_drifts(originals: Sequence[Vector], newcomers: Sequence[Vector], weight: float | None) -> list[float]:

@@ -15,7 +15,7 @@ import numpy as np
 from pausefl_process.plugins import imported
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
-from pausefl_server.annealing import SetValue
+from pausefl_server.search.annealing import SetValue
 from pausefl_server.selection.base import Context
 
 Phi = Callable[[IntArray], float]

@@ -20,8 +20,8 @@ from pausefl_proto.draws import generator
 from pausefl_server.records import Observation, RoundRecord, Timing
 from pausefl_server.search import clustered_pivot_and_fill, pivot_and_fill
 from pausefl_server.selection import Context, Selection
-from pausefl_server.selection.pause import Choice, Pause
-from pausefl_server.selection.sa_pause import SaPause
+from pausefl_server.selection.policies.pause import Choice, Pause
+from pausefl_server.selection.policies.sa_pause import SaPause
 
 SIZES = ((300, 15, 20), (100_000, 1_000, 1_000), (1_000_000, 1_000, 1_000))
 """(K, m, clusters)."""

@@ -15,7 +15,7 @@ from pausefl.simulation.engine import simulate
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_server.selection import Selection
-from pausefl_server.selection.sa_pause import SaPause
+from pausefl_server.selection.policies.sa_pause import SaPause
 
 ANNEALINGS: tuple[dict[str, Any], ...] = (
     *(

@@ -9,9 +9,9 @@ from pausefl.delays import published_halves
 from pausefl.simulation.engine import Setting, simulate
 from pausefl_proto.budget import Budget
 from pausefl_server.selection import Policy
-from pausefl_server.selection.pause import Pause
-from pausefl_server.selection.sa_pause import SaPause
-from pausefl_server.selection.uniform import Random
+from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.policies.uniform import Random
 
 ROUNDS = 300
 AFTER = (50, 100, 200, 300)

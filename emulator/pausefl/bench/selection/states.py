@@ -9,7 +9,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection import Context
-from pausefl_server.selection.pause import Pause
+from pausefl_server.selection.policies.pause import Pause
 
 TAU_MIN_S = 0.05
 BUDGET = Budget(100.0, 0.04)

@@ -11,8 +11,8 @@ from pausefl.config.links import LatencyTable, LinkPlan
 from pausefl.config.tables import TlsTable, WorkloadTable
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import Behaviour
-from pausefl_client.privacy import Mechanism, PrivacyUnit
-from pausefl_client.trainer import TrainingSettings
+from pausefl_client.privacy.mechanism import Mechanism, PrivacyUnit
+from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
 
 

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from pausefl.runtime.client.plan import NoisePlan, PrivacyPlan
-from pausefl_client.holdings import Holding
-from pausefl_client.ledger import Ledger, ReleaseKey
-from pausefl_client.privacy import ExactLaplace, LaplaceSource, entropy_rng
-from pausefl_client.release import ReleasePrivacy
-from pausefl_client.trainer import Trainer
+from pausefl_client.data.holdings import Holding
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey
+from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, entropy_rng
+from pausefl_client.privacy.release import ReleasePrivacy
+from pausefl_client.training.trainer import Trainer
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError, LedgerError
 
@@ -103,11 +103,11 @@ def _device_noise(name: str | None) -> LaplaceSource | None:
     """The source on the device that trains; None where that is the processor, which numpy serves faster."""
     if name is None:
         return None
-    from pausefl_client.training import resolve_device
+    from pausefl_client.training.torch_trainer import resolve_device
 
     device = resolve_device(name)
     if device.type == "cpu":
         return None
-    from pausefl_client.device_noise import DeviceLaplace, secret_generator
+    from pausefl_client.privacy.device_noise import DeviceLaplace, secret_generator
 
     return DeviceLaplace(secret_generator(device))

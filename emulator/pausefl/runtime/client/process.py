@@ -21,11 +21,11 @@ from pausefl.runtime.client.links import make_links
 from pausefl.runtime.client.plan import ClientPlan, ConnectionPlan, ScrapePlan, TrainingPlan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl_client.link import Link
-from pausefl_client.release import ReleasePrivacy, Releaser
+from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Connect, Observe
-from pausefl_client.synthetic import SyntheticTrainer
-from pausefl_client.trainer import Trainer
-from pausefl_client.trainer_state import TrainerStates
+from pausefl_client.training.synthetic import SyntheticTrainer
+from pausefl_client.training.trainer import Trainer
+from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.transport import connect
 from pausefl_process.host_monitor import HostMonitor
 from pausefl_process.http_server import WebServer

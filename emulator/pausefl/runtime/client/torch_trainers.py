@@ -11,12 +11,12 @@ import torch
 
 from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.plan import TrainingPlan
-from pausefl_client.datasets import load_dataset
-from pausefl_client.holdings import dealing_of, holding_of
-from pausefl_client.models import build_model
-from pausefl_client.partition import partition
-from pausefl_client.trainer import Trainer
-from pausefl_client.training import TorchTrainer, resolve_device, warm_up
+from pausefl_client.data.datasets import load_dataset
+from pausefl_client.data.holdings import dealing_of, holding_of
+from pausefl_client.data.partition import partition
+from pausefl_client.training.models import build_model
+from pausefl_client.training.torch_trainer import TorchTrainer, resolve_device, warm_up
+from pausefl_client.training.trainer import Trainer
 
 warm_up()
 # Objects made so far are never collected, so the pages that hold them stay shared with the children.

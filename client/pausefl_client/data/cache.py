@@ -1,0 +1,68 @@
+"""Published data sets, decompressed once into .npy files that hundreds of client processes map into memory."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from pausefl_client.data.downloads import download
+from pausefl_client.data.published import PUBLISHED, Published, RawArray
+from pausefl_proto.errors import ConfigError
+
+FILES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+"""Of a folder of the cache, each with .npy."""
+
+
+def data_folder() -> Path:
+    """Where the published files lie: $PAUSEFL_DATA, or a folder of the cache."""
+    named = os.environ.get("PAUSEFL_DATA")
+    return Path(named) if named else _cache_folder() / "data"
+
+
+def cached_folder(name: str) -> Path:
+    """The folder that caches a data set of `PUBLISHED` as .npy files; made if it is not there.
+
+    Files that are missing are downloaded. ConfigError, one line, where that or the cache fails.
+    """
+    published = PUBLISHED[name]
+    source = data_folder() / published.folder
+    if missing := [file for file in published.sha256 if not (source / file).is_file()]:
+        download(name, published, source, missing)
+    folder = _cache_folder() / f"{name}-{_fingerprint(source, published)}"
+    if not folder.is_dir():
+        _write_cache(folder, *published.read(source))
+    return folder
+
+
+def _cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/pausefl` (XDG base directory specification)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pausefl"
+
+
+def _fingerprint(source: Path, published: Published) -> str:
+    """Changes when a source file does. From path, size and time of change: 300 clients cannot each read 180 MB."""
+    stats = [(str(file.resolve()), file.stat()) for file in published.sources(source)]
+    text = repr((published.layout, [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write_cache(folder: Path, *arrays: RawArray) -> None:
+    """Write the arrays atomically: beside their place, then renamed. A process that comes second discards its copy."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as scratch:
+            made = Path(scratch) / folder.name
+            made.mkdir()
+            for file, array in zip(FILES, arrays, strict=True):
+                np.save(made / f"{file}.npy", array)
+            try:
+                made.rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.parent}: cannot hold the cache of data sets ({error}); set XDG_CACHE_HOME"
+        ) from error

@@ -1,0 +1,166 @@
+"""Data sets: read from their published files, held as arrays, split into training, validation and test examples.
+
+The published files are decompressed once into a cache of .npy files and memory-mapped from there, so that hundreds of
+client processes share one copy and each takes only its own rows out of it.
+"""
+
+import gzip
+import importlib.resources
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pausefl_client.data.cache import FILES, cached_folder
+from pausefl_client.data.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
+from pausefl_client.factories import is_factory, resolve_factory
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+
+Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
+Labels = npt.NDArray[np.int64]
+
+DIGITS_VALIDATION_EXAMPLES = 297
+DIGITS_TEST_EXAMPLES = 300
+
+NAMES = ("digits", *PUBLISHED)
+"""The data sets that need no code of one's own."""
+
+_KEY = "workload.dataset"
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """n labelled examples; may be memory-mapped from the cache, so read-only."""
+
+    inputs: Inputs
+    """(n, channels, height, width) uint8 images in 0..255, (n, words) int32 tokens, or (n, ...) float32 features."""
+    labels: Labels
+    """(n,) int64 in [0, classes)."""
+
+    def __post_init__(self) -> None:
+        if self.inputs.dtype not in (np.uint8, np.float32, np.int32) or self.labels.dtype != np.int64:
+            raise ConfigError(f"{_KEY}: inputs must be uint8, int32 or float32 and labels int64")
+        if len(self.inputs) != len(self.labels):
+            raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Self:
+        """A copy of the given rows, in memory."""
+        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A classification task. `validation` is held-out training data: the best model is chosen on it, not on `test`."""
+
+    name: str
+    train: Examples
+    validation: Examples
+    test: Examples
+    classes: int
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input: (channels, height, width) for images, (words,) for texts."""
+        return self.train.inputs.shape[1:]
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether inputs are texts as tokens, which no model for numbers can take."""
+        return self.train.inputs.dtype == np.int32
+
+
+def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Dataset:
+    """A data set by name: one of `NAMES`, or "package.module:factory", called as factory(seed) and returning a Dataset.
+
+    The last 10,000 published training examples are `validation` (AG-News: a tenth of them; digits: 297 of its 1,797,
+    and 300 are `test`). Without AG-News's train.csv, its test.csv alone is split, the same for every seed.
+    `examples` keeps that many training examples, drawn by the seed. ConfigError if the data are missing or malformed.
+    """
+    if is_factory(name):
+        dataset = resolve_factory(_KEY, name)(seed)
+        if not isinstance(dataset, Dataset):
+            raise ConfigError(f'{_KEY} = "{name}": returned {type(dataset).__name__}, not a Dataset')
+    elif name == "digits":
+        dataset = _load_digits(seed)
+    else:
+        dataset = _load_cached(name)
+    return dataset if examples is None else replace(dataset, train=_sample(dataset.train, examples, seed))
+
+
+def prepare_dataset(name: str) -> None:
+    """Decompress a published data set into the cache unless it is there; nothing to do for digits and one's own.
+
+    Called once before many clients start, so that they find the cache made. A missing file is downloaded, which is
+    given up within 5 s if nothing answers. ConfigError, as from `load_dataset`.
+    """
+    if not is_factory(name) and name != "digits":
+        cached_folder(_checked(name))
+
+
+def split_note(name: str, test_examples: int) -> str:
+    """What a reader of a result should know of a data set of so many test examples; empty where it is as published."""
+    if name == "ag-news" and test_examples == AG_NEWS_TEST_EXAMPLES:
+        return "the published test split alone, of which 6,000 to train on and 1,600 to test on"
+    return ""
+
+
+def _load_digits(seed: int) -> Dataset:
+    """The embedded set: 1,797 images of 8 x 8 pixels in 0..16 (digits.NOTICE says whose), stretched to 0..255.
+
+    Sorted by writer as published, hence shuffled before the split.
+    """
+    text = gzip.decompress(importlib.resources.files(__package__).joinpath("digits.csv.gz").read_bytes())
+    table = np.array(text.decode().replace("\n", ",").rstrip(",").split(","), np.uint16).reshape(-1, 65)
+    table = table[generator(seed, "digits").permutation(len(table))]
+    images = (table[:, :64] * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
+    everything = Examples(images, table[:, 64].astype(np.int64))
+    test_start = len(table) - DIGITS_TEST_EXAMPLES
+    validation_start = test_start - DIGITS_VALIDATION_EXAMPLES
+    return Dataset(
+        "digits",
+        train=_slice(everything, slice(0, validation_start)),
+        validation=_slice(everything, slice(validation_start, test_start)),
+        test=_slice(everything, slice(test_start, None)),
+        classes=10,
+    )
+
+
+def _load_cached(name: str) -> Dataset:
+    folder = cached_folder(_checked(name))
+    arrays = {file: np.load(folder / f"{file}.npy", mmap_mode="r") for file in FILES}
+    train, test = (
+        Examples(arrays[f"{split}_inputs"], arrays[f"{split}_labels"].astype(np.int64)) for split in ("train", "test")
+    )
+    published = PUBLISHED[name]
+    n_held_out = published.held_out or max(1, len(train) // 10)
+    if len(train) <= n_held_out:
+        raise ConfigError(
+            f'{_KEY} = "{name}": has {len(train)} training examples, must be more than the {n_held_out:,} held out'
+        )
+    held_out = slice(len(train) - n_held_out, None)
+    kept = slice(0, held_out.start)
+    return Dataset(name, _slice(train, kept), _slice(train, held_out), test, published.classes)
+
+
+def _checked(name: str) -> str:
+    if name not in PUBLISHED:
+        raise ConfigError(f'{_KEY} = "{name}": must be one of {", ".join(NAMES)}, or "package.module:factory"')
+    return name
+
+
+def _slice(examples: Examples, rows: slice) -> Examples:
+    """A view, not a copy: a memory-mapped array stays one."""
+    return Examples(examples.inputs[rows], examples.labels[rows])
+
+
+def _sample(examples: Examples, n: int, seed: int) -> Examples:
+    if not 1 <= n <= len(examples):
+        raise ConfigError(f"workload.examples = {n}: must be from 1 to the {len(examples)} training examples")
+    # Sorted rows read a memory-mapped file from front to back.
+    rows = np.sort(generator(seed, "examples").choice(len(examples), n, replace=False))
+    return examples.take(rows) if n < len(examples) else examples

@@ -1,0 +1,72 @@
+"""Fetching the published files of a data set that are not there yet, each checked against its checksum."""
+
+import hashlib
+import queue
+import shutil
+import tarfile
+import tempfile
+import threading
+import urllib.request
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from pausefl_client.data.published import Published
+from pausefl_proto.errors import ConfigError
+
+PATIENCE_S = 5.0
+
+
+def download(name: str, published: Published, folder: Path, missing: list[str]) -> None:
+    """Fetch the missing files and check them; ConfigError, one line, if that fails."""
+    archive = Path(published.urls[0]).name not in published.sha256
+    urls = published.urls if archive else [url for url in published.urls if Path(url).name in missing]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
+            for url in urls:
+                fetched = _fetch(url, Path(scratch) / Path(url).name)
+                if archive:
+                    _extract(fetched, missing, Path(scratch))
+            for file in missing:
+                path = Path(scratch) / file
+                if hashlib.sha256(path.read_bytes()).hexdigest() != published.sha256[file]:
+                    raise OSError(f"{file} as downloaded has the wrong checksum")
+                path.rename(folder / file)
+    except (OSError, tarfile.TarError) as error:
+        wanted = ", ".join(published.sha256)
+        raise ConfigError(
+            f'workload.dataset = "{name}": {missing[0]} is not in {folder} and could not be downloaded ({error}); '
+            f"put {wanted} there, or set PAUSEFL_DATA to the folder that holds {published.folder}/"
+        ) from error
+
+
+def _fetch(url: str, path: Path) -> Path:
+    """Download one file; OSError if nothing answers within 5 s or the line then falls silent for as long."""
+    answers: queue.SimpleQueue[HTTPResponse | OSError] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            answers.put(urllib.request.urlopen(url, timeout=PATIENCE_S))
+        except OSError as error:
+            answers.put(error)
+
+    # In a thread, because resolving a name knows no timeout.
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        answer: Any = answers.get(timeout=PATIENCE_S)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {PATIENCE_S:g} s") from None
+    if isinstance(answer, OSError):
+        raise answer
+    with answer, path.open("wb") as file:
+        shutil.copyfileobj(answer, file)
+    return path
+
+
+def _extract(archive: Path, files: list[str], folder: Path) -> None:
+    """The named members of an archive, whatever folder they lie in there."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if Path(member.name).name in files and (content := tar.extractfile(member)):
+                (folder / Path(member.name).name).write_bytes(content.read())

@@ -1,0 +1,1 @@
+"""What protects a data holder: clip and noise, the ledger, and the release that joins them."""

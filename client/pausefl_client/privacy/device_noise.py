@@ -1,0 +1,55 @@
+"""Laplace noise drawn on the GPU that trains, for clients whose updates are large enough for that to matter."""
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class DeviceLaplace:
+    """A `LaplaceSource` that draws in float64 where its generator lives."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        """`generator` must be fresh for every release, and secret: `secret_generator` makes one."""
+        self._generator = generator
+
+    def laplace(self, loc: npt.NDArray[Any], scale: float) -> npt.NDArray[np.float64]:
+        """`loc`, (n,), plus independent Laplace noise of this scale: the difference of two exponentials."""
+        value = torch.from_numpy(loc).to(self._generator.device, torch.float64)
+        value.sub_(self._log_uniform(value), alpha=scale).add_(self._log_uniform(value), alpha=scale)
+        noised: npt.NDArray[np.float64] = value.cpu().numpy()  # waits for the device
+        return noised
+
+    def _log_uniform(self, like: torch.Tensor) -> torch.Tensor:
+        """log(u) with u uniform in (0, 1], whose negative is exponential.
+
+        `Tensor.exponential_` will not do: on a processor it may draw from a generator of 31 bits.
+        """
+        uniform = torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=self._generator)
+        return uniform.neg_().add_(1).log_()
+
+
+def secret_generator(device: torch.device) -> torch.Generator:
+    """A Philox generator on a CUDA device with 124 bits of the operating system's entropy; RuntimeError without one.
+
+    On a processor torch seeds a Mersenne twister with 32 bits, which can be tried out: numpy serves there instead
+    (`pausefl_client.privacy.mechanism.entropy_rng`), and this raises ValueError. Philox is no cryptographic generator:
+    it is hidden by its secret state and by never being used twice.
+    """
+    if device.type != "cuda":
+        raise ValueError(f"{device}: torch seeds its generator there with 32 bits only")
+    generator = torch.Generator(device)
+    generator.set_state(_philox_state())
+    return generator
+
+
+def _philox_state() -> torch.Tensor:
+    """64 secret bits of seed and 60 of place: Philox takes them as two little-endian words, the place a multiple of 4.
+
+    A seed alone, as `manual_seed` takes it, is short enough to be tried out.
+    """
+    words = np.frombuffer(os.urandom(16), "<u8").copy()
+    words[1] = words[1] >> np.uint64(4) << np.uint64(2)
+    return torch.from_numpy(words.view(np.uint8))

@@ -1,0 +1,89 @@
+"""What leaves a client: its update, clipped, noised, and charged to its ledger."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pausefl_client.privacy.ledger import Charge, Ledger, ReleaseKey
+from pausefl_client.privacy.mechanism import LaplaceSource, Mechanism
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import LedgerError, PauseflError
+from pausefl_proto.wire import Vector, digest
+
+NoiseFor = Callable[[ReleaseKey], LaplaceSource]
+"""The source of one release's noise; a fresh one for every release."""
+
+
+def schedule_key(budget: Budget, mechanism: Mechanism, noise: str) -> str:
+    """The privacy a client agrees to, as text: compared at hello, and by the client with every job."""
+    return (
+        f"{budget.key}, epsilon_floor={budget.epsilon_floor!r}, unit={mechanism.unit}, clip={mechanism.clip!r},"
+        f" noise={noise}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A vector that may leave, (d,) float32, with its digest and (in a private run) what it cost."""
+
+    vector: Vector
+    digest: str
+    charge: Charge | None
+
+
+@dataclass(frozen=True)
+class ReleasePrivacy:
+    """How a client protects its updates, and where it writes down what they cost."""
+
+    mechanism: Mechanism
+    ledger: Ledger
+    noise_for: NoiseFor
+
+
+class Releaser:
+    """Clip, noise, charge, in this order, before anything is sent; without privacy the update leaves as it is."""
+
+    def __init__(self, privacy: ReleasePrivacy | None) -> None:
+        self._privacy = privacy
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The data holder's ledger, None in a run without privacy."""
+        return self._privacy.ledger if self._privacy else None
+
+    def recall(self, key: ReleaseKey) -> Released | None:
+        """The bytes that were released for `key` before a crash; None when it may train and release afresh.
+
+        BudgetError when the budget allows no fresh release. PauseflError when `key` was answered but its bytes are
+        gone: that release is written off, and answering with fresh noise would leak the same update again.
+        """
+        if self._privacy is None:
+            return None
+        ledger = self._privacy.ledger
+        kept = ledger.open_release()
+        if kept is not None and kept.key == key and kept.noised is not None:
+            vector: Vector = np.frombuffer(kept.noised, "<f4")
+            if digest(vector) != kept.update_digest:
+                raise LedgerError(f"the bytes kept for release {kept.charge.participation} are not those it charged")
+            return Released(vector, kept.update_digest, kept.charge)
+        if ledger.has_answered(key):
+            raise PauseflError(f"round {key.round} was answered before a crash and its bytes are gone: written off")
+        ledger.next_charge()
+        return None
+
+    def release(self, update: Vector, key: ReleaseKey) -> Released:
+        """Make `update` fit to leave. Nothing may be sent when this raises (BudgetError, LedgerError)."""
+        if self._privacy is None:
+            return Released(update, digest(update), None)
+        mechanism, ledger = self._privacy.mechanism, self._privacy.ledger
+        charge = ledger.next_charge()
+        noised = mechanism.privatise(update, charge.epsilon, self._privacy.noise_for(key))
+        noised_digest = digest(noised)
+        ledger.record(key, charge, noised_digest, noised.data.cast("B"))
+        return Released(noised, noised_digest, charge)
+
+    def settle(self) -> None:
+        """The server needs the last release's bytes no more."""
+        if self._privacy is not None:
+            self._privacy.ledger.settle()

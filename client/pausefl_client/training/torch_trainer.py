@@ -1,0 +1,148 @@
+"""Local training of one client with torch."""
+
+import io
+from collections.abc import Iterator
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pausefl_client.data.datasets import Examples
+from pausefl_client.data.holdings import Holding, holding_of
+from pausefl_client.training.models import flatten, manifest_of, unflatten
+from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
+from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Vector
+
+
+class TorchTrainer:
+    """Trains a torch model on one client's examples; keeps the optimizer's state between rounds, as published."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        examples: Examples,
+        settings: TrainingSettings,
+        *,
+        device: torch.device,
+        seed: int,
+        client_id: str,
+        holding: Holding | None = None,
+        classes: int = 0,
+    ) -> None:
+        """`holding` is that of the data before anything was done to them; that of `examples` unless given.
+
+        `classes` is how many the task has, for `label_counts` to count those without examples here as well.
+        """
+        self.n_examples = len(examples)
+        self.label_counts = {
+            f"label_{c}": float(n) for c, n in enumerate(np.bincount(examples.labels, minlength=classes))
+        }
+        self.manifest = manifest_of(model)
+        self.holding = holding or holding_of(examples, dealing="")
+        self._model = model.to(device)
+        self._inputs = torch.from_numpy(examples.inputs).to(device)
+        self._labels = torch.from_numpy(examples.labels).to(device)
+        self._anchored: list[tuple[nn.Parameter, torch.Tensor]] = []  # with their values in the round's model
+        self._optimizer = _optimizer(settings, list(model.parameters()))
+        self._settings = settings
+        self._device = device
+        self._seed = seed
+        self._client_id = client_id
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        """Train from θ, (d,) float32. Batches, and dropout if the model has any, depend on (seed, client, round) alone.
+
+        Returns when the device is done, so that a clock read before and after measures the training.
+        """
+        rng = generator(self._seed, "batches", self._client_id, round)
+        torch.manual_seed(int(rng.integers(2**63)))
+        unflatten(self._model, theta)
+        self._model.train()
+        self._set_anchors()
+        losses = [self._step(batch) for batch in self.batches(rng)]
+        # Reading a value waits for a GPU.
+        loss = float(torch.stack(losses).mean())
+        return TrainingOutcome(flatten(self._model) - theta, loss)
+
+    def state(self) -> bytes:
+        """The optimizer's state: Adam's moments and step counts; empty for SGD and before the first round."""
+        if not any(torch.is_tensor(value) for of_one in self._optimizer.state.values() for value in of_one.values()):
+            return b""
+        buffer = io.BytesIO()
+        torch.save(self._optimizer.state_dict(), buffer)
+        return buffer.getvalue()
+
+    def restore(self, state: bytes) -> None:
+        """Go on with the optimizer's state; empty: with a fresh one."""
+        self._optimizer = _optimizer(self._settings, list(self._model.parameters()))
+        if state:
+            # Read as tensors and numbers alone: no code is run, whatever the file holds.
+            self._optimizer.load_state_dict(torch.load(io.BytesIO(state), self._device, weights_only=True))
+
+    def batches(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+        """Row indices of each step: all examples in a new order every epoch, `max_steps` batches at most."""
+        settings = self._settings
+        per_epoch = -(-self.n_examples // settings.batch_size)
+        steps = settings.epochs * per_epoch
+        for step in range(steps if settings.max_steps is None else min(steps, settings.max_steps)):
+            if step % per_epoch == 0:
+                order = torch.from_numpy(rng.permutation(self.n_examples)).to(self._device)
+            start = step % per_epoch * settings.batch_size
+            yield order[start : start + settings.batch_size]
+
+    def _step(self, batch: torch.Tensor) -> torch.Tensor:
+        loss = functional.cross_entropy(self._model(normalise(self._inputs[batch])), self._labels[batch])
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for parameter, anchor in self._anchored:
+            assert parameter.grad is not None
+            parameter.grad.add_(parameter.detach() - anchor, alpha=self._settings.proximal_mu)
+        self._optimizer.step()
+        return loss.detach()
+
+    def _set_anchors(self) -> None:
+        """FedProx pulls every parameter towards where it is now; nothing does with μ = 0."""
+        if self._settings.proximal_mu:
+            self._anchored = [(parameter, parameter.detach().clone()) for parameter in self._model.parameters()]
+
+
+def normalise(inputs: torch.Tensor) -> torch.Tensor:
+    """uint8 images to float32 in [−1, 1] (mean 0.5, sd 0.5 of values in [0, 1]); features and tokens as they are."""
+    return inputs.float().div_(127.5).sub_(1) if inputs.dtype == torch.uint8 else inputs
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" (CUDA when present, else the CPU), "cpu" or "cuda"; ConfigError for anything else, or CUDA not there.
+
+    Asks the CUDA driver, so it must not be called in a process that is yet to fork.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f'workload.device = "{name}": must be "auto", "cpu" or "cuda"')
+    cuda = name != "cpu" and torch.cuda.is_available()
+    if name == "cuda" and not cuda:
+        raise ConfigError('workload.device = "cuda": torch finds no CUDA device')
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def warm_up() -> None:
+    """Make torch import, in a parent that will fork clients, all that a first optimizer step imports (800 modules).
+
+    Leaves alone what would break the children on a machine with a GPU: no backward pass, since autograd's device
+    threads do not survive a fork, and no question to the CUDA driver, which would initialise it.
+    """
+    torch.set_num_threads(1)
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    with mock.patch.object(torch.cuda, "is_available", return_value=False):
+        for optimizer in ("adam", "sgd"):
+            _optimizer(TrainingSettings(optimizer), [parameter]).step()
+
+
+def _optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True)
+    return torch.optim.SGD(parameters, lr=settings.learning_rate, fused=True)

@@ -1,0 +1,76 @@
+"""What a client session asks of whatever trains for it. No torch here: a session with a synthetic model needs none."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+from pausefl_client.data.holdings import Holding
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Manifest, Vector
+
+Optimizer = Literal["adam", "sgd"]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Local training of one round; the fields are the keys of `[workload]` (PAUSE's published runs by default)."""
+
+    optimizer: Optimizer = "adam"
+    learning_rate: float = 0.01
+    batch_size: int = 20
+    epochs: int = 1
+    max_steps: int | None = 100
+    """Ends a round's training after that many optimizer steps; None: only the epochs count."""
+    proximal_mu: float = 0.0
+    """FedProx (Li et al., MLSys 2020): the loss gets + μ/2 ‖w − θ‖²."""
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in get_args(Optimizer):
+            raise ConfigError(f'workload.optimizer = "{self.optimizer}": must be "adam" or "sgd"')
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ConfigError(f"workload.learning_rate = {self.learning_rate}: must be a finite number above 0")
+        if not (math.isfinite(self.proximal_mu) and self.proximal_mu >= 0):
+            raise ConfigError(f"workload.proximal_mu = {self.proximal_mu}: must be a finite number, at least 0")
+        for key in ("batch_size", "epochs", "max_steps"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"workload.{key} = {value}: must be at least 1")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingOutcome:
+    """What one round of local training gives."""
+
+    update: Vector
+    """h_k = θ_k − θ, (d,) float32 (PAUSE v2, eq. (2)), not yet clipped or noised."""
+    loss: float
+    """Mean training loss over the round's steps."""
+
+
+class Trainer(Protocol):
+    """Trains a model on one client's examples."""
+
+    @property
+    def n_examples(self) -> int:
+        """|D_k|."""
+
+    @property
+    def label_counts(self) -> dict[str, float]:
+        """Examples by label as "label_<class>", for runs that disclose them; empty where there are no labels."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the d values of θ mean."""
+
+    @property
+    def holding(self) -> Holding:
+        """Which examples these are, before anything the client may do to them."""
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        """Train from θ, (d,) float32; the same arguments give the same batches."""
+
+    def state(self) -> bytes:
+        """What it remembers from round to round, to be written down; empty where that is nothing."""
+
+    def restore(self, state: bytes) -> None:
+        """Remember this and nothing else; empty: be as at the start."""

@@ -1,0 +1,86 @@
+"""What a trainer remembers from round to round (Adam's moments), on disk, so that a restart changes no update."""
+
+import hashlib
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.training.trainer import Trainer
+
+log = logging.getLogger("pausefl.client")
+
+_SEAL_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A trainer's state after a round, and the slot it lies in."""
+
+    run_id: str
+    round: int
+    slot: int
+    state: bytes
+
+
+class TrainerStates:
+    """The states of one client's trainer after its last two trainings, in two files written in turn.
+
+    Two, because a round that is played again, after a crash or because it was taken back, is trained again from the
+    state before it.
+    """
+
+    def __init__(self, trainer: Trainer, path: Path) -> None:
+        """`path` is without its ending; the files are made with the first state that is not empty."""
+        self._trainer = trainer
+        self._paths = [path.with_name(f"{path.name}.state-{slot}") for slot in (0, 1)]
+        self._now = _Saved("", 0, 1, b"")  # what the trainer's memory holds; its slot is not overwritten next
+
+    def recall(self, key: ReleaseKey) -> None:
+        """Put the trainer into the state it had before the round of `key`: in memory, on disk, or a fresh one."""
+        if self._now.run_id == key.run_id and self._now.round < key.round:
+            return
+        of_run = sorted((s for s in map(self._read, (0, 1)) if s and s.run_id == key.run_id), key=lambda s: s.round)
+        before = [saved for saved in of_run if saved.round < key.round]
+        if of_run and not before and of_run[0].round > key.round:
+            before = of_run[:1]
+            said = "round %d: the trainer's state before it is gone, the one after %d is taken"
+            log.warning(said, key.round, before[0].round)
+        found = before[-1] if before else _Saved(key.run_id, 0, 1, b"")
+        if found.state or self._now.round:
+            self._trainer.restore(found.state)
+        self._now = found
+
+    def keep(self, key: ReleaseKey) -> None:
+        """Write down the state after the training for `key`; when this returns it survives a crash."""
+        state, slot = self._trainer.state(), 1 - self._now.slot
+        if state:
+            header = json.dumps({"run_id": key.run_id, "round": key.round}).encode() + b"\n"
+            self._write(slot, header + state)
+        self._now = _Saved(key.run_id, key.round, slot, b"")
+
+    def _write(self, slot: int, content: bytes) -> None:
+        data = hashlib.sha256(content).digest() + content
+        self._paths[slot].parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._paths[slot], os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            # In place: a torn file does not match its digest, and the other slot holds the state before.
+            os.pwrite(file, data, 0)
+            os.ftruncate(file, len(data))
+            os.fdatasync(file)
+        finally:
+            os.close(file)
+
+    def _read(self, slot: int) -> _Saved | None:
+        try:
+            data = self._paths[slot].read_bytes()
+        except FileNotFoundError:
+            return None
+        seal, content = data[:_SEAL_BYTES], data[_SEAL_BYTES:]
+        if hashlib.sha256(content).digest() != seal:
+            return None
+        header, _, state = content.partition(b"\n")
+        known = json.loads(header)
+        return _Saved(known["run_id"], known["round"], slot, state)

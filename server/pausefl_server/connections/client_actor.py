@@ -1,0 +1,331 @@
+"""One client as the server sees it: an actor that owns its stream, times its exchanges and checks what it sends."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.actor import Actor
+from pausefl_proto.errors import DamageError, WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import Assembler, Vector, decode
+from pausefl_server.connections.conduct import Conduct
+from pausefl_server.ledger import Release
+from pausefl_server.model.norm_bound import NormBound
+from pausefl_server.records import Timing
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Pinged, Refusal, SendPing, Update
+
+# Checking one frame's worth takes some 30 µs, handing it to a thread and back 100 µs.
+_INLINE_BYTES = 1 << 20
+# An update that arrives damaged so often has a cause that asking once more will not cure.
+_MOST_TIMES_ASKED = 4
+# What an answer may take beyond its frames: a refusal, or an update begun again.
+_SPARE_MESSAGES = 4
+# Messages a client may send beyond what it was asked for, and what one that never answers saves up at most.
+_FREE_MESSAGES, _MOST_MESSAGES = 32, 100_000
+# Two clocks read at slightly different instants: what the parts may add up to beyond the whole.
+_TIMING_TOLERANCE_S = 1e-3
+
+
+class StreamToClient(Protocol):
+    """A client's bidirectional stream, one message a call."""
+
+    async def read(self) -> bytes | None:
+        """The next message's bytes, None when the client has closed its side."""
+
+    async def write(self, message: bytes) -> None:
+        """Send one message; returns when it has been handed to the network."""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A job under way: from the first model frame handed over to the last update frame received."""
+
+    job: Dispatch
+    started_s: float
+    """When this stream was handed it."""
+    bytes_down: int
+    bytes_up: int = 0
+    first_frame_s: float = 0.0
+    result: pb.Result | None = None
+    frames: Assembler | None = None
+    times_asked: int = 1
+
+    @property
+    def first_s(self) -> float:
+        """When the client was first handed the job, be it on an earlier stream."""
+        return self.started_s if self.job.handed_over_s is None else self.job.handed_over_s
+
+
+@dataclass(frozen=True, slots=True)
+class _AskAgain:
+    """To itself: send the job once more, for the answer arrived damaged."""
+
+    exchange: _Exchange
+
+
+class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]):
+    """Writes what the coordinator tells it (`run`) and reads what the client answers (`listen`)."""
+
+    def __init__(
+        self,
+        client_id: str,
+        stream: StreamToClient,
+        coordinator: Actor[Any],
+        model_size: int,
+        clock: Callable[[], float],
+        *,
+        released: int = 0,
+        conduct: Conduct | None = None,
+        norm_bound: NormBound | None = None,
+    ) -> None:
+        """`released` is how many releases the client's ledger counts at hello; `conduct` is kept over its streams."""
+        super().__init__(f"client {client_id}")
+        self.client_id = client_id
+        self._stream = stream
+        self._coordinator = coordinator
+        self._model_size = model_size
+        self._clock = clock
+        self._exchange: _Exchange | None = None
+        self._ping = 0, 0.0  # the last one's nonce, and when it was sent
+        self._conduct = conduct or Conduct(clock)
+        self._allowed_messages = _FREE_MESSAGES
+        self._norm_bound = norm_bound
+        self._last_job = 0, 0
+        # Each job allows one release more; another may be under way that an earlier stream's job asked for.
+        self._most_released = released + 1
+
+    @property
+    def handed_over_s(self) -> float | None:
+        """When the client was first handed the job under way; None without one."""
+        return None if self._exchange is None else self._exchange.first_s
+
+    async def receive(self, message: Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain) -> None:
+        """Write what the coordinator wants said."""
+        match message:
+            case Dispatch():
+                self._exchange = _Exchange(message, self._clock(), 0)
+                self._last_job = message.round, message.attempt
+                self._most_released += 1
+                await self._send_job(self._exchange)
+            case _AskAgain(exchange) if exchange is self._exchange:
+                await self._send_job(exchange)
+            case Acknowledge(round_, attempt):
+                ack = pb.Ack(round=round_, attempt=attempt)
+                await self._stream.write(pb.ServerMessage(ack=ack).SerializeToString())
+            case SendPing() if self._exchange is None:
+                nonce = self._ping[0] + 1
+                self._ping = nonce, self._clock()
+                self._allow(1)
+                await self._stream.write(pb.ServerMessage(ping=pb.Ping(nonce=nonce)).SerializeToString())
+            case Dismiss(reason, final):
+                goodbye = pb.Goodbye(reason=reason, final=final)
+                await self._stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())
+                self.stop()  # there is nothing to say after a goodbye
+
+    async def _send_job(self, exchange: _Exchange) -> None:
+        messages = exchange.job.messages
+        exchange.bytes_down += sum(map(len, messages))
+        self._allow(len(messages) + _SPARE_MESSAGES)
+        for data in messages:
+            await self._stream.write(data)
+
+    def _allow(self, messages: int) -> None:
+        self._allowed_messages = min(self._allowed_messages + messages, _MOST_MESSAGES)
+
+    async def listen(self) -> str:
+        """Read until the client leaves; returns why it did.
+
+        DamageError when what it sends makes no sense any more: on a fresh stream it sends the same bytes again.
+        AbuseError when it sends too much, or too much that is rejected.
+        """
+        try:
+            return await self._read_on()
+        except DamageError as damage:
+            self._conduct.offend(str(damage))
+            raise
+
+    async def _read_on(self) -> str:
+        while (data := await self._stream.read()) is not None:
+            arrived_s = self._clock()
+            self._allowed_messages -= 1
+            if self._allowed_messages < 0:
+                self._conduct.rest("sent more messages than it was asked for")
+            message, payload = decode(pb.ClientMessage, data)
+            match message.WhichOneof("kind"):
+                case "result":
+                    await self._take_result(message.result, payload, arrived_s, len(data))
+                case "frame":
+                    await self._take_frame(message.frame.index, payload, arrived_s, len(data))
+                case "goodbye":
+                    return message.goodbye.reason
+                case "pong":
+                    await self._take_pong(message.pong.nonce, arrived_s)
+                case kind:
+                    raise DamageError(f"sent an unexpected message ({kind})")
+        return "closed its stream"
+
+    async def _take_pong(self, nonce: int, arrived_s: float) -> None:
+        """A job that came in between would make the ping a measurement of something else."""
+        sent, sent_s = self._ping
+        if nonce == sent and self._exchange is None:
+            await self._coordinator.tell(Pinged(self.client_id, arrived_s - sent_s))
+
+    async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
+        exchange, answered = self._exchange, (result.round, result.attempt)
+        if exchange is None or answered != self._last_job:
+            reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
+            if exchange is None or answered < self._last_job:
+                is_late = answered <= self._last_job
+                await self._reject(reason, result.round, _release(result), is_offence=not is_late)
+            else:
+                await self._ask_again(exchange, DamageError(reason))
+        elif result.status != pb.STATUS_OK:
+            await self._relay_refusal(result)
+        else:
+            exchange.result, exchange.first_frame_s, exchange.bytes_up = result, arrived_s, n_bytes
+            try:
+                exchange.frames = Assembler(result.update, self._model_size)
+                exchange.frames.add(0, payload)
+                await self._finish_if_complete(exchange, arrived_s)
+            except DamageError as damage:
+                await self._ask_again(exchange, damage)
+
+    async def _take_frame(self, index: int, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
+        exchange = self._exchange
+        if exchange is None or exchange.frames is None:
+            # The rest of an update already rejected: one rejection is enough.
+            return
+        exchange.bytes_up += n_bytes
+        try:
+            exchange.frames.add(index, payload)
+            await self._finish_if_complete(exchange, arrived_s)
+        except DamageError as damage:
+            await self._ask_again(exchange, damage)
+
+    async def _ask_again(self, exchange: _Exchange, damage: DamageError) -> None:
+        """The client keeps its bytes until they are acknowledged: the same job makes it send them once more."""
+        result, exchange.result, exchange.frames = exchange.result, None, None
+        is_current = self._exchange is None or self._exchange is exchange
+        if is_current and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(_AskAgain(exchange)):
+            exchange.times_asked += 1
+            self._exchange = exchange
+            return
+        if is_current:
+            self._exchange = None
+        await self._reject(str(damage), exchange.job.round, _release(result) if result else Release())
+
+    async def _finish_if_complete(self, exchange: _Exchange, arrived_s: float) -> None:
+        """Pass a whole update on, or reject it; DamageError when its bytes are not those that were sent."""
+        frames, result = exchange.frames, exchange.result
+        if frames is None or result is None or not frames.complete:
+            return
+        self._exchange = None
+        try:
+            release = self._possible(_release(result))
+            timing, host = _timing(result.timing, exchange, arrived_s), _host(result.host)
+            statistics = _statistics(result)
+            vector = await self._check(frames, release)
+        except DamageError:
+            raise
+        except WireError as error:
+            await self._reject(str(error), result.round, _release(result))
+            return
+        await self._coordinator.tell(
+            Update(
+                client_id=self.client_id,
+                round=exchange.job.round,
+                attempt=exchange.job.attempt,
+                vector=vector,
+                timing=timing,
+                drawn_down_s=result.timing.drawn_down_s,
+                drawn_up_s=result.timing.drawn_up_s,
+                release=release,
+                # A training that diverged has no loss to tell; what was clipped and noised of it may still be sound.
+                loss=result.loss if result.HasField("loss") and math.isfinite(result.loss) else None,
+                statistics=statistics,
+                bytes_down=exchange.bytes_down,
+                bytes_up=exchange.bytes_up,
+                arrived_s=arrived_s,
+                host=host,
+            )
+        )
+
+    async def _check(self, frames: Assembler, release: Release) -> Vector:
+        if self._model_size * 4 <= _INLINE_BYTES:
+            return self._checked(frames, release)
+        return await asyncio.to_thread(self._checked, frames, release)
+
+    def _checked(self, frames: Assembler, release: Release) -> Vector:
+        vector = frames.finish(check_finite=True)
+        # An epsilon that is not the schedule's is the coordinator's to reject.
+        if self._norm_bound is not None and release.epsilon > 0:
+            self._norm_bound.check(vector, release.epsilon)
+        return vector
+
+    def _possible(self, release: Release) -> Release:
+        """The release as reported; WireError when the client cannot have made so many since its hello."""
+        if release.participation > self._most_released:
+            raise WireError(
+                f"counts {release.participation} releases, at most {self._most_released} are possible since its hello"
+            )
+        return release
+
+    async def _reject(self, reason: str, round: int, release: Release, *, is_offence: bool = True) -> None:
+        """Tell the coordinator of an answer that is over and not used. AbuseError once too often."""
+        if release.participation > self._most_released:
+            release = Release()  # it cannot be, and is not believed
+        await self._coordinator.tell(Refusal(self.client_id, round, reason, rejected=True, release=release))
+        if is_offence:
+            self._conduct.offend(reason)
+
+    async def _relay_refusal(self, result: pb.Result) -> None:
+        self._exchange = None
+        exhausted = result.status == pb.STATUS_BUDGET_EXHAUSTED
+        refusal = Refusal(self.client_id, result.round, result.reason, rejected=False, exhausted=exhausted)
+        await self._coordinator.tell(refusal)
+
+
+def _release(result: pb.Result) -> Release:
+    release = result.release
+    return Release(release.participation, release.epsilon, release.epsilon_spent)
+
+
+def _statistics(result: pb.Result) -> dict[str, float]:
+    for name, value in result.statistics.items():
+        if not math.isfinite(value):
+            raise WireError(f"reports {name} = {value}, which is not a number")
+    return dict(result.statistics)
+
+
+def _host(reported: pb.Host) -> HostReport:
+    values = (reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise WireError("reports a lag or a share of its host that is negative or not a number")
+    return HostReport(*values)
+
+
+def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timing:
+    """Join both clocks' durations; WireError when the client's parts cannot lie within the server's whole."""
+    timing = Timing(
+        round_trip_s=arrived_s - exchange.first_s,
+        reconnect_s=exchange.started_s - exchange.first_s,
+        download_s=reported.download_s,
+        injected_down_s=reported.injected_down_s,
+        queue_s=reported.queue_s,
+        train_s=reported.train_s,
+        privatise_s=reported.privatise_s,
+        injected_up_s=reported.injected_up_s,
+        upload_s=arrived_s - exchange.first_frame_s,
+        framing_s=exchange.job.framing_s,
+        server_wait_s=exchange.first_s - exchange.job.ready_s,
+    )
+    parts = (timing.download_s, timing.injected_down_s, timing.queue_s, timing.train_s, timing.privatise_s)
+    drawn = (reported.drawn_down_s, reported.drawn_up_s)
+    if not all(math.isfinite(part) and part >= 0 for part in (*parts, timing.injected_up_s, *drawn)):
+        raise WireError("reports a duration that is negative or not a number")
+    if timing.propagation_s < -_TIMING_TOLERANCE_S:
+        raise WireError(f"reports parts that take {-timing.propagation_s:.3f} s longer than the whole exchange")
+    return timing

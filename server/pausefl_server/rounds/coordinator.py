@@ -1,0 +1,346 @@
+"""The round loop: select, send, collect, aggregate, commit, acknowledge."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from pausefl_process.events import Outcome
+from pausefl_process.host_monitor import UNWATCHED, HostWatch
+from pausefl_proto.actor import Actor
+from pausefl_proto.errors import PauseflError, WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector
+from pausefl_server.ledger import check_release, is_plausible
+from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.monitoring.observer import RunObserver
+from pausefl_server.pings import Ping
+from pausefl_server.records import EventKind, LogEvent, RoundRecord
+from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
+from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.rounds.membership import Membership
+from pausefl_server.rounds.messages import Acknowledge, Lost, Pinged, Refusal, Register, Shutdown, Update
+from pausefl_server.rounds.open_round import OpenRound, aggregate, observe, reconciled
+from pausefl_server.rounds.pending_events import PendingEvents
+from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop
+from pausefl_server.rounds.stopwatch import RunStopwatch
+from pausefl_server.selection.base import Oracle
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import StartingPoint
+from pausefl_server.storage.store import CommitRound, SaveLateEvents, StoreActor
+
+# How long clients at work when the run is stopped are waited for, so that what they spend is logged.
+_DRAIN_S = 3.0
+
+
+@dataclass(slots=True)
+class _Unlogged:
+    """What has happened and goes into the log with the next commit."""
+
+    events: PendingEvents
+    pings: list[Ping] = field(default_factory=list)
+
+
+class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown]):
+    """Runs the rounds; it alone changes the run's state. `stopped_because` and `outcome` say how the run ended."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        start: StartingPoint,
+        store: StoreActor,
+        evaluator: EvaluatorActor,
+        observer: RunObserver,
+        *,
+        oracle: Oracle | None = None,
+        monitor: HostWatch = UNWATCHED,
+    ) -> None:
+        """`oracle` is for policies that need it; `monitor` watches this host while rounds are played."""
+        super().__init__("coordinator", capacity=4096)
+        self.state = start.state
+        self.model = start.model
+        self.stopped_because = ""
+        self.outcome: Outcome = "completed"
+        self._settings = settings
+        self._store = store
+        self._evaluator = evaluator
+        self._observer = observer
+        self._members = Membership(settings, self.state.table, observer)
+        self._preparer = Preparer(settings, self.state, oracle, start.attempts)
+        self._stopwatch = RunStopwatch(monitor)
+        self._unlogged = _Unlogged(PendingEvents(start.late_events))
+        self._open: OpenRound | None = None  # the round whose answers are waited for
+        self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
+        self._without_update = 0  # rounds in a row, since this process began
+
+    @property
+    def theta(self) -> Vector:
+        """The global model now, (d,) float32."""
+        return self.model.theta
+
+    async def work(self) -> None:
+        """Play the rounds that are left, then dismiss all clients. PauseflError when no round could begin."""
+        # Compiling takes seconds the first time on a machine; no round waits for it.
+        await asyncio.gather(self._gather_clients(), asyncio.to_thread(self.state.policy.warm_up))
+        with self._stopwatch.watching():
+            while not self.stopped_because:
+                await self._play_next()
+        await self._finish()
+
+    async def receive(self, message: Register | Lost | Update | Pinged | Refusal | Shutdown) -> pb.Welcome | None:
+        """Take in what clients send and what happens to them, also while a round is open."""
+        match message:
+            case Register():
+                return self._register(message)
+            case Lost():
+                self._lose(message)
+            case Update():
+                self._take_update(message)
+            case Pinged(client_id, ping_s):
+                self._unlogged.pings.append(Ping(self.state.round + 1, client_id, ping_s))
+                if (row := self.state.table.row_of.get(client_id)) is not None:
+                    self._observer.pinged(row, ping_s)
+            case Refusal():
+                self._take_refusal(message)
+            case Shutdown(reason):
+                self._stop("interrupted", reason)
+        return None
+
+    def _stop(self, outcome: Outcome, reason: str) -> None:
+        """Play no further round; the first reason counts."""
+        if not self.stopped_because:
+            self.outcome, self.stopped_because = outcome, reason
+
+    # -- a round
+
+    async def _play_next(self) -> None:
+        """Play the next round, if there is one and a client to play it with."""
+        number = self.state.round + 1
+        if number > self._settings.rounds:
+            self._stop("completed", "all rounds done")
+            return
+        await self._await_roll_call(number)
+        if await self._can_select():
+            await self._play(number)
+
+    async def _play(self, round: int) -> None:
+        started = self._stopwatch.start_round(self.state.wall_clock_s)
+        events = self._fold_events(round)
+        if too_few := too_few_left(self.state.table, self.state.policy.m):
+            self._stop("budgets_spent", too_few)
+        if self.stopped_because or not self.state.table.eligible().size:
+            self._unlogged.events.put_back(events)
+            return
+        prepared = await self._preparer.prepare(round, self.model)
+        self._open = open_round = self._send(prepared, events)
+        await asyncio.sleep(0)  # let the job leave before anything else is done
+        await self._report_last_round(busy=open_round.due.keys())
+        await self._collect(open_round)
+        if self.stopped_because:
+            await self._give_up(open_round)
+            return
+        self._open = None
+        quick = self.model.theta.nbytes * len(open_round.chosen) <= MAX_FRAME_BYTES
+        model = await off_loop(quick, aggregate, open_round, self.state, self.model, self._settings)
+        for client_id, reason in open_round.outliers.items():
+            self._observer.rejected(f"client {client_id} {reason}: rejected")
+            self._unlogged.events.add(LogEvent("rejected", client_id, reason))
+        host = self._stopwatch.report(started)
+        for event in open_round.capped:
+            self._unlogged.events.add(event)
+        await self._commit(open_round.record(model.digest, self._stopwatch.wall_clock_s(), host, self._settings), model)
+
+    def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
+        """Take all events since the last round into the state, with the retirements that follow; returns them."""
+        events = self._unlogged.events.take()
+        self.state.before_round(round, events)
+        retired = used_up(self.state.table, self._settings.budget)
+        self.state.before_round(round, retired)
+        return (*events, *retired)
+
+    def _send(self, prepared: PreparedRound, events: tuple[LogEvent, ...]) -> OpenRound:
+        chosen = tuple(self.state.table.ids[row] for row in prepared.selection.rows)
+        sent_s = time.monotonic()
+        deadline_s = sent_s + self._settings.round_timeout_s
+        open_round = OpenRound(
+            prepared.job, prepared.selection, prepared.selection_s, chosen, events, sent_s, deadline_s
+        )
+        for client_id in open_round.due:  # once each, also where a policy has drawn one twice
+            self._members.offer(client_id, prepared.job)
+        return open_round
+
+    async def _collect(self, open_round: OpenRound) -> None:
+        """Handle messages until all clients have answered or are overdue, or the run is to end."""
+        while open_round.due and not self.stopped_because:
+            patience_s = min(open_round.due.values()) - time.monotonic()
+            if patience_s > 0 and await self.pump(patience_s):
+                await self.drain()
+            else:
+                for client_id in open_round.give_up(time.monotonic()):
+                    self._unlogged.events.add(LogEvent("missed", client_id, "gave no answer in time"))
+
+    async def _give_up(self, open_round: OpenRound) -> None:
+        """End the open round without its commit; what its clients spent on it is logged.
+
+        A client that is still at work may be charging: it is waited for a moment, then logged as unsettled.
+        """
+        is_private = self._settings.budget is not None
+        until_s = time.monotonic() + (_DRAIN_S if is_private else 0.0)
+        while open_round.due and (left_s := until_s - time.monotonic()) > 0:
+            await self.pump(left_s)
+        self._open = None
+        asked = f"may have released for round {open_round.job.round}"
+        unsettled = [LogEvent("unsettled", client_id, asked) for client_id in open_round.due if is_private]
+        self._unlogged.events.put_back([*open_round.abandoned(), *self._unlogged.events.take(), *unsettled])
+
+    async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
+        """Make the model and the round durable, then the run's state."""
+        pings, self._unlogged.pings = tuple(self._unlogged.pings), []
+        await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state))
+        self.model = model
+        self.state.after_round(record)
+        self._unreported = record
+        self._stop_untrained(record)
+
+    def _stop_untrained(self, record: RoundRecord) -> None:
+        """End a run in which nothing is learnt: too many rounds in a row without a single update.
+
+        A round that found budgets used up does not count: the others may still have some.
+        """
+        if record.observations or self._unlogged.events.retired():
+            self._without_update = 0
+            return
+        self._without_update += 1
+        if self._without_update >= min(self._settings.rounds_without_update_max, self._settings.rounds):
+            last = record.misses[-1]
+            self._stop(
+                "failed",
+                f"no client gave an update in {self._without_update} rounds in a row; the last one,"
+                f" {last.client_id}: {last.reason}",
+            )
+
+    async def _report_last_round(self, busy: AbstractSet[str] = frozenset()) -> None:
+        """Do what can wait until the next job is out: acknowledge, report, evaluate, ping.
+
+        `busy` clients have that job, which acknowledges all before it.
+        """
+        record, self._unreported = self._unreported, None
+        if record is None:
+            return
+        for observation in record.observations:
+            if observation.client_id not in busy:
+                self._members.offer(observation.client_id, Acknowledge(record.round, record.attempt))
+        end = budgets_end(self.state.table, self._settings.budget, self.state.round, self.state.policy.m)
+        self._observer.round_committed(record, self.state, end)
+        every = self._settings.evaluation_every
+        if every and record.round % every == 0 and record.round < self._settings.rounds and not self._evaluator.stopped:
+            await self._evaluator.tell(Evaluate(record.round, self.theta, subset=True))
+        self._members.send_pings(time.monotonic(), busy)
+
+    # -- waiting for clients
+
+    async def _gather_clients(self) -> None:
+        number = self.state.round + 1
+        if number > self._settings.rounds:
+            return  # the server was started again after the last round: no client need come
+        minimum, timeout_s = self._members.first_minimum(number), self._settings.connect_timeout_s
+        if self._settings.expected is not None:
+            self._observer.roll_call(number)
+        self._observer.waiting(minimum)
+        if not await self._wait_until(lambda: len(self._members) >= minimum, timeout_s):
+            raise PauseflError(
+                f"only {len(self._members)} of clients.minimum = {minimum} clients connected within {timeout_s:g} s"
+            )
+
+    async def _await_roll_call(self, round: int) -> None:
+        """Wait for the clients that come or go with this round; those that are late are not waited for again."""
+        if not self._members.call_roll(round):
+            return
+        await self._report_last_round()
+        self._observer.roll_call(round)
+        await self._wait_until(lambda: not self._members.late(), self._settings.connect_timeout_s)
+        if (late := self._members.late()) and not self.stopped_because:
+            self._observer.noticed(
+                f"round {round} begins although {', '.join(sorted(late))} did not come or go as expected"
+            )
+
+    async def _can_select(self) -> bool:
+        """True when a client can be chosen; False, with the reason noted, when none came within the timeout."""
+
+        def can_select() -> bool:
+            return self._members.can_select(self._unlogged.events.retired())
+
+        if can_select() or await self._wait_until(can_select, self._settings.connect_timeout_s):
+            return not self.stopped_because
+        exhausted = bool(self.state.table.retired.any()) or bool(self._unlogged.events.retired())
+        if exhausted:
+            self._stop("budgets_spent", "every client has spent its budget")
+        else:
+            self._stop("failed", "no client is connected")
+        return False
+
+    async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Handle messages until `condition` holds or the run is to end; False after `timeout_s`."""
+        until_s = time.monotonic() + timeout_s
+        while not condition() and not self.stopped_because:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            await self.pump(left_s)
+        return True
+
+    # -- what clients send
+
+    def _register(self, message: Register) -> pb.Welcome:
+        client_id = message.hello.client_id
+        for event in self._members.register(message, self.state.round):
+            self._unlogged.events.add(event)
+        now_s = time.monotonic()
+        if self._open is not None and (job := self._open.returned(client_id, now_s)) is not None:
+            # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
+            self._members.offer(client_id, job)
+        return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
+
+    def _lose(self, message: Lost) -> None:
+        event = self._members.remove(message.peer, message.reason, self.state.round)
+        if event is None:
+            return
+        self._unlogged.events.add(event)
+        if self._open is not None:
+            until_s = time.monotonic() + self._settings.rejoin_timeout_s
+            self._open.lost(event.client_id, until_s, message.handed_over_s)
+
+    def _take_update(self, update: Update) -> None:
+        table, open_round, row = self.state.table, self._open, self.state.table.row_of.get(update.client_id)
+        proven, used = (int(table.proven[row]), int(table.used[row])) if row is not None else (0, 0)
+        try:
+            if open_round is None or not open_round.lacks(update):
+                raise WireError(f"round {update.round} is over, its update came too late")
+            check_release(update.release, self._settings.budget, proven, used)
+        except WireError as error:
+            refusal = Refusal(update.client_id, update.round, str(error), rejected=True, release=update.release)
+            self._take_refusal(refusal)
+            return
+        open_round.take(update, observe(update, table, self._settings, time.monotonic()))
+
+    def _take_refusal(self, refusal: Refusal) -> None:
+        client_id = refusal.client_id
+        if refusal.rejected:
+            self._observer.rejected(f"client {client_id} {refusal.reason}: rejected")
+        kind: EventKind = "retired" if refusal.exhausted else "rejected" if refusal.rejected else "missed"
+        self._unlogged.events.add(LogEvent(kind, client_id, refusal.reason))
+        if is_plausible(refusal.release, self._settings.budget):
+            self._unlogged.events.add(reconciled(refusal))
+        if self._open is not None and refusal.round == self._open.job.round and client_id in self._open.due:
+            self._open.miss(client_id, "rejected" if refusal.rejected else "refused", refusal.reason, time.monotonic())
+
+    # -- the end
+
+    async def _finish(self) -> None:
+        await self._report_last_round()
+        number, events = self.state.round + 1, self._unlogged.events.take()
+        await self._store.ask(SaveLateEvents(number, events))
+        self.state.before_round(number, events)
+        self._observer.finished(self.state, self.stopped_because)
+        self._members.dismiss_all(self.stopped_because)

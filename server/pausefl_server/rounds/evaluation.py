@@ -1,0 +1,127 @@
+"""The evaluator as an actor: it has models evaluated off the critical path and remembers the best."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pausefl_proto.actor import Actor
+from pausefl_proto.errors import EvaluatorLost, PauseflError
+from pausefl_proto.wire import Vector
+from pausefl_server.monitoring.observer import RunObserver
+from pausefl_server.records import Evaluation
+from pausefl_server.storage.store import SaveEvaluations, StoreActor
+
+
+class EvaluateModel(Protocol):
+    """Evaluates a model, in this process or in another."""
+
+    async def __call__(self, theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
+        """θ's evaluations on held-out training data and on the test set; with `subset`, on a fixed part of each.
+
+        EvaluatorLost when the evaluator cannot be reached; with `patient`, only after a wait for it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Evaluate θ_t: on the fixed subsets while the run goes on, on everything at its end."""
+
+    round: int
+    theta: Vector
+    subset: bool
+    patient: bool = False
+    """Wait for an evaluator that is lost; while the run goes on, its next model is asked about instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The model with the greatest accuracy on (the fixed subset of) held-out training data so far."""
+
+    round: int
+    theta: Vector
+    validation_accuracy: float
+
+
+class BestModelFile(Protocol):
+    """Keeps the best model where a restart finds it."""
+
+    def save(self, round: int, theta: Vector) -> None:
+        """Replace what is kept, durably; OSError when the disk does not take it."""
+
+    def load(self) -> tuple[int, Vector] | None:
+        """The round and θ of what is kept; None where there is nothing whole."""
+
+
+def kept_best(evaluations: Iterable[tuple[int, Evaluation]], file: BestModelFile | None) -> Best | None:
+    """The best model of an interrupted run; None where it is not the one in the file."""
+    rated = [(e.accuracy, -t) for t, e in evaluations if _is_rating(e)]
+    kept = file.load() if file is not None and rated else None
+    if kept is None or kept[0] != -max(rated)[1]:
+        return None
+    return Best(*kept, validation_accuracy=max(rated)[0])
+
+
+class EvaluatorActor(Actor[Evaluate]):
+    """Hands models to the `evaluate` callable one at a time; rounds never wait for it."""
+
+    def __init__(
+        self,
+        evaluate: EvaluateModel | None,
+        store: StoreActor,
+        observer: RunObserver,
+        best: Best | None = None,
+        file: BestModelFile | None = None,
+    ) -> None:
+        """`best` is the best model of the run so far; `file` keeps each one that is better."""
+        # A slow evaluator keeps at most this many models in memory, then rounds' evaluations wait their turn.
+        super().__init__("evaluator", capacity=256)
+        self.best = best
+        self._file = file
+        self._evaluate = evaluate
+        self._store = store
+        self._observer = observer
+        self._is_lost = False
+
+    async def receive(self, message: Evaluate) -> Sequence[Evaluation]:
+        """Evaluate, write down, and keep the best; nothing where the evaluator is lost."""
+        if self._evaluate is None:
+            return ()
+        try:
+            evaluations = tuple(await self._evaluate(message.theta, subset=message.subset, patient=message.patient))
+        except EvaluatorLost as error:
+            self._lose(error)
+            return ()
+        self._find(message.round)
+        # The file first: after a crash in between, the model in it is evaluated once more.
+        for e in filter(_is_rating, evaluations):
+            if self.best is None or e.accuracy > self.best.validation_accuracy:
+                await self._keep(Best(message.round, message.theta, e.accuracy))
+        await self._store.ask(SaveEvaluations(message.round, evaluations))
+        for e in evaluations:
+            self._observer.evaluated(message.round, e)
+        return evaluations
+
+    async def _keep(self, best: Best) -> None:
+        try:
+            if self._file is not None:
+                await asyncio.to_thread(self._file.save, best.round, best.theta)
+        except OSError as error:
+            raise PauseflError(f"the best model cannot be written: {error}") from error
+        self.best = best
+
+    def _lose(self, error: EvaluatorLost) -> None:
+        """Report the loss once."""
+        if not self._is_lost:
+            self._observer.noticed(f"accuracy is missing until the evaluator is back: {error}")
+        self._is_lost = True
+
+    def _find(self, round: int) -> None:
+        if self._is_lost:
+            self._observer.noticed(f"the evaluator is back: accuracy goes on with round {round}")
+        self._is_lost = False
+
+
+def _is_rating(evaluation: Evaluation) -> bool:
+    """Whether it is one by which models are compared while the run goes on."""
+    return evaluation.split == "validation" and evaluation.subset

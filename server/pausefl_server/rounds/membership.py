@@ -1,0 +1,117 @@
+"""Who is connected: registration and loss of clients, the roll call before a round, and pings of idle clients."""
+
+from collections import Counter
+from collections.abc import Collection, Container
+
+from pausefl_proto.errors import WireError
+from pausefl_server.clients import ClientTable
+from pausefl_server.monitoring.observer import RunObserver
+from pausefl_server.pings import PingRota
+from pausefl_server.records import LogEvent
+from pausefl_server.rounds.admission import check_hello, joined
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Peer, Register, SendPing
+from pausefl_server.settings import ServerSettings
+
+
+class Membership:
+    """The connected clients. It tells the observer who comes and goes, and returns what the log is to know of it."""
+
+    def __init__(self, settings: ServerSettings, table: ClientTable, observer: RunObserver) -> None:
+        """`table` is the run's, which the coordinator updates."""
+        self._settings = settings
+        self._table = table
+        self._observer = observer
+        self._peers: dict[str, Peer] = {}
+        self._rota = PingRota(settings.pings_per_s)
+        self._claims: dict[str, int] = {}  # how many releases each client counted when it first joined
+        self._jobs: Counter[str] = Counter()  # how many each client was handed
+        self._expected: frozenset[str] = frozenset()  # the clients of the last roll call
+        self._coming: frozenset[str] = frozenset()  # those that were new in it
+        self._going: frozenset[str] = frozenset()  # those that were no longer in it
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def register(self, message: Register, round: int) -> list[LogEvent]:
+        """Take a client in after `round` committed rounds; WireError, with what to change, when it does not fit."""
+        hello, client_id = message.hello, message.hello.client_id
+        try:
+            self._check_count(client_id)
+            check_hello(hello, self._settings, self._table, self._peers)
+            if not message.is_owner:
+                self._check_claim(client_id, hello.ledger.released)
+        except WireError as error:
+            self._observer.rejected(f"client {client_id!r} was refused: {error}")
+            raise
+        self._claims.setdefault(client_id, hello.ledger.released)
+        self._peers[client_id] = message.peer
+        self._rota.join(client_id)
+        self._observer.arrived(client_id, len(self._peers), round)
+        return joined(hello, message.is_owner)
+
+    def _check_count(self, client_id: str) -> None:
+        most, known = self._settings.clients, self._claims.keys() | self._table.row_of.keys()
+        if most is not None and client_id not in known and len(known) >= most:
+            raise WireError(f"this run has all its clients.count = {most} clients")
+
+    def _check_claim(self, client_id: str, released: int) -> None:
+        """A client that has not shown that the id is its own may have released one update for each job, and no more.
+
+        What it counts when it first joins is taken as it says: its ledger may be older than the run, or this process.
+        One release more may be under way that an earlier stream's job asked for.
+        """
+        possible = self._claims.get(client_id, released) + self._jobs[client_id] + 1
+        if released > possible:
+            raise WireError(
+                f"the client's ledger counts {released} releases, at most {possible} are possible since it first joined"
+                " this server; a client that shows by certificate or token who it is is believed, see [admission]"
+            )
+
+    def remove(self, peer: Peer, reason: str, round: int) -> LogEvent | None:
+        """Drop a client whose stream has ended; None when another stream of the same client has replaced it."""
+        client_id = peer.client_id
+        if self._peers.get(client_id) is not peer:
+            return None
+        del self._peers[client_id]
+        self._rota.leave(client_id)
+        self._observer.departed(client_id, reason, len(self._peers), round)
+        return LogEvent("left", client_id, reason)
+
+    def offer(self, client_id: str, message: Dispatch | Acknowledge) -> None:
+        """Hand a message to a client if it is connected and its mailbox has room; a stuck stream delays no round."""
+        if (peer := self._peers.get(client_id)) is not None:
+            self._jobs[client_id] += isinstance(message, Dispatch)
+            peer.offer(message)
+
+    def send_pings(self, now_s: float, busy: Container[str]) -> None:
+        """Ping the idle clients whose turn it is."""
+        for client_id in self._rota.due(now_s, busy):
+            self._peers[client_id].offer(SendPing())
+
+    def dismiss_all(self, reason: str) -> None:
+        """Say goodbye to all clients, for good."""
+        for peer in self._peers.values():
+            peer.offer(Dismiss(reason))
+
+    def first_minimum(self, round: int) -> int:
+        """How many clients the first round played, `round`, waits for."""
+        if self._settings.expected is None:
+            return self._settings.minimum_clients
+        return min(self._settings.minimum_clients, len(self._settings.expected(round)))
+
+    def call_roll(self, round: int) -> bool:
+        """Find out which clients come and go with `round`; False when none does."""
+        if self._settings.expected is None:
+            return False
+        before, self._expected = self._expected, self._settings.expected(round)
+        self._coming, self._going = self._expected - before, before - self._expected
+        return bool(self._coming or self._going)
+
+    def late(self) -> frozenset[str]:
+        """The clients that should have come or gone by the last roll call, and have not."""
+        return (self._coming - self._peers.keys()) | (self._going & self._peers.keys())
+
+    def can_select(self, retired: Collection[str]) -> bool:
+        """Whether a connected client may still be chosen. `retired` clients, not in the table yet, may not."""
+        table = self._table
+        return any(c not in retired and not (c in table.row_of and table.retired[table.row_of[c]]) for c in self._peers)

@@ -1,0 +1,248 @@
+"""A round between its job and its commit: who still owes an answer, what has come, and what becomes of it."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.arrays import FloatArray
+from pausefl_server.clients import ClientTable
+from pausefl_server.model.aggregation import capped_shares, outliers
+from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord, Timing
+from pausefl_server.rounds.messages import Dispatch, Refusal, Update
+from pausefl_server.selection.base import Selection
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import RunState
+
+# A latency is a divisor in μ̄; a clock can tick twice at the same instant.
+_LEAST_LATENCY_S = 1e-6
+# No link between a client and this server is taken to be faster: 10 Gbit/s.
+_WIRE_BYTES_PER_S = 1.25e9
+# What the parts of an honest client may exceed the whole by (`client_actor`).
+_CLOCK_TOLERANCE_S = 1e-3
+
+CAPPED_WEIGHT = "weight in the average"
+CAPPED_DEVICE_TIME = "device time"
+"""What a "capped" event's detail says was cut."""
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """A job that is out, and the answers to it. Times are the server's clock."""
+
+    job: Dispatch
+    selection: Selection
+    selection_s: float
+    """How long the policy took to choose."""
+    chosen: tuple[str, ...]
+    """In selection order, in which updates are combined, in whatever order they come."""
+    events: tuple[LogEvent, ...]
+    """All that the selection knew and the round before did not."""
+    sent_s: float
+    """When the job was offered to the clients."""
+    deadline_s: float
+    """Until when the round waits."""
+    due: dict[str, float] = field(init=False)
+    """The clients that still owe an answer, and until when each is waited for."""
+    handed_over: dict[str, float] = field(default_factory=dict)
+    """When a client whose stream broke was first handed the job."""
+    gone: set[str] = field(default_factory=set)
+    """The clients that owe an answer and have lost their stream."""
+    updates: dict[str, Update] = field(default_factory=dict)
+    observations: dict[str, Observation] = field(default_factory=dict)
+    misses: dict[str, Miss] = field(default_factory=dict)
+    """The clients no longer waited for; their latencies are still real seconds."""
+    capped: list[LogEvent] = field(default_factory=list)
+    """What clients said of themselves and was cut to what is plausible."""
+    outliers: dict[str, str] = field(default_factory=dict)
+    """The clients whose updates were too great beside the others', and what to say of each."""
+
+    def __post_init__(self) -> None:
+        self.due = dict.fromkeys(self.chosen, self.deadline_s)
+
+    def lacks(self, update: Update) -> bool:
+        """Whether this is an answer that is still waited for."""
+        return update.round == self.job.round and update.client_id in self.due
+
+    def take(self, update: Update, observation: Observation) -> None:
+        """Count an answer that was waited for."""
+        del self.due[update.client_id]
+        if _bounded_timing(update) is not update.timing:
+            self.capped.append(LogEvent("capped", update.client_id, CAPPED_DEVICE_TIME))
+        self.updates[update.client_id] = update
+        self.observations[update.client_id] = observation
+
+    def returned(self, client_id: str, now_s: float) -> Dispatch | None:
+        """The job for a client that lost its stream and is back; None when it owes no answer.
+
+        Neither its deadline nor its round trip starts anew.
+        """
+        if client_id not in self.due:
+            return None
+        self.gone.discard(client_id)
+        self.due[client_id] = self.deadline_s
+        first_s = self.handed_over.get(client_id)
+        return replace(self.job, handed_over_s=first_s) if first_s is not None else replace(self.job, ready_s=now_s)
+
+    def lost(self, client_id: str, until_s: float, handed_over_s: float | None) -> None:
+        """Wait for a client that lost its stream no longer than until `until_s`."""
+        if client_id not in self.due:
+            return
+        self.gone.add(client_id)
+        self.due[client_id] = min(self.due[client_id], until_s)
+        if handed_over_s is not None:
+            self.handed_over.setdefault(client_id, handed_over_s)
+
+    def give_up(self, now_s: float) -> list[str]:
+        """Wait no longer for the clients that are overdue; returns them."""
+        overdue = [client_id for client_id, until_s in self.due.items() if until_s <= now_s]
+        for client_id in overdue:
+            is_lost = client_id in self.gone
+            reason = "its stream broke and it did not come back in time" if is_lost else "gave no answer in time"
+            self.miss(client_id, "lost" if is_lost else "timeout", reason, now_s)
+        return overdue
+
+    def miss(self, client_id: str, kind: MissKind, reason: str, now_s: float) -> None:
+        """Wait no longer for a client that is due, without an update that can be used."""
+        del self.due[client_id]
+        waited_s = now_s - self.sent_s
+        self.misses[client_id] = Miss(client_id, kind, waited_s, latency_s=waited_s, reason=reason)
+
+    def arrived(self) -> list[int]:
+        """The positions in `chosen` of those whose updates came."""
+        return [i for i, client_id in enumerate(self.chosen) if client_id in self.updates]
+
+    def abandoned(self) -> list[LogEvent]:
+        """The events to log when the round is given up: all it knew, and what its updates have spent."""
+        return [*self.events, *(reconciled(update) for update in self.updates.values())]
+
+    def record(self, model_digest: str, wall_clock_s: float, host: HostReport, settings: ServerSettings) -> RoundRecord:
+        """The round as it is logged, once no more answers are waited for."""
+        observations = tuple(self.observations[c] for c in sorted(self.observations))
+        waits = (self.misses[c] for c in sorted(self.misses))
+        # Nothing tells how a silent client's time was spent: all of the wait counts as communication.
+        misses = tuple(replace(miss, latency_s=miss.waited_s / settings.time_scale) for miss in waits)
+        weights, hosts = self.selection.weights, (o.host for o in observations)
+        return RoundRecord(
+            round=self.job.round,
+            attempt=self.job.attempt,
+            chosen=self.chosen,
+            weights=None if weights is None else tuple(weights.tolist()),
+            observations=observations,
+            events=self.events,
+            round_latency_s=max(
+                [*(o.latency_s for o in observations), *(miss.latency_s for miss in misses)], default=0.0
+            ),
+            wall_clock_s=wall_clock_s,
+            selection_s=self.selection_s,
+            model_digest=model_digest,
+            details=self.selection.details,
+            cluster_penalty_s=self.selection.cluster_penalty_s,
+            host=host,
+            misses=misses,
+            suspect=settings.limits.doubts(host, hosts, settings.signal, total_delays=settings.total_delays),
+        )
+
+
+def observe(update: Update, table: ClientTable, settings: ServerSettings, now_s: float) -> Observation:
+    """What the log is to know of an update that is taken at `now_s`; its client has a row in `table`."""
+    row = table.row_of[update.client_id]
+    latency_s = _bounded_timing(update).signal_s(settings.signal, settings.time_scale)
+    waited_s = update.timing.server_wait_s + now_s - update.arrived_s
+    return Observation(
+        client_id=update.client_id,
+        timing=replace(update.timing, server_wait_s=waited_s),
+        latency_s=max(latency_s, _LEAST_LATENCY_S),
+        n_examples=int(table.n_examples[row]),
+        participation=update.release.participation,
+        epsilon=update.release.epsilon,
+        epsilon_spent=max(update.release.epsilon_spent, float(table.epsilon_spent[row])),
+        bytes_down=update.bytes_down,
+        bytes_up=update.bytes_up,
+        drawn_down_s=update.drawn_down_s,
+        drawn_up_s=update.drawn_up_s,
+        loss=update.loss if "loss" in settings.disclosed else None,
+        statistics=update.statistics if "labels" in settings.disclosed else {},
+        host=update.host,
+    )
+
+
+def _bounded_timing(update: Update) -> Timing:
+    """The update's timing with no more device time than the wire leaves.
+
+    What a client says it computed cannot be checked, but its communication took at least the upload, which the server
+    timed itself, and at least what the bytes of both ways take at 10 Gbit/s.
+    """
+    timing = update.timing
+    least_s = max(timing.upload_s, (update.bytes_down + update.bytes_up) / _WIRE_BYTES_PER_S)
+    excess_s = least_s - timing.communication_s
+    if excess_s <= _CLOCK_TOLERANCE_S or timing.device_s <= 0:
+        return timing
+    kept = max(0.0, 1 - excess_s / timing.device_s)
+    return replace(
+        timing, queue_s=kept * timing.queue_s, train_s=kept * timing.train_s, privatise_s=kept * timing.privatise_s
+    )
+
+
+def reconciled(message: Update | Refusal) -> LogEvent:
+    """What the log is to know of a release whose update was not used: it has left, so it is spent."""
+    release = message.release
+    return LogEvent(
+        "reconciled",
+        message.client_id,
+        "spent on an update that was not used",
+        epsilon_spent=release.epsilon_spent,
+        released=release.participation,
+    )
+
+
+def aggregate(open_round: OpenRound, state: RunState, model: GlobalModel, settings: ServerSettings) -> GlobalModel:
+    """The model moved by the updates that came and that the policy admits; the same one where there are none."""
+    admitted = _without_outliers(open_round, _inspect(open_round, state), settings.aggregation.norm_limit)
+    if not admitted:
+        return model
+    selection = open_round.selection
+    weights: FloatArray
+    if selection.weights is None:
+        weights = state.table.n_examples[selection.rows[admitted]].astype(np.float64)
+    else:
+        weights = selection.weights[admitted]
+    weights = _capped(weights, [open_round.chosen[i] for i in admitted], open_round, settings)
+    updates = [open_round.updates[open_round.chosen[i]].vector for i in admitted]
+    return model.updated(updates, weights, settings.aggregation, settings.optimizer)
+
+
+def _capped(weights: FloatArray, client_ids: list[str], open_round: OpenRound, settings: ServerSettings) -> FloatArray:
+    """The weights, no client's share above `aggregation.weight_share_max`; notes which were cut."""
+    share_max = settings.aggregation.weight_share_max
+    if share_max == 1:
+        return weights
+    shares = capped_shares(weights, share_max)
+    for client_id, share, capped in zip(client_ids, weights / weights.sum(), shares, strict=True):
+        if capped < share * (1 - 1e-9):
+            open_round.capped.append(LogEvent("capped", client_id, CAPPED_WEIGHT))
+    return shares
+
+
+def _without_outliers(open_round: OpenRound, admitted: list[int], norm_limit: float | None) -> list[int]:
+    if norm_limit is None:
+        return admitted
+    clients = [open_round.chosen[i] for i in admitted]
+    found = outliers([open_round.updates[client_id].vector for client_id in clients], norm_limit)
+    open_round.outliers.update((clients[place], reason) for place, reason in found.items())
+    return [i for i, client_id in zip(admitted, clients, strict=True) if client_id not in open_round.outliers]
+
+
+def _inspect(open_round: OpenRound, state: RunState) -> list[int]:
+    """Show the policy the updates while they are at hand; the positions of those that may enter the model."""
+    arrived, observations = open_round.arrived(), open_round.observations
+    vectors = [open_round.updates[open_round.chosen[i]].vector for i in arrived]
+    inspection = state.policy.inspect(state.table, open_round.selection.rows[arrived], vectors)
+    if inspection is None:
+        return arrived
+    for i, found in zip(arrived, inspection.statistics, strict=True):
+        observation = observations[open_round.chosen[i]]
+        statistics = {**observation.statistics, **found}
+        observations[open_round.chosen[i]] = replace(observation, statistics=statistics)
+    return [i for i, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted]

@@ -1,0 +1,204 @@
+"""Exact search for the set of PAUSE v2, eq. (14): argmax over |S| = m of min_{k∈S} ucb_k + Σ_{k∈S} v_k − penalty(S).
+
+`value` is v_k = (α g_k + γ p_k)/m, so that under reward R1 (eq. (18)) the sum is αΦ_g + γΦ_p.
+
+The paper's proof of Algorithm 2 forces the pivot into the set. That is not needed: for a threshold u, the best set
+among the rows with ucb >= u has an energy of at least u + its sum, and equality holds for the threshold that is the
+optimum's own minimum. So every search here is: sort by ucb, lower the threshold row by row, keep the m greatest
+(adjusted) values seen, and remember the threshold where u + their sum was greatest.
+
+Common to all searches. ucb and value are float64 of shape (K,), value finite, ucb may be +inf; `forced` names rows
+that must be in the set, and the rest is the optimum given them. If every minimum is +inf, the greatest Σ v − penalty
+wins. Equal rows: the lowest index wins. The result is sorted int64 of shape (m,). Sums are running sums in float64,
+so sets whose energies differ by rounding alone count as equal. ValueError for NaN, -inf, m < 1, m > K, bad rows, and
+a penalty that is not a finite number of at least 0.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.search import kernels
+
+Rows = Sequence[int] | IntArray
+
+
+def pivot_and_fill(ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, forced: Rows = ()) -> IntArray:
+    """An optimal set under reward R1 (PAUSE v2, eqs. (14) and (18), Algorithm 2). O(K log K), memory O(K)."""
+    problem = _Problem.of(ucb, value, m, forced)
+    if problem.places == 0:
+        return problem.forced
+    order = np.argsort(-problem.ucb)
+    threshold = kernels.best_threshold(problem.ucb[order], problem.value[order], problem.places)
+    return problem.answer(threshold, problem.value)
+
+
+def clustered_pivot_and_fill(
+    ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, cluster: npt.ArrayLike, penalty: float, forced: Rows = ()
+) -> IntArray:
+    """An optimal set under reward R2 (PAUSE v2, eq. (22)), which charges `penalty` = λ = αρ >= 0 for every member of
+    a cluster beyond its first. O(K log K), memory O(K).
+
+    cluster: any integers of shape (K,); rows with the same one share an access point. Forced rows occupy theirs.
+    """
+    _check_penalty(penalty)
+    problem = _Problem.of(ucb, value, m, forced)
+    if problem.places == 0:
+        return problem.forced
+    cluster, held = problem.clusters(cluster)
+    order = np.argsort(-problem.ucb)
+    occupied = np.where(held > 0, np.inf, -np.inf)
+    threshold = kernels.best_clustered_threshold(
+        problem.ucb[order], problem.value[order], problem.places, cluster[order], penalty, occupied
+    )
+    return problem.answer(threshold, _adjusted(problem, threshold, cluster, held, np.array([0.0, penalty])))
+
+
+def convex_pivot_and_fill(
+    ucb: npt.ArrayLike,
+    value: npt.ArrayLike,
+    m: int,
+    cluster: npt.ArrayLike,
+    marginal: Sequence[float] | FloatArray,
+    forced: Rows = (),
+) -> IntArray:
+    """An optimal set where the j-th member of a cluster costs marginal[j − 1], for any non-decreasing costs.
+
+    The last cost holds for all further members; eq. (22) is marginal = (0, λ). Concave costs are refused: the greedy
+    fill is wrong for them. O(K log K + K · cluster size · log m), memory O(K).
+    """
+    costs = np.asarray(marginal, np.float64)
+    if costs.ndim != 1 or costs.size == 0 or not np.isfinite(costs).all() or (np.diff(costs) < 0).any():
+        raise ValueError(f"marginal = {marginal}: must be finite and non-decreasing, one cost or more")
+    problem = _Problem.of(ucb, value, m, forced)
+    if problem.places == 0:
+        return problem.forced
+    cluster, held = problem.clusters(cluster)
+    order = np.argsort(-problem.ucb)
+    threshold = kernels.best_convex_threshold(
+        problem.ucb[order], problem.value[order], problem.places, cluster[order], costs, held
+    )
+    return problem.answer(threshold, _adjusted(problem, threshold, cluster, held, costs))
+
+
+def brute_force(
+    ucb: npt.ArrayLike,
+    value: npt.ArrayLike,
+    m: int,
+    cluster: npt.ArrayLike | None = None,
+    penalty: float = 0.0,
+    forced: Rows = (),
+) -> IntArray:
+    """An optimal set found by trying all of them: the oracle of the other searches. O(binomial(K, m) · m)."""
+    _check_penalty(penalty)
+    problem = _Problem.of(ucb, value, m, forced)
+    cluster, held = problem.clusters(np.zeros(problem.size, np.int64) if cluster is None else cluster)
+    positions = kernels.best_combination(
+        problem.ucb, problem.value, problem.places, cluster, np.array([0.0, penalty]), held
+    )
+    return problem.with_forced(positions)
+
+
+def warm_up() -> None:
+    """Load the compiled kernels, compiling what is not cached yet, so that no round pays for it (about 2 s at most)."""
+    ucb, value, cluster = np.array([1.0, 2.0, np.inf]), np.zeros(3), np.array([0, 1, 1])
+    pivot_and_fill(ucb, value, 2)
+    clustered_pivot_and_fill(ucb, value, 2, cluster, 1.0)
+    convex_pivot_and_fill(ucb, value, 2, cluster, (0.0, 1.0))
+    brute_force(ucb, value, 2)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is left to choose once the forced rows are in: `places` of the `free` rows.
+
+    A free row's ucb above the least forced one cannot raise the minimum, so it is capped there.
+    """
+
+    size: int
+    forced: IntArray
+    free: IntArray | None
+    """None where no row is forced: every row is free."""
+    ucb: FloatArray
+    value: FloatArray
+    places: int
+
+    @classmethod
+    def of(cls, ucb: npt.ArrayLike, value: npt.ArrayLike, m: int, forced: Rows) -> "_Problem":
+        ucb, value = np.asarray(ucb, np.float64), np.asarray(value, np.float64)
+        if ucb.ndim != 1 or ucb.shape != value.shape:
+            raise ValueError(f"ucb and value have shapes {ucb.shape} and {value.shape}: must be (K,) both")
+        if not 1 <= m <= len(ucb):
+            raise ValueError(f"m = {m}: must be from 1 to K = {len(ucb)}")
+        if not (ucb > -np.inf).all():  # also false for NaN
+            raise ValueError("ucb holds NaN or -inf")
+        if not np.isfinite(value).all():
+            raise ValueError("value holds NaN or an infinity")
+        if len(forced) == 0:
+            return cls(len(ucb), np.empty(0, np.int64), None, ucb, value, m)
+        rows = np.unique(np.asarray(forced))
+        are_rows = np.issubdtype(rows.dtype, np.integer) and rows[0] >= 0 and rows[-1] < len(ucb)
+        if not are_rows or not len(rows) == len(forced) <= m:
+            raise ValueError(f"forced: must be at most m = {m} different rows from 0 to {len(ucb) - 1}")
+        rows = rows.astype(np.int64, copy=False)
+        is_free = np.ones(len(ucb), np.bool_)
+        is_free[rows] = False
+        free = np.flatnonzero(is_free)
+        return cls(len(ucb), rows, free, np.minimum(ucb[free], ucb[rows].min()), value[free], m - len(rows))
+
+    def clusters(self, cluster: npt.ArrayLike) -> tuple[IntArray, IntArray]:
+        """Dense cluster numbers of the free rows, and how many forced rows each cluster already holds."""
+        cluster = np.asarray(cluster)
+        if cluster.shape != (self.size,) or not np.issubdtype(cluster.dtype, np.integer):
+            raise ValueError(f"cluster: must be integers of shape ({self.size},)")
+        names, dense = np.unique(cluster, return_inverse=True)
+        held = np.bincount(dense[self.forced], minlength=len(names)).astype(np.int64)
+        return (dense if self.free is None else dense[self.free]).astype(np.int64, copy=False), held
+
+    def answer(self, threshold: float, adjusted: FloatArray) -> IntArray:
+        """The forced rows and the `places` greatest adjusted values among the free rows at or above the threshold."""
+        above = np.flatnonzero(self.ucb >= threshold)
+        return self.with_forced(above[_greatest(adjusted[above], self.places)])
+
+    def with_forced(self, positions: IntArray) -> IntArray:
+        """Positions among the free rows, with the forced rows, as sorted rows of the table."""
+        if self.free is None:
+            return np.sort(positions)
+        return np.sort(np.concatenate((self.forced, self.free[positions])))
+
+
+def _check_penalty(penalty: float) -> None:
+    if not (math.isfinite(penalty) and penalty >= 0):
+        raise ValueError(f"penalty = {penalty}: must be a finite number, at least 0")
+
+
+def _greatest(value: FloatArray, count: int) -> IntArray:
+    """Positions of the `count` greatest values; of equal ones the first."""
+    if count >= len(value):
+        return np.arange(len(value))
+    least = np.partition(value, len(value) - count)[len(value) - count]
+    above = np.flatnonzero(value > least)
+    equal = np.flatnonzero(value == least)[: count - len(above)]
+    return np.concatenate((above, equal))
+
+
+def _adjusted(
+    problem: _Problem, threshold: float, cluster: IntArray, held: IntArray, marginal: FloatArray
+) -> FloatArray:
+    """Each value less what its rank within its cluster costs, among the rows at or above the threshold.
+
+    Ranks start behind the forced rows of the cluster. Rows below the threshold keep their value: they are not used.
+    """
+    rows = np.flatnonzero(problem.ucb >= threshold)
+    order = rows[np.lexsort((rows, -problem.value[rows], cluster[rows]))]
+    grouped = cluster[order]
+    starts = np.flatnonzero(np.concatenate(([True], grouped[1:] != grouped[:-1])))
+    lengths = np.diff(np.append(starts, len(order)))
+    rank = np.arange(len(order)) - np.repeat(starts, lengths) + held[grouped]
+    adjusted = problem.value.copy()
+    adjusted[order] -= marginal[np.minimum(rank, len(marginal) - 1)]
+    return adjusted

@@ -1,0 +1,287 @@
+"""Simulated annealing over sets of m users (PAUSE v2, Algorithm 3; v1, Algorithm 2), for objectives no search solves.
+
+The chain's vertices are sets; two sets are neighbours when they differ in one user and, except for plain swaps, one of
+the two users is the least of its set along an axis (ucb in v2; ucb, g and p in v1). A neighbour is drawn uniformly
+without building the neighbourhood: a set has K − m active neighbours (its least user swapped out) and, where its least
+user has r users below it, (m − 1)·r passive ones (another user swapped for one of those r, which becomes the least).
+
+Two corrections to the printed algorithm: a worse set is accepted with probability exp((E(U) − E(V))/τ_j), since the
+printed sign accepts everything; and what is returned is the best set seen, the start included.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.search.kernels import compiled
+
+CHUNK = 512
+"""Compiled steps between two looks at the clock: some 0.1 ms."""
+
+
+class SetValue(Protocol):
+    """The part of the energy that is not the least ucb, followed as the set changes: αΦ_g + γΦ_p."""
+
+    def reset(self, rows: IntArray) -> float:
+        """Make `rows` the current set and return its value."""
+
+    def swapped(self, out: int, incoming: int) -> float:
+        """The value of the current set with `out` replaced by `incoming`; the current set stays."""
+
+    def swap(self, out: int, incoming: int) -> None:
+        """Replace `out` with `incoming` in the current set."""
+
+
+@dataclass(frozen=True)
+class Cooling:
+    """τ_j = C / (κ ln(1 + j)) for j = 1..steps (PAUSE v2, Section IV-A and V-D)."""
+
+    scale: float
+    """C/κ."""
+    steps: int
+    time_cap_s: float = math.inf
+
+    def deadline(self, clock: Callable[[], float] | None) -> Callable[[], bool]:
+        """A question whether time is up, counting from now; ValueError for a cap without a clock."""
+        if self.time_cap_s == math.inf:
+            return lambda: False
+        if clock is None:
+            raise ValueError(f"time_cap_s = {self.time_cap_s}: needs a clock")
+        end_s = clock() + self.time_cap_s
+        return lambda: clock() >= end_s
+
+
+class Chain(NamedTuple):
+    """The current set and what it takes to draw a neighbour. A axes, n free rows, m places for them."""
+
+    rank: IntArray
+    """(A, n): the place of a row along an axis, ascending."""
+    row_at: IntArray
+    """(A, n): its inverse."""
+    members: IntArray
+    """(A, m): the ranks of the current set, ascending along each axis."""
+    outside: IntArray
+    """(n − m,): the rows not in the set, in any order."""
+    where: IntArray
+    """(n,): a row's place in `outside`, -1 for a member."""
+    random: npt.NDArray[np.uint64]
+    """(1,): the state of the generator."""
+
+
+def anneal_additive(
+    ucb: FloatArray,
+    value: FloatArray,
+    start: IntArray,
+    axes: tuple[FloatArray, ...],
+    cooling: Cooling,
+    seed: int,
+    clock: Callable[[], float] | None,
+    cluster: IntArray,
+    marginal: FloatArray,
+    held: IntArray,
+) -> tuple[IntArray, int]:
+    """Anneal min ucb + Σ value − cluster penalty from `start`; the best set seen, and the steps taken.
+
+    ucb, value, cluster: (n,), finite. start: (m,) rows. axes: neighbours are least along one of these, (n,) each; the
+    first must be ucb; none for plain swaps. marginal and held: as in `search`, the costs within a cluster and how many
+    rows outside this problem each cluster holds.
+    """
+    if len(start) == len(ucb):  # one set, no neighbours
+        return np.sort(start), 0
+    chain = chain_of(ucb, start, axes, seed)
+    counts = held + np.bincount(cluster[start], minlength=len(held))
+    energy = np.full(2, ucb[start].min() + _additive_value(value, start, cluster, marginal, held))
+    best = start.copy()
+    time_is_up, done = cooling.deadline(clock), 0
+    while done < cooling.steps and not time_is_up():
+        until = min(done + CHUNK, cooling.steps)
+        _anneal(chain, ucb, value, cluster, marginal, counts, len(axes) == 0, cooling.scale, done, until, energy, best)
+        done = until
+    return np.sort(best), done
+
+
+def anneal(
+    ucb: FloatArray,
+    value: SetValue,
+    start: IntArray,
+    axes: tuple[FloatArray, ...],
+    cooling: Cooling,
+    seed: int,
+    clock: Callable[[], float] | None,
+) -> tuple[IntArray, int]:
+    """The same chain with any value of the set, in Python; the compiled one takes the same steps for the same seed."""
+    if len(start) == len(ucb):
+        return np.sort(start), 0
+    chain = chain_of(ucb, start, axes, seed)
+    total = value.reset(start)
+    energy = float(ucb[start].min()) + total
+    best, best_energy = start.copy(), energy
+    time_is_up = cooling.deadline(clock)
+    for j in range(1, cooling.steps + 1):
+        if time_is_up():
+            return np.sort(best), j - 1
+        out, incoming, least = propose_swap(chain, len(axes) == 0)
+        proposed = float(ucb[least]) + value.swapped(out, incoming)
+        chance = _uniform(chain.random)
+        if proposed >= energy or chance < math.exp((proposed - energy) * math.log1p(j) / cooling.scale):
+            apply_swap(chain, out, incoming)
+            value.swap(out, incoming)
+            energy = proposed
+            if energy > best_energy:
+                best, best_energy = chain.row_at[0, chain.members[0]], energy
+    return np.sort(best), cooling.steps
+
+
+def chain_of(ucb: FloatArray, start: IntArray, axes: tuple[FloatArray, ...], seed: int) -> Chain:
+    """The chain at its start; ucb, start, axes and seed as in `anneal_additive`."""
+    row_at = np.array([np.argsort(axis, kind="stable") for axis in axes or (ucb,)])
+    rank = np.empty_like(row_at)
+    np.put_along_axis(rank, row_at, np.arange(len(ucb))[None, :], axis=1)
+    where = np.zeros(len(ucb), np.int64)
+    where[start] = -1
+    outside = np.flatnonzero(where == 0)
+    where[outside] = np.arange(len(outside))
+    members = np.sort(np.ascontiguousarray(rank[:, start]), axis=1)  # one memory layout, so that it compiles once
+    return Chain(rank, row_at, members, outside, where, np.array([seed], np.uint64))
+
+
+def warm_up() -> None:
+    """Load the compiled kernels, compiling what is not cached yet, so that no round pays for it."""
+    ucb, rows = np.array([1.0, 2.0, 3.0]), np.array([0, 1])
+    cluster, cooling = np.zeros(3, np.int64), Cooling(1.0, 2)
+    anneal_additive(ucb, ucb, rows, (ucb,), cooling, 0, None, cluster, np.zeros(1), np.zeros(1, np.int64))
+
+
+def _additive_value(
+    value: FloatArray, rows: IntArray, cluster: IntArray, marginal: FloatArray, held: IntArray
+) -> float:
+    counts, total = held.copy(), float(value[rows].sum())
+    for c in cluster[rows]:
+        total -= marginal[min(counts[c], len(marginal) - 1)]
+        counts[c] += 1
+    return total
+
+
+@compiled
+def _uniform(random: npt.NDArray[np.uint64]) -> float:
+    """A number in [0, 1) by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    random[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = random[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return float(z >> np.uint64(11)) * 2.0**-53
+
+
+@compiled
+def _below(random: npt.NDArray[np.uint64], n: int) -> int:
+    """An integer from 0 to n − 1."""
+    return int(_uniform(random) * n)
+
+
+@compiled
+def propose_swap(chain: Chain, any_swap: bool) -> tuple[int, int, int]:
+    """A uniform neighbour of the current set, as (row out, row in, row of the least ucb afterwards)."""
+    if any_swap:
+        out = chain.row_at[0, chain.members[0, _below(chain.random, chain.members.shape[1])]]
+        incoming = chain.outside[_below(chain.random, len(chain.outside))]
+    else:
+        out, incoming = _tailored(chain)
+    ranks, left = chain.members[0], chain.rank[0, out]
+    least = chain.rank[0, incoming]
+    if ranks[0] != left:
+        least = min(least, ranks[0])
+    elif len(ranks) > 1:
+        least = min(least, ranks[1])
+    return out, incoming, chain.row_at[0, least]
+
+
+@compiled
+def _tailored(chain: Chain) -> tuple[int, int]:
+    """A uniform draw from the union of the axes' active and passive neighbours.
+
+    A swap that is a neighbour along several axes would be drawn that many times too often; it is kept with the inverse
+    of that chance.
+    """
+    n_axes, m = chain.members.shape
+    active = len(chain.outside)
+    total = 0
+    for x in range(n_axes):
+        total += active + (m - 1) * chain.members[x, 0]
+    while True:
+        i, x = _below(chain.random, total), 0
+        while i >= active + (m - 1) * chain.members[x, 0]:
+            i -= active + (m - 1) * chain.members[x, 0]
+            x += 1
+        if i < active:
+            out, incoming = chain.row_at[x, chain.members[x, 0]], chain.outside[i]
+        else:
+            member, below = (i - active) % (m - 1), (i - active) // (m - 1)
+            out, incoming = chain.row_at[x, chain.members[x, 1 + member]], chain.row_at[x, below]
+        ways = 0
+        for y in range(n_axes):
+            least = chain.members[y, 0]
+            ways += chain.rank[y, out] == least or chain.rank[y, incoming] < least
+        if ways == 1 or _below(chain.random, ways) == 0:
+            return out, incoming
+
+
+@compiled
+def apply_swap(chain: Chain, out: int, incoming: int) -> None:
+    """Make the neighbour the current set: O(m) moves along each axis."""
+    n_axes, m = chain.members.shape
+    for x in range(n_axes):
+        ranks, new = chain.members[x], chain.rank[x, incoming]
+        i = np.searchsorted(ranks, chain.rank[x, out])
+        while i + 1 < m and ranks[i + 1] < new:
+            ranks[i] = ranks[i + 1]
+            i += 1
+        while i > 0 and ranks[i - 1] > new:
+            ranks[i] = ranks[i - 1]
+            i -= 1
+        ranks[i] = new
+    place = chain.where[incoming]
+    chain.outside[place] = out
+    chain.where[out], chain.where[incoming] = place, -1
+
+
+@compiled
+def _anneal(
+    chain: Chain,
+    ucb: FloatArray,
+    value: FloatArray,
+    cluster: IntArray,
+    marginal: FloatArray,
+    counts: IntArray,
+    any_swap: bool,
+    scale: float,
+    done: int,
+    until: int,
+    energy: FloatArray,
+    best: IntArray,
+) -> None:
+    """Steps done + 1 to until. energy: (2,), that of the current set and that of the best, updated with the set."""
+    last = len(marginal) - 1
+    total = energy[0] - ucb[chain.row_at[0, chain.members[0, 0]]]
+    for j in range(done + 1, until + 1):
+        out, incoming, least = propose_swap(chain, any_swap)
+        left, joined = cluster[out], cluster[incoming]
+        gain = value[incoming] - value[out]
+        if left != joined:
+            gain += marginal[min(counts[left] - 1, last)] - marginal[min(counts[joined], last)]
+        proposed = ucb[least] + total + gain
+        chance = _uniform(chain.random)
+        if proposed >= energy[0] or chance < math.exp((proposed - energy[0]) * math.log1p(j) / scale):
+            apply_swap(chain, out, incoming)
+            counts[left] -= 1
+            counts[joined] += 1
+            total += gain
+            energy[0] = proposed
+            if proposed > energy[1]:
+                energy[1] = proposed
+                best[:] = chain.row_at[0][chain.members[0]]

@@ -1,0 +1,1 @@
+"""The selection policies, one file each, named after what experiments call them."""

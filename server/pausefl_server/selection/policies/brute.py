@@ -1,0 +1,50 @@
+"""PAUSE by brute force: every set of m clients is tried. An oracle for small networks, and what the papers timed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pausefl_proto.arrays import IntArray
+from pausefl_proto.errors import ConfigError
+from pausefl_server.search import brute_force
+from pausefl_server.selection.base import Context
+from pausefl_server.selection.policies.pause import Choice, Pause
+
+MOST_SETS = 10_000_000
+
+
+@dataclass(frozen=True)
+class PauseBrute(Pause):
+    """PAUSE (PAUSE v2, eq. (14)) with no search but the obvious one; refuses more than 10⁷ sets a round."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.rho, int | float):
+            raise ValueError(f"rho = {self.rho}: must be a number; prices that grow are for pause and sa-pause")
+
+    def check_clients(self, client_ids: Sequence[str], at_once: int) -> None:
+        """ConfigError when `at_once` clients make more sets than can be searched."""
+        super().check_clients(client_ids, at_once)
+        _sets_to_try(at_once, self.m)
+
+    def warm_up(self) -> None:
+        """Load the compiled loop over the sets."""
+        brute_force([1.0, 2.0], [0.0, 0.0], 1)
+
+    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:  # noqa: ARG002
+        free, places = len(choice.rows) - len(choice.forced), choice.m - len(choice.forced)
+        sets = _sets_to_try(free, places)
+        penalty = float(choice.marginal[-1])
+        positions = brute_force(choice.ucb, choice.value, choice.m, choice.cluster, penalty, choice.forced)
+        return positions, {"energy": choice.finite().energy(positions), "sets": float(sets)}
+
+
+def _sets_to_try(free: int, places: int) -> int:
+    """How many sets there are; ConfigError if there are too many."""
+    sets = math.comb(free, places)
+    if sets > MOST_SETS:
+        raise ConfigError(
+            f'selection.policy = "pause-brute": there are {sets:,} sets of {places} of {free} clients to try,'
+            f' at most {MOST_SETS:,} are allowed; "pause" is exact too'
+        )
+    return sets

@@ -1,0 +1,37 @@
+"""The genie: PAUSE's choice by one who knows the latency laws (PAUSE v2, eq. (10))."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.selection.base import Context
+from pausefl_server.selection.latency import Recent
+from pausefl_server.selection.policies.pause import Choice, Pause
+from pausefl_server.selection.terms import rows_in_tie_order
+
+
+@dataclass(frozen=True)
+class Genie(Pause):
+    """argmax of min_S μ + α Φ_g + γ Φ_p with the true μ_k = τ_min E[1/τ_k] in place of ucb: regret's yardstick.
+
+    It has nothing to explore, so unseen clients get no precedence and ζ, discount and window no meaning.
+    """
+
+    @property
+    def needs_oracle(self) -> bool:
+        """The latency laws are its whole idea."""
+        return True
+
+    def choice(self, state: Recent | None, context: Context) -> Choice:
+        return self._among(state, context, rows_in_tie_order(context))
+
+    def _index(self, state: Recent | None, context: Context, rows: IntArray) -> FloatArray:  # noqa: ARG002
+        if context.oracle is None:
+            raise ValueError("genie needs the true mean latencies")
+        known = context.oracle.mean_inverse_latency
+        inverse_s = np.array([known[context.table.ids[row]] for row in rows])
+        tau_min_s = context.effective_tau_min_s
+        if not np.isfinite(tau_min_s):  # "auto", and nothing measured yet: the fastest client's mean stands in
+            tau_min_s = 1.0 / inverse_s.max()
+        return np.minimum(tau_min_s * inverse_s, 1.0)

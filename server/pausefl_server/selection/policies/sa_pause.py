@@ -1,0 +1,155 @@
+"""SA-PAUSE: the choice of PAUSE by simulated annealing (PAUSE v2, Algorithm 3), for any Φ_g and Φ_p."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.errors import ConfigError
+from pausefl_server.search import annealing, pivot_and_fill
+from pausefl_server.search.annealing import Cooling, SetValue, anneal, anneal_additive
+from pausefl_server.selection.base import Context
+from pausefl_server.selection.policies.pause import Choice, Pause
+from pausefl_server.selection.set_values import Additive, Weighted, factory_named, made
+
+OMEGA = 1e-6
+"""ω of PAUSE v1, eq. (19): keeps C above 0 where all users are alike, by the printed formula too if α = γ = 0."""
+
+
+@dataclass(frozen=True)
+class SaPause(Pause):
+    """PAUSE whose argmax is searched by annealing: the published large-scale method, and the only one for other Φ.
+
+    Returns the best set seen, the start included. With `start_set = "exact"` it is therefore never worse than the
+    optimum of R1 and equals PAUSE under R1; published runs started at random. Wherever the optimum is known (means,
+    R1 or R2), the energy gap to it is logged every round.
+    """
+
+    neighbourhood: Literal["v2", "v1", "swap"] = "v2"
+    """v2: one of the swapped users has the least ucb of its set; v1: the least ucb, g or p; swap: any."""
+    start_set: Literal["exact", "random"] = "exact"
+    """The first set: the exact optimum under R1, or a uniform one as published."""
+    temperature: Literal["spread", "printed"] = "spread"
+    """C: how far apart sets can be on the clients already seen (v1, eq. (19)), or the printed bound (v2, eq. (20))."""
+    kappa: float = 10.0
+    """κ, which divides the temperature (v2, Section V-D, with κ = 30)."""
+    steps: int = 3000
+    """Neighbours inspected a round; a thousand take about 0.3 ms."""
+    time_cap_s: float = math.inf
+    """Annealing stops after this long; with a cap, the same seed need not give the same set."""
+    phi_g: str = "mean"
+    """Φ_g: "mean" (R1 or R2), "label_diversity" or "package.module:factory" (see set_values)."""
+    phi_p: str = "mean"
+    """Φ_p, likewise."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices = {
+            "neighbourhood": ("v2", "v1", "swap"),
+            "start_set": ("exact", "random"),
+            "temperature": ("spread", "printed"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+        if not (math.isfinite(self.kappa) and self.kappa > 0):
+            raise ValueError(f"kappa = {self.kappa}: must be a finite number above 0")
+        if self.steps < 0:
+            raise ValueError(f"steps = {self.steps}: must be at least 0")
+        if not self.time_cap_s > 0:
+            raise ValueError(f"time_cap_s = {self.time_cap_s}: must be above 0")
+        for name in ("phi_g", "phi_p"):
+            if getattr(self, name) != "mean":
+                try:
+                    factory_named(getattr(self, name))
+                except ValueError as error:
+                    raise ValueError(f"{name} = {getattr(self, name)!r}: {error}") from error
+        if self.reward == "R2" and self.phi_g != "mean":
+            raise ValueError(f'phi_g = {self.phi_g!r}: must be "mean" under reward = "R2", which says what Φ_g is')
+
+    @property
+    def weighs_means(self) -> bool:
+        """Whether both Φ are means over the set, so that the optimum is known and PAUSE's genie weighs alike."""
+        return self.phi_g == self.phi_p == "mean"
+
+    def warm_up(self) -> None:
+        """Load the compiled chain, and the exact search it is compared with."""
+        super().warm_up()
+        annealing.warm_up()
+
+    @property
+    def disclosures(self) -> frozenset[str]:
+        """Label diversity needs the clients' label histograms."""
+        return frozenset({"labels"} if "label_diversity" in (self.phi_g, self.phi_p) else ())
+
+    def _search(self, choice: Choice, context: Context) -> tuple[IntArray, dict[str, float]]:
+        choice, seen = choice.finite(), np.isfinite(choice.ucb)
+        free = np.setdiff1d(np.arange(len(choice.rows)), choice.forced)
+        ucb = choice.ucb[free]
+        if len(choice.forced):  # a user above the least forced one cannot raise the minimum
+            ucb = np.minimum(ucb, choice.ucb[choice.forced].min())
+        axes = {"v2": (ucb,), "v1": (ucb, choice.g[free], choice.p[free]), "swap": ()}[self.neighbourhood]
+        start = self._start_set(choice, free, context)
+        cooling = Cooling(self._scale(choice, seen) / self.kappa, self.steps, self.time_cap_s)
+        seed = int(context.rng.integers(2**63))
+        if self.weighs_means:
+            names, cluster = np.unique(choice.cluster, return_inverse=True)
+            held = np.bincount(cluster[choice.forced], minlength=len(names))
+            value, cluster = choice.value[free], cluster[free]
+            found, steps = anneal_additive(
+                ucb, value, start, axes, cooling, seed, context.clock, cluster, choice.marginal, held
+            )
+            positions = np.concatenate((choice.forced, free[found]))
+            energy, optimum = choice.energy(positions), choice.energy(choice.exact())
+            return positions, {"energy": energy, "optimum": optimum, "gap": optimum - energy, "steps": steps}
+        value_of = self._set_value(choice, free, context)
+        found, steps = anneal(ucb, value_of, start, axes, cooling, seed, context.clock)
+        energy = float(ucb[found].min()) + value_of.reset(found)
+        if not math.isfinite(energy):  # the chain does not leave a set that has no value
+            raise ConfigError(f"selection.sa-pause: phi_g and phi_p sum to {energy}: must return finite numbers")
+        return np.concatenate((choice.forced, free[found])), {"energy": energy, "steps": steps}
+
+    def _start_set(self, choice: Choice, free: IntArray, context: Context) -> IntArray:
+        """Rows of the chain, that is, indices into `free`."""
+        if self.start_set == "random":
+            return context.rng.choice(len(free), choice.m - len(choice.forced), replace=False).astype(np.int64)
+        best = pivot_and_fill(choice.ucb, choice.value, choice.m, choice.forced)
+        return np.flatnonzero(np.isin(free, best))
+
+    def _set_value(self, choice: Choice, free: IntArray, context: Context) -> Weighted:
+        """αΦ_g + γΦ_p, each followed its own way."""
+        no_penalty = np.zeros(1)
+        parts: list[tuple[float, SetValue]] = []
+        for weight, phi, term, marginal in (
+            (self.alpha, self.phi_g, choice.g, choice.marginal),
+            (self.gamma, self.phi_p, choice.p, no_penalty),
+        ):
+            if phi == "mean":
+                parts.append((1.0, Additive(weight * term / choice.m, choice.cluster, marginal)))
+            else:
+                parts.append((weight, made(phi, context, choice.rows)))
+        return Weighted(tuple(parts), free, choice.forced)
+
+    def _scale(self, choice: Choice, seen: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> float:
+        """C, which is to exceed the energy differences between sets."""
+        known = choice.ucb[seen] if seen.any() else np.zeros(1)
+        spread = _spread_of_least(known, choice.m)
+        if self.temperature == "printed":
+            return spread + 2 * self.alpha + self.greatest_penalty + self.gamma + OMEGA
+        candidates = seen if seen.any() else np.ones(len(seen), np.bool_)
+        g, p = choice.g[candidates], choice.p[candidates]
+        return spread + self.alpha * _spread_of_mean(g, choice.m) + self.gamma * _spread_of_mean(p, choice.m) + OMEGA
+
+
+def _spread_of_least(ucb: FloatArray, m: int) -> float:
+    """The m-th greatest less the least."""
+    m = min(m, len(ucb))
+    return float(np.partition(ucb, len(ucb) - m)[len(ucb) - m] - ucb.min())
+
+
+def _spread_of_mean(term: FloatArray, m: int) -> float:
+    """The mean of the m greatest less the mean of the m least."""
+    ordered = np.sort(term)
+    return float(ordered[-m:].mean() - ordered[:m].mean())

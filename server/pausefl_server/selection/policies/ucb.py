@@ -1,0 +1,49 @@
+"""UCB: latency alone, PAUSE with α = γ = 0."""
+
+from dataclasses import dataclass
+
+from pausefl_server.clients import ClientTable
+from pausefl_server.selection.base import Context, Policy, Selection
+from pausefl_server.selection.latency import Recent
+from pausefl_server.selection.observed import PolicyRound
+from pausefl_server.selection.policies.pause import Pause
+
+
+@dataclass(frozen=True)
+class Ucb(Policy):
+    """Chooses the m clients of greatest ucb (PAUSE v2, eq. (13)), after Xia et al. (IEEE TWC 2020); unseen ones first.
+
+    Index and reward τ_min/τ are PAUSE's; the virtual queues of Xia et al.'s second algorithm, CS-UCB-Q, are left out.
+    A client that misses its rounds has a mean reward of 0: exploration alone chooses it again, after its rest.
+    """
+
+    zeta: float = 1.0
+    """ζ, the weight of the latency estimate against exploration."""
+    discount: float = 1.0
+    """Factor by which earlier measurements lose weight each round, 1 for the plain mean."""
+    window: int = 0
+    """Rounds after which a measurement is forgotten, 0 for never."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.as_pause()
+
+    def warm_up(self) -> None:
+        """As PAUSE."""
+        self.as_pause().warm_up()
+
+    def start(self) -> Recent | None:
+        """As PAUSE."""
+        return self.as_pause().start()
+
+    def observe(self, state: Recent | None, record: PolicyRound, table: ClientTable) -> Recent | None:
+        """As PAUSE."""
+        return self.as_pause().observe(state, record, table)
+
+    def select(self, state: Recent | None, context: Context) -> Selection:
+        """As PAUSE with nothing but latency to weigh."""
+        return self.as_pause().select(state, context)
+
+    def as_pause(self) -> Pause:
+        """The PAUSE that chooses the same."""
+        return Pause(self.m, alpha=0.0, gamma=0.0, zeta=self.zeta, discount=self.discount, window=self.window)

@@ -1,0 +1,157 @@
+"""What a server that starts goes on with: the log replayed, and a model that is the one the log names."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import Vector, digest
+from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.records import LogEvent, RoundRecord
+from pausefl_server.selection.base import Policy
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import RunState, StartingPoint, replay
+from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.store import Store
+
+
+def restore(
+    settings: ServerSettings,
+    policy: Policy,
+    theta_0: Vector,
+    store: Store,
+    checkpoint: Checkpoint,
+    after_each: Callable[[RoundRecord, RunState], None],
+    *,
+    back_to: int | None = None,
+    say: Callable[[str], None],
+) -> StartingPoint:
+    """Go on after the last round whose model is there, which is the last of the log or the one before it.
+
+    With `back_to`, after that round: `say` hears what it costs. ConfigError where the models that it takes are gone.
+    """
+    records = store.rounds()
+    models = _Models(store, checkpoint, theta_0, {r.round: r.model_digest for r in records})
+    last = records[-1].round if records else 0
+    begun = last if back_to is None else _checked(back_to, last, models)
+    found = models.find(begun)
+    if found is None and back_to is None:
+        begun = last - 1  # a crash while the last model was written
+        found = models.find_durable(begun)
+    if found is None:
+        raise ConfigError(_nothing_left(last, models, records))
+    theta, optimizer_state = found
+    if begun < last:
+        say(cost(records, begun))
+        store.go_back_to(begun, optimizer_state)
+    if begun == 0:
+        checkpoint.save(0, theta_0)
+        _agree_on(store, "initial_digest", digest(theta_0))
+    state = replay(
+        policy,
+        settings.seed,
+        records[:begun],
+        after_each,
+        tau_min_s=settings.tau_min_s,
+        examples_max=settings.examples_max,
+    )
+    late = store.late_events()
+    evaluated, every = {t for t, e in store.evaluations() if e.subset}, settings.evaluation_every
+    due = range(every, min(begun + 1, settings.rounds), every) if every else ()
+    return StartingPoint(
+        state,
+        GlobalModel.start(theta, settings.optimizer, optimizer_state),
+        (*late, *_departures(state, late)),
+        unevaluated={t: models.theta(t) for t in due if t not in evaluated},
+        attempts=store.attempts(),
+    )
+
+
+def cost(records: Sequence[RoundRecord], back_to: int) -> str:
+    """What going back to a round costs, as a sentence."""
+    taken_back = [r for r in records if r.round > back_to]
+    spent: dict[str, float] = {}
+    for observation in (o for r in taken_back for o in r.observations):
+        spent[observation.client_id] = spent.get(observation.client_id, 0.0) + observation.epsilon
+    rounds = (
+        f"round {taken_back[0].round}" if len(taken_back) == 1 else f"rounds {back_to + 1} to {taken_back[-1].round}"
+    )
+    if not any(spent.values()):
+        return f"going back to round {back_to} plays {rounds} again"
+    most, total = max(spent.values()), sum(spent.values())
+    return (
+        f"going back to round {back_to} plays {rounds} again: the epsilon spent on them, up to {most:.4g} by a client"
+        f" and {total:.4g} by all, stays spent"
+    )
+
+
+class _Models:
+    """The models that a run can go on with."""
+
+    def __init__(self, store: Store, checkpoint: Checkpoint, theta_0: Vector, digests: Mapping[int, str]) -> None:
+        self._store = store
+        self._checkpoint = checkpoint
+        self._theta_0 = theta_0
+        self._digests = digests  # by round
+
+    def find(self, round: int) -> tuple[Vector, Vector | None] | None:
+        """θ_t, and the server optimizer's state with it; None where it is gone. θ_0 is made from the seed."""
+        return (self._theta_0, None) if round == 0 else self._find_written(round)
+
+    def find_durable(self, round: int) -> tuple[Vector, Vector | None] | None:
+        """The same, but θ_0 only where it was written: else its folder is gone, not torn."""
+        if round > 0:
+            return self._find_written(round)
+        initial = self._store.meta("initial_digest") or ""
+        return (self._theta_0, None) if self._checkpoint.load(0, initial) is not None else None
+
+    def theta(self, round: int) -> Vector | None:
+        """θ_t of a round that was played, wherever it is kept."""
+        found = self._find_written(round)
+        return found[0] if found is not None else None
+
+    def rounds(self) -> list[int]:
+        """All rounds that can be gone back to, the last first."""
+        known = {*self._digests, 0}
+        likely = {*self._checkpoint.kept(), *sorted(known)[-2:], 0} & known
+        return [t for t in sorted(likely, reverse=True) if self.find(t) is not None]
+
+    def _find_written(self, round: int) -> tuple[Vector, Vector | None] | None:
+        model_digest = self._digests.get(round, "")
+        if (theta := self._checkpoint.load(round, model_digest)) is not None:
+            return theta, self._store.optimizer_state(round)
+        return self._checkpoint.load_kept(round, model_digest)
+
+
+def _checked(back_to: int, last: int, models: _Models) -> int:
+    if not 0 <= back_to <= last:
+        raise ConfigError(f"--back-to {back_to}: must be a round from 0 to {last}, the last that was played")
+    if models.find(back_to) is None:
+        raise ConfigError(f"--back-to {back_to}: its model is not there; those of rounds {_listed(models)} are")
+    return back_to
+
+
+def _nothing_left(last: int, models: _Models, records: Sequence[RoundRecord]) -> str:
+    newest = models.rounds()[0]
+    return (
+        f"checkpoints: the models of rounds {last - 1} and {last}, which the log ends with, are missing or damaged:"
+        f" restore slot-0.f32 and slot-1.f32, or go on by --back-to ROUND, one of {_listed(models)}"
+        f" ({cost(records, newest)})"
+    )
+
+
+def _listed(models: _Models) -> str:
+    return ", ".join(map(str, models.rounds()))
+
+
+def _agree_on(store: Store, key: str, value: str) -> None:
+    known = store.meta(key)
+    if known is not None and known != value:
+        raise ConfigError(f"this run directory was begun with another {key} ({known}, now {value})")
+    store.set_meta(key, value)
+
+
+def _departures(state: RunState, late: list[LogEvent]) -> list[LogEvent]:
+    """A departure for each client the log has as connected: none is connected to a server that has just started."""
+    table = state.table
+    connected = {table.ids[row] for row in table.connected.nonzero()[0]}
+    connected |= {event.client_id for event in late if event.kind == "joined"}
+    return [LogEvent("left", client_id, "the server was restarted") for client_id in sorted(connected)]

@@ -1,0 +1,400 @@
+"""The observation log on disk (run.db), and the actor that writes it from a thread of its own."""
+
+import asyncio
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields
+from importlib import resources
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pausefl_process.head import Head
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.actor import Actor
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.wire import Vector
+from pausefl_server.pings import Ping
+from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.storage.checkpoint import Checkpoint
+
+SCHEMA_VERSION = 2
+
+_ROUND = (
+    *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
+    *("wall_clock_s", "selection_s", "model_digest", "details", "suspect"),
+)
+_EVENT = tuple(f.name for f in fields(LogEvent))
+_MISS = tuple(f.name for f in fields(Miss))
+_TIMING = tuple(f.name for f in fields(Timing))
+_HOST = tuple(f.name for f in fields(HostReport))
+_SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "host", "statistics"})
+_OBSERVATION = (*_SCALARS, *_TIMING, *_HOST, "statistics")
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+
+class Store:
+    """run.db: one transaction per round, durable when `commit_round` returns (WAL, synchronous = FULL)."""
+
+    def __init__(self, path: Path, *, verify: bool = True) -> None:
+        """Open or begin the log of one run; ConfigError when the file is something else, or damaged.
+
+        `verify`: read all of it and compare it with what was written.
+        """
+        self._head = Head(path)
+        try:
+            if verify and path.exists():
+                _verify(path, self._head.read())
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                self._open(path)
+            except BaseException:
+                self._db.close()
+                raise
+        except sqlite3.Error as error:
+            raise _unusable(path, error) from error
+
+    def _open(self, path: Path) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        # Empty also where a crash came before the schema, which is written in one transaction.
+        if self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
+            schema = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")
+            version = f"INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}');"
+            self._db.executescript(f"BEGIN IMMEDIATE; {schema} {version} COMMIT;")
+            with self._transaction():
+                self._seal_table("meta")
+        elif (found := self.meta("schema_version")) != str(SCHEMA_VERSION):
+            raise ConfigError(f"{path}: has schema_version {found}, this version of pausefl reads {SCHEMA_VERSION}")
+
+    def meta(self, key: str) -> str | None:
+        """A fact about the run as a whole."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Write down a fact about the run as a whole."""
+        with self._transaction():
+            self._set_meta(key, value)
+
+    def commit_round(
+        self, record: RoundRecord, pings: Iterable[Ping] = (), optimizer_state: Vector | None = None
+    ) -> None:
+        """Write a round, its events, observations, pings and server optimizer's state in one transaction."""
+        with self._transaction():
+            self._db.execute(_INSERT_ROUND, _round_row(record))
+            self._replace_events(record.round, record.events)
+            rows = [_observation_row(record.round, o) for o in record.observations]
+            self._db.executemany(_INSERT_OBSERVATION, rows)
+            self._db.executemany(_INSERT_MISS, [(record.round, *_miss_values(miss)) for miss in record.misses])
+            self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
+            if optimizer_state is not None and optimizer_state.size:
+                self._save_optimizer_state(record.round, optimizer_state)
+            self._seal_round(record.round)
+
+    def optimizer_state(self, round: int) -> Vector | None:
+        """The server optimizer's state after one of the last two rounds; None if it has none."""
+        query = "SELECT state FROM optimizer_states WHERE round = ?"
+        row = self._db.execute(query, (round,)).fetchone()
+        return None if row is None else np.frombuffer(row[0], "<f4")
+
+    def save_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
+        """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
+        with self._transaction():
+            self._replace_events(round, events)
+            self._seal_round(round)
+
+    def save_evaluations(self, round: int, evaluations: Iterable[Evaluation]) -> None:
+        """Write how good θ_t is; a second opinion on the same split replaces the first."""
+        rows = [(round, e.split, int(e.subset), e.n_examples, e.accuracy, e.loss) for e in evaluations]
+        with self._transaction():
+            self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._seal_table("evaluations")
+
+    def evaluations(self) -> list[tuple[int, Evaluation]]:
+        """All evaluations, by round."""
+        rows = self._db.execute("SELECT round, split, subset, n_examples, accuracy, loss FROM evaluations ORDER BY 1")
+        return [(r[0], Evaluation(r[1], bool(r[2]), r[3], r[4], r[5])) for r in rows]
+
+    def rounds(self) -> list[RoundRecord]:
+        """The whole log, in order."""
+        return read_rounds(self._db)
+
+    def late_events(self) -> list[LogEvent]:
+        """Events written after the last committed round."""
+        last = "(SELECT coalesce(max(round), 0) FROM rounds)"
+        rows = self._db.execute(f"SELECT {', '.join(_EVENT)} FROM events WHERE round > {last} ORDER BY round, sequence")
+        return [LogEvent(*row) for row in rows]
+
+    def go_back_to(self, round: int, optimizer_state: Vector | None = None) -> None:
+        """Take back every round after this one. What its clients spent on them stays spent.
+
+        They are played again as other attempts: clients have answered these, and their bytes are gone.
+        `optimizer_state` is the server optimizer's after `round`, where it is not here.
+        """
+        with self._transaction():
+            later = self._db.execute("SELECT round FROM rounds WHERE round > ? ORDER BY round DESC", (round,))
+            for (taken_back,) in later.fetchall():
+                self._forget_round(taken_back)
+            if optimizer_state is not None and optimizer_state.size:
+                self._save_optimizer_state(round, optimizer_state)
+            self._seal_table("evaluations")
+
+    def attempts(self) -> dict[int, int]:
+        """Which attempt at a round comes next, for each that was taken back; 1 for all others."""
+        rows = self._db.execute("SELECT key, value FROM meta WHERE key LIKE 'attempt of round %'")
+        return {int(key.removeprefix("attempt of round ")): int(value) for key, value in rows}
+
+    def close(self) -> None:
+        """Close the database, which takes its write-ahead log in."""
+        self._db.close()
+        self._head.close()
+
+    def _forget_round(self, round: int) -> None:
+        (attempt,) = self._db.execute("SELECT attempt FROM rounds WHERE round = ?", (round,)).fetchone()
+        self._set_meta(f"attempt of round {round}", str(attempt + 1))
+        spent = self._db.execute(
+            "SELECT client_id, epsilon_spent, participation FROM observations WHERE round = ? AND participation > 0",
+            (round,),
+        ).fetchall()
+        corrections = [LogEvent("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
+        events = [LogEvent(*e) for e in self._db.execute(_SELECT_EVENTS_OF_ROUND, (round,)).fetchall()]
+        self._replace_events(round, [*events, *corrections])
+        for table in ("observations", "misses", "evaluations", "rounds"):
+            self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
+        self._seal_round(round)
+
+    def _set_meta(self, key: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self._seal_table("meta")
+
+    def _save_optimizer_state(self, round: int, state: Vector) -> None:
+        slot = (round % 2, round, state.astype("<f4").tobytes())
+        self._db.execute("INSERT OR REPLACE INTO optimizer_states VALUES (?, ?, ?)", slot)
+        self._seal_table("optimizer_states")
+
+    def _seal_round(self, round: int) -> None:
+        self._seal(f"round {round}", _digest_of_round(self._db, round))
+
+    def _seal_table(self, table: str) -> None:
+        self._seal(table, _digest_of_table(self._db, table))
+
+    def _seal(self, subject: str, digest: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO seals VALUES (?, ?)", (subject, digest))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All that is written within, or nothing; counted, so that a commit that gets lost is missed."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            (commits,) = self._db.execute("PRAGMA user_version").fetchone()
+            self._db.execute(f"PRAGMA user_version = {commits + 1}")
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        self._head.write(commits + 1)
+
+    def _replace_events(self, round: int, events: Iterable[LogEvent]) -> None:
+        self._db.execute("DELETE FROM events WHERE round = ?", (round,))
+        self._db.executemany(_INSERT_EVENT, [(round, *_event_values(event)) for event in events])
+
+
+def read_rounds(database: sqlite3.Connection) -> list[RoundRecord]:
+    """The whole log of a run's database, in order; it may be open read-only."""
+    observations = _by_round(database, "observations", _OBSERVATION, "client_id", _observation)
+    events = _by_round(database, "events", _EVENT, "sequence", lambda row: LogEvent(*row))
+    misses = _by_round(database, "misses", _MISS, "client_id", lambda row: Miss(*row))
+    return [
+        _record(row, observations.get(row[0], []), events.get(row[0], []), misses.get(row[0], []))
+        for row in database.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds ORDER BY round")
+    ]
+
+
+def _verify(path: Path, commits: int) -> None:
+    """ConfigError where the log is not what was written, `commits` of them at least. Changes nothing."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise _unusable(path, found)
+        (held,) = database.execute("PRAGMA user_version").fetchone()
+        if held < commits:
+            raise _unusable(path, f"its last {commits - held} commits, which stood in {path.name}-wal, are lost")
+        if not _is_readable(database):
+            return  # it is empty, another program's or another version's, which opening it tells
+        seals = dict(database.execute("SELECT subject, digest FROM seals"))
+        rounds = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")}
+        for subject in sorted(seals.keys() | rounds | {"meta"}):
+            kind, _, number = subject.partition(" ")
+            read = _digest_of_round(database, int(number)) if kind == "round" else _digest_of_table(database, kind)
+            if seals.get(subject) != read:
+                raise _unusable(path, f"{subject} is not what was written")
+
+
+def _is_readable(database: sqlite3.Connection) -> bool:
+    """Whether it is a log of this version."""
+    if database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'seals'").fetchone() is None:
+        return False
+    version = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    return bool(version == (str(SCHEMA_VERSION),))
+
+
+def _unusable(path: Path, reason: object) -> ConfigError:
+    return ConfigError(f"{path}: cannot be used as a run's log ({reason}); restore it from a copy")
+
+
+def _digest_of_round(database: sqlite3.Connection, round: int) -> str:
+    parts = (database.execute(query, (round,)).fetchall() for query in _SELECT_ROUND)
+    return hashlib.sha256(repr([*parts]).encode()).hexdigest()
+
+
+def _digest_of_table(database: sqlite3.Connection, table: str) -> str:
+    if table not in _SEALED_TABLES:
+        return "of a table that is not sealed"
+    rows = database.execute(f"SELECT * FROM {table} ORDER BY 1, 2")
+    return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
+
+
+def _by_round(
+    database: sqlite3.Connection,
+    table: str,
+    columns: Sequence[str],
+    order: str,
+    build: Callable[[tuple[Any, ...]], Any],
+) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    query = f"SELECT round, {', '.join(columns)} FROM {table} ORDER BY round, {order}"
+    for round_, *row in database.execute(query):
+        found.setdefault(round_, []).append(build(tuple(row)))
+    return found
+
+
+_INSERT_ROUND = _insert("rounds", (*_ROUND, *_HOST))
+_INSERT_OBSERVATION = _insert("observations", ("round", *_OBSERVATION))
+_INSERT_MISS = _insert("misses", ("round", *_MISS))
+_INSERT_PING = _insert("pings", ("round", "client_id", "ping_s"))
+_INSERT_EVENT = _insert("events", ("round", *_EVENT))
+_SELECT_ROUND = (
+    f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds WHERE round = ?",
+    f"SELECT {', '.join(_OBSERVATION)} FROM observations WHERE round = ? ORDER BY client_id",
+    f"SELECT {', '.join(_MISS)} FROM misses WHERE round = ? ORDER BY client_id",
+    f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence",
+)
+_SEALED_TABLES = ("meta", "evaluations", "optimizer_states")
+_SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence"
+
+
+_event_values = attrgetter(*_EVENT)
+_miss_values = attrgetter(*_MISS)
+_scalar_values = attrgetter(*_SCALARS)
+_timing_values = attrgetter(*_TIMING)
+_host_values = attrgetter(*_HOST)
+
+
+def _round_row(record: RoundRecord) -> tuple[Any, ...]:
+    as_json = {
+        "chosen": json.dumps(record.chosen),
+        "weights": None if record.weights is None else json.dumps(record.weights),
+        "details": json.dumps(dict(record.details)),
+        "suspect": json.dumps(record.suspect),
+    }
+    values = (as_json[name] if name in as_json else getattr(record, name) for name in _ROUND)
+    return (*values, *_host_values(record.host))
+
+
+def _record(
+    row: tuple[Any, ...], observations: list[Observation], events: list[LogEvent], misses: list[Miss]
+) -> RoundRecord:
+    values = dict(zip(_ROUND, row[: len(_ROUND)], strict=True))
+    values["chosen"] = tuple(json.loads(values["chosen"]))
+    values["weights"] = None if values["weights"] is None else tuple(json.loads(values["weights"]))
+    values["details"] = json.loads(values["details"])
+    values["suspect"] = tuple(json.loads(values["suspect"]))
+    host = HostReport(*row[len(_ROUND) :])
+    return RoundRecord(
+        observations=tuple(observations), events=tuple(events), misses=tuple(misses), host=host, **values
+    )
+
+
+def _observation_row(round: int, o: Observation) -> tuple[Any, ...]:
+    statistics = json.dumps(dict(o.statistics)) if o.statistics else "{}"
+    return (round, *_scalar_values(o), *_timing_values(o.timing), *_host_values(o.host), statistics)
+
+
+def _observation(row: tuple[Any, ...]) -> Observation:
+    n, m = len(_SCALARS), len(_SCALARS) + len(_TIMING)
+    scalars = dict(zip(_SCALARS, row[:n], strict=True))
+    timing, host = Timing(*row[n:m]), HostReport(*row[m:-1])
+    return Observation(timing=timing, host=host, statistics=json.loads(row[-1]), **scalars)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRound:
+    """Make θ_t durable, then the round's row. Answered when both are on disk."""
+
+    record: RoundRecord
+    theta: Vector
+    pings: tuple[Ping, ...] = ()
+    optimizer_state: Vector | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEvaluations:
+    """Write down how good θ_t is."""
+
+    round: int
+    evaluations: tuple[Evaluation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveLateEvents:
+    """Write down what happened after the last round."""
+
+    round: int
+    events: tuple[LogEvent, ...]
+
+
+class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
+    """Owns run.db and the checkpoint; every write runs on one thread of its own, never on the event loop."""
+
+    def __init__(self, store: Store, checkpoint: Checkpoint, keep_every: int = 0) -> None:
+        """`keep_every`: keep the model of every so many rounds for good, to go back to; 0: of none."""
+        super().__init__("store")
+        self._keep_every = keep_every
+        self._store = store
+        self._checkpoint = checkpoint
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    async def receive(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
+        """Write, and return once it is durable; PauseflError when the disk does not take it."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._write, message)
+        except (sqlite3.Error, OSError) as error:
+            raise PauseflError(f"the run's log cannot be written: {error}") from error
+
+    async def on_stop(self) -> None:
+        """Wait for the last write."""
+        self._thread.shutdown(wait=True)
+
+    def _write(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
+        match message:
+            case CommitRound(record, theta, pings, optimizer_state):
+                self._checkpoint.save(record.round, theta)
+                self._store.commit_round(record, pings, optimizer_state)
+                if self._keep_every and record.round % self._keep_every == 0:
+                    self._checkpoint.keep(record.round, theta, optimizer_state)
+            case SaveEvaluations(round_, evaluations):
+                self._store.save_evaluations(round_, evaluations)
+            case SaveLateEvents(round_, events):
+                self._store.save_late_events(round_, events)
