@@ -100,7 +100,7 @@ MISTAKES = [
     ('privacy.disclose=["lossy"]', "privacy.disclose.0 = 'lossy'", "'loss'"),
     ("latency.signal=rtt", "latency.signal = 'rtt'", "'round_trip' or 'communication'"),
     ("latency.delay.kind=some", "latency.delay.kind = 'some'", "one of none, constant, normal"),
-    ("workload.partition=x", "workload.partition = 'x'", "'iid' or 'dirichlet'"),
+    ("workload.partition=x", "workload.partition.kind = 'x'", "must be one of iid"),
     ("workload.optimizer=x", "workload.optimizer = 'x'", "'adam' or 'sgd'"),
     ("workload.device=gpu", "workload.device = 'gpu'", "'auto', 'cpu' or 'cuda'"),
     ("selection.policy=pauze", 'selection.policy = "pauze"', "did you mean pause"),

@@ -106,7 +106,7 @@ def test_a_renamed_group_goes_on_with_the_budget_of_its_examples(tmp_path: Path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("change", ["experiment.seed=2", "workload.examples=41", "workload.partition=dirichlet"])
+@pytest.mark.parametrize("change", ["experiment.seed=2", "workload.examples=41", "workload.partition=shards"])
 def test_examples_that_may_be_in_another_ledger_begin_none(tmp_path: Path, change: str) -> None:
     release(TWO, tmp_path)
     with pytest.raises(ConfigError, match=r"ledger_dir = .*dealt out otherwise .* may be client-000's"):

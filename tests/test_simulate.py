@@ -297,7 +297,7 @@ def test_a_simulation_says_what_its_genie_weighs(tmp_path: Path) -> None:
         assert f"alpha = {genie['alpha']}, gamma = {genie['gamma']}, beta" in " ".join(in_words(summary))
 
 
-@pytest.mark.parametrize(("policy", "partition"), [("pause", "iid"), ("random", "dirichlet"), ("all", "iid")])
+@pytest.mark.parametrize(("policy", "partition"), [("pause", "iid"), ("random", "dominant-label"), ("all", "iid")])
 def test_run_simulation_leaves_tables_and_a_figure(policy: str, partition: str, tmp_path: Path) -> None:
     experiment = parse_experiment(CONFIG.format(policy=policy, partition=partition))
     summary = run_simulation(experiment, 60, tmp_path / "out")
@@ -320,7 +320,7 @@ def test_run_simulation_leaves_tables_and_a_figure(policy: str, partition: str, 
 
 
 def test_an_experiment_is_simulated_with_its_own_data_sizes() -> None:
-    sizes = setting_of(parse_experiment(CONFIG.format(policy="pause", partition="dirichlet"))).examples
+    sizes = setting_of(parse_experiment(CONFIG.format(policy="pause", partition="dominant-label"))).examples
     assert sum(sizes.values()) == 800
     assert len(set(sizes.values())) > 4
     equal = setting_of(parse_experiment(CONFIG.format(policy="pause", partition="iid"))).examples

@@ -38,19 +38,24 @@ class Examples:
     """(n, channels, height, width) uint8 images in 0..255, (n, words) int32 tokens, or (n, ...) float32 features."""
     labels: Labels
     """(n,) int64 in [0, classes)."""
+    owners: Labels | None = None
+    """(n,) int64, whose each example is, where that is known: a person or a device, by any numbers."""
 
     def __post_init__(self) -> None:
         if self.inputs.dtype not in (np.uint8, np.float32, np.int32) or self.labels.dtype != np.int64:
             raise ConfigError(f"{_KEY}: inputs must be uint8, int32 or float32 and labels int64")
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
+        if self.owners is not None and (self.owners.dtype != np.int64 or len(self.owners) != len(self.labels)):
+            raise ConfigError(f"{_KEY}: owners must be int64, one for each of the {len(self.labels)} examples")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
         """A copy of the given rows, in memory."""
-        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows])
+        owners = None if self.owners is None else self.owners[rows]
+        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], owners=owners)
 
 
 @dataclass(frozen=True, eq=False)

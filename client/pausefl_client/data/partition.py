@@ -1,45 +1,234 @@
-"""How training examples are dealt out to clients (PAUSE v2, Section V). Pure functions of the labels and a seed."""
+"""How training examples are dealt out to clients. Pure functions of the labels, their owners and a seed."""
 
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from pausefl_proto.arrays import IntArray
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
-Kind = Literal["iid", "dirichlet"]
+_KEY = "workload.partition"
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What is dealt out: the training examples' labels, and whose they are where the data set says so."""
+
+    labels: IntArray
+    """(n,) int64 in [0, classes)."""
+    classes: int
+    clients: int
+    owners: IntArray | None = None
+    """(n,) int64: equal numbers are one person's or device's examples."""
+
+
+class Partitioner(Protocol):
+    """Deals training examples out; its fields are the parameters of its table."""
+
+    stream: ClassVar[str]
+    """The name of its stream of random draws."""
+
+    def deal(self, dealt: Dealt, rng: np.random.Generator) -> Sequence[IntArray]:
+        """The rows of each client; ConfigError or ValueError if it cannot be done."""
 
 
 def partition(
-    kind: Kind,
+    partitioner: Partitioner,
     labels: IntArray,
     *,
     clients: int,
     classes: int,
     seed: int,
-    concentration: float = 3.0,
-    dominant_share: float = 0.25,
+    owners: IntArray | None = None,
 ) -> list[IntArray]:
-    """The rows of each client, sorted; every row goes to exactly one client and every client gets at least one.
+    """The rows of each client, sorted; no row goes to two clients and every client gets at least one.
 
-    `labels` is (n,) int64 in [0, classes). "iid" deals equal shares at random. "dirichlet" draws the clients' sizes
-    from Dirichlet(`concentration`) and gives each client one dominant label of about `dominant_share` of its examples.
-    ConfigError if it cannot be done.
+    `labels` is (n,) int64 in [0, classes), `owners` (n,) int64. ConfigError if it cannot be done.
     """
-    if kind not in get_args(Kind):
-        raise ConfigError(f'workload.partition = "{kind}": must be "iid" or "dirichlet"')
     if not 1 <= clients <= labels.size:
         raise ConfigError(f"clients.count = {clients}: must be from 1 to the {labels.size} training examples")
-    rng = generator(seed, "partition", kind)
-    if kind == "iid":
-        return [np.sort(rows) for rows in np.array_split(rng.permutation(labels.size), clients)]
+    dealt = Dealt(labels, classes, clients, owners)
+    parts = [np.sort(rows) for rows in partitioner.deal(dealt, generator(seed, "partition", partitioner.stream))]
+    _check(parts, dealt)
+    return parts
+
+
+def _check(parts: Sequence[IntArray], dealt: Dealt) -> None:
+    """ConfigError unless the parts are disjoint and none is empty: a partitioner may be a user's own."""
+    if len(parts) != dealt.clients or not all(part.size for part in parts):
+        raise ConfigError(f"{_KEY}: must give each of the {dealt.clients} clients at least one example")
+    if np.bincount(np.concatenate(parts), minlength=dealt.labels.size).max() > 1:
+        raise ConfigError(f"{_KEY}: gives an example to two clients")
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Equal shares at random."""
+
+    stream: ClassVar[str] = "iid"
+
+    def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
+        """Sizes differ by one at most."""
+        return np.array_split(rng.permutation(dealt.labels.size), dealt.clients)
+
+
+@dataclass(frozen=True)
+class DominantLabel:
+    """Unequal sizes, and one dominant label a client (PAUSE v2, Section V)."""
+
+    stream: ClassVar[str] = "dominant-label"
+
+    concentration: float = 3.0
+    """The clients' sizes are drawn from Dirichlet(concentration): the smaller, the more unequal."""
+    dominant_share: float = 0.25
+    """About this share of a client's examples has its dominant label; 1/classes: none dominates."""
+
+    def __post_init__(self) -> None:
+        _check_concentration(self.concentration)
+        if not 0 < self.dominant_share <= 1:
+            raise ValueError(f"dominant_share = {self.dominant_share}: must be above 0 and at most 1")
+
+    def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
+        """First every client's surplus of its dominant label, then the rest at random.
+
+        A random rest holds the dominant label too, a share of 1/classes of it. So the surplus is the e of
+        e + (1 − e)/classes = dominant_share.
+        """
+        labels, classes = dealt.labels, dealt.classes
+        if self.dominant_share < 1 / classes:
+            raise ConfigError(
+                f"{_KEY}.dominant_share = {self.dominant_share}: must be from 1/{classes} (no dominance) to 1"
+            )
+        sizes = _dirichlet_sizes(labels.size, dealt.clients, self.concentration, rng)
+        surplus_share = (self.dominant_share - 1 / classes) / (1 - 1 / classes) if classes > 1 else 0.0
+        stock = _stock(dealt, rng)
+        surplus: list[IntArray] = [np.empty(0, np.int64)] * sizes.size
+        for client in np.argsort(-sizes, kind="stable"):
+            needed = round(surplus_share * int(sizes[client]))
+            label = max(range(classes), key=lambda each: stock[each].size)
+            if stock[label].size < needed:
+                raise ConfigError(
+                    f"{_KEY}.dominant_share = {self.dominant_share}: no label has the {needed} examples left that one"
+                    f" of {sizes.size} clients needs; lower it, or take more clients or examples"
+                )
+            surplus[client], stock[label] = np.split(stock[label], [needed])
+        rest = rng.permutation(np.concatenate(stock))
+        wanted = sizes - [part.size for part in surplus]
+        rests = np.split(rest, np.cumsum(wanted)[:-1])
+        return [np.concatenate(parts) for parts in zip(surplus, rests, strict=True)]
+
+
+@dataclass(frozen=True)
+class LabelDirichlet:
+    """Equal sizes, label proportions of each client drawn from Dirichlet(concentration · p), p those of all data.
+
+    Hsu, Qi and Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
+    2019, Section 3. Once a label has run out, clients draw among those that are left.
+    """
+
+    stream: ClassVar[str] = "label-dirichlet"
+
+    concentration: float = 0.5
+    """Near 0: one label a client; the greater, the closer to equal shares at random. It is spread over the labels: of
+    ten equally frequent ones, each has a tenth of it. Where alpha counts for each label, it means ten times as much."""
+
+    def __post_init__(self) -> None:
+        _check_concentration(self.concentration)
+
+    def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
+        """All rows are dealt out, client after client in random order, for the last have what the others left."""
+        stock = _stock(dealt, rng)
+        frequencies = np.array([rows.size for rows in stock], np.float64)
+        present = frequencies > 0
+        prior = self.concentration * frequencies[present] / frequencies.sum()
+        sizes = np.array([part.size for part in np.array_split(np.empty(dealt.labels.size), dealt.clients)])
+        parts: list[IntArray] = [np.empty(0, np.int64)] * dealt.clients
+        for client in rng.permutation(dealt.clients):
+            shares = np.zeros(dealt.classes)
+            shares[present] = rng.standard_gamma(prior)  # in the proportions of a Dirichlet draw
+            counts = _label_counts(shares, int(sizes[client]), stock, rng)
+            taken = [np.split(rows, [count]) for rows, count in zip(stock, counts, strict=True)]
+            parts[client] = np.concatenate([own for own, _ in taken])
+            stock = [left for _, left in taken]
+        return parts
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Equal shards of the examples sorted by label, so many a client, at random.
+
+    McMahan, Moore, Ramage, Hampson and Agüera y Arcas: Communication-Efficient Learning of Deep Networks from
+    Decentralized Data, AISTATS 2017, Section 3.
+    """
+
+    stream: ClassVar[str] = "shards"
+
+    per_client: int = 2
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise ValueError(f"per_client = {self.per_client}: must be at least 1")
+
+    def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
+        """Examples of one label are in random order before they are cut."""
+        n_shards = self.per_client * dealt.clients
+        if n_shards > dealt.labels.size:
+            raise ConfigError(
+                f"{_KEY}.per_client = {self.per_client}: makes {n_shards} shards of {dealt.labels.size} examples;"
+                " lower it, or take more examples"
+            )
+        shards = np.array_split(np.concatenate(_stock(dealt, rng)), n_shards)
+        order = rng.permutation(n_shards)
+        return [np.concatenate([shards[k] for k in own]) for own in np.split(order, dealt.clients)]
+
+
+@dataclass(frozen=True)
+class ByClient:
+    """Each client has the examples of one owner, by the data set's own column (`Examples.owners`).
+
+    With more owners than clients, owners are drawn by the seed, and the others' examples stay out.
+    """
+
+    stream: ClassVar[str] = "by-client"
+
+    def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
+        """The owners' rows, in random order of the owners."""
+        if dealt.owners is None:
+            raise ConfigError(
+                f'{_KEY} = "by-client": the data set does not say whose its examples are; a data set of your own can'
+                " (Examples.owners)"
+            )
+        owners = np.unique(dealt.owners)
+        if owners.size < dealt.clients:
+            raise ConfigError(
+                f'clients.count = {dealt.clients}: with workload.partition = "by-client", must be at most'
+                f" the {owners.size} owners of the training examples"
+            )
+        return [np.flatnonzero(dealt.owners == owner) for owner in rng.permutation(owners)[: dealt.clients]]
+
+
+PARTITIONERS: Mapping[str, type[Partitioner]] = {
+    "iid": Iid,
+    "dominant-label": DominantLabel,
+    "label-dirichlet": LabelDirichlet,
+    "shards": Shards,
+    "by-client": ByClient,
+}
+"""kind -> its record."""
+
+
+def _check_concentration(concentration: float) -> None:
     if not concentration > 0:
-        raise ConfigError(f"workload.concentration = {concentration}: must be above 0")
-    if not 1 / classes <= dominant_share <= 1:
-        raise ConfigError(f"workload.dominant_share = {dominant_share}: must be from 1/{classes} (no dominance) to 1")
-    sizes = _dirichlet_sizes(labels.size, clients, concentration, rng)
-    return _deal_with_dominant_label(labels, sizes, classes, dominant_share, rng)
+        raise ValueError(f"concentration = {concentration}: must be above 0")
+
+
+def _stock(dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
+    """The rows of each label, in random order."""
+    rows = rng.permutation(dealt.labels.size)
+    return [rows[dealt.labels[rows] == label] for label in range(dealt.classes)]
 
 
 def _dirichlet_sizes(examples: int, clients: int, concentration: float, rng: np.random.Generator) -> IntArray:
@@ -50,28 +239,13 @@ def _dirichlet_sizes(examples: int, clients: int, concentration: float, rng: np.
     return 1 + np.diff(bounds, prepend=0)
 
 
-def _deal_with_dominant_label(
-    labels: IntArray, sizes: IntArray, classes: int, dominant_share: float, rng: np.random.Generator
-) -> list[IntArray]:
-    """First every client's surplus of its dominant label, then the rest at random.
-
-    A random rest holds the dominant label too, a share of 1/classes of it. So the surplus is the e of
-    e + (1 − e)/classes = dominant_share.
-    """
-    surplus_share = (dominant_share - 1 / classes) / (1 - 1 / classes) if classes > 1 else 0.0
-    rows = rng.permutation(labels.size)
-    stock = [rows[labels[rows] == label] for label in range(classes)]
-    surplus: list[IntArray] = [np.empty(0, np.int64)] * sizes.size
-    for client in np.argsort(-sizes, kind="stable"):
-        needed = round(surplus_share * int(sizes[client]))
-        label = max(range(classes), key=lambda each: stock[each].size)
-        if stock[label].size < needed:
-            raise ConfigError(
-                f"workload.dominant_share = {dominant_share}: no label has the {needed} examples left that one of "
-                f"{sizes.size} clients needs; lower it, or take more clients or examples"
-            )
-        surplus[client], stock[label] = np.split(stock[label], [needed])
-    rest = rng.permutation(np.concatenate(stock))
-    wanted = sizes - [part.size for part in surplus]
-    rests = np.split(rest, np.cumsum(wanted)[:-1])
-    return [np.sort(np.concatenate(parts)) for parts in zip(surplus, rests, strict=True)]
+def _label_counts(shares: FloatArray, size: int, stock: Sequence[IntArray], rng: np.random.Generator) -> IntArray:
+    """How many examples of each label a client of this size takes, of those that are in stock."""
+    left = np.array([rows.size for rows in stock])
+    counts = np.zeros(left.size, np.int64)
+    while (wanted := size - int(counts.sum())) > 0:
+        open_shares = np.where(left > counts, shares, 0.0)
+        if not open_shares.any():  # they have run out, or gammas of tiny shape are all 0: the limit is one label
+            open_shares[rng.choice(left.size, p=(left - counts) / (left - counts).sum())] = 1.0
+        counts = np.minimum(counts + rng.multinomial(wanted, open_shares / open_shares.sum()), left)
+    return counts

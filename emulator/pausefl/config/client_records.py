@@ -1,6 +1,8 @@
 """The client's side of an experiment as records: budget, mechanism, training and TLS. Each is checked as it is made."""
 
+from pausefl.config.kinds import read_kind
 from pausefl.config.tables import PrivacyTable, TlsTable, WorkloadTable
+from pausefl_client.data.partition import PARTITIONERS, Partitioner
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import schedule_key
 from pausefl_client.training.trainer import TrainingSettings
@@ -39,6 +41,18 @@ def training_of(workload: WorkloadTable) -> TrainingSettings:
         max_steps=workload.max_steps,
         proximal_mu=workload.proximal_mu,
     )
+
+
+def partitioner_of(workload: WorkloadTable) -> Partitioner:
+    """How training examples are dealt out to clients; ConfigError."""
+    table = {"kind": workload.partition} if isinstance(workload.partition, str) else workload.partition
+    if table.get("kind") == "dirichlet":
+        raise ConfigError(
+            'workload.partition = "dirichlet": is ambiguous; "dominant-label" draws sizes and a dominant label'
+            ' (PAUSE), "label-dirichlet" draws label proportions (Hsu et al., 2019)'
+        )
+    partitioner: Partitioner = read_kind(PARTITIONERS, table, "workload.partition")
+    return partitioner
 
 
 def tls_of(table: TlsTable, client_id: str = "") -> Tls | None:

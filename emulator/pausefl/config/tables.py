@@ -109,9 +109,8 @@ class WorkloadTable(TomlTable):
     model: str = "mlp"
     examples: Count | None = None
     """Training examples over all clients; none: all there are."""
-    partition: Literal["iid", "dirichlet"] = "iid"
-    concentration: Positive = 3.0
-    dominant_share: Share = 0.25
+    partition: str | dict[str, Any] = "iid"
+    """How training examples are dealt out, by `kind` (pausefl_client.data.partition); a kind alone has its defaults."""
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 0.01
     batch_size: int = 20

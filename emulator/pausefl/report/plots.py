@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from pausefl.config.experiment import parse_experiment
 from pausefl.report import group_plots, learning_plots
 from pausefl.report.learning import learning
 from pausefl.report.style import (
@@ -24,9 +25,11 @@ from pausefl.report.style import (
     new_figure,
     percent_axis,
 )
+from pausefl.results.labels import LabelCounts, label_counts
 from pausefl.results.reading import PrivacyFigures, RunData
 from pausefl.results.selections import choices_by_group
 from pausefl_proto.arrays import FloatArray
+from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Split
 
 _DRAWN_SPLITS: tuple[Split, ...] = ("test", "validation")
@@ -43,6 +46,8 @@ def draw_all(run: RunData) -> Mapping[str, Figure]:
 def _drawable(run: RunData) -> Iterator[tuple[str, Figure]]:
     if run.accuracy["round"].size:
         yield "accuracy", accuracy(run)
+    if (held := _labels(run)) is not None:
+        yield "labels", labels(held)
     groups = choices_by_group(run.records, run.groups)
     if groups and run.records:
         yield "selections", group_plots.selections(run, groups)
@@ -107,6 +112,34 @@ def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     axes.set_xlim(left=0)
     if len(ids) <= MOST_NAMED:
         axes.set_yticks(range(len(ids)), ids, fontsize=7)
+    return figure
+
+
+def _labels(run: RunData) -> LabelCounts | None:
+    """The clients' labels, where the data are here and no model is synthetic."""
+    try:
+        return label_counts(parse_experiment(run.config))
+    except ConfigError:  # a run may be read far from its data
+        return None
+
+
+def labels(held: LabelCounts) -> Figure:
+    """How many examples of each label each client holds: a dot each, its area proportional to their number."""
+    n_clients, classes = held.counts.shape
+    height = max(3.2, min(7.0, 1.2 + 0.16 * n_clients))
+    figure, axes = new_figure("Labels of each client's examples", "label", "client", height=height)
+    clients, classes_held = np.nonzero(held.counts)
+    examples = held.counts[clients, classes_held]
+    diameter_pt = min(11, 55 * height / n_clients)
+    area = diameter_pt**2 * examples / examples.max()
+    axes.scatter(classes_held, clients, s=area, color=SERIES[0].light, linewidths=0, rasterized=len(area) > 2000)
+    axes.set_title(f"area: examples, at most {examples.max():,}", loc="right", **_NOTE)
+    axes.grid(axis="x")
+    axes.set_ylim(n_clients - 0.4, -0.6)
+    axes.set_xlim(-0.6, classes - 0.4)
+    axes.locator_params(axis="x", integer=True, nbins=min(classes, 20))
+    if n_clients <= MOST_NAMED:
+        axes.set_yticks(range(n_clients), held.client_ids, fontsize=7)
     return figure
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pausefl.config.client_records import budget_of
+from pausefl.config.client_records import budget_of, partitioner_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.server_records import selected_policy
@@ -106,13 +106,12 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
     workload, ids = experiment.workload, experiment.client_ids
     labels = np.arange(workload.examples or 1000 * len(ids)) % 10
     shares = partition(
-        workload.partition,
+        partitioner_of(workload),
         labels,
         clients=len(ids),
         classes=10,
         seed=experiment.experiment.seed,
-        concentration=workload.concentration,
-        dominant_share=workload.dominant_share,
+        owners=np.arange(labels.size) * len(ids) // labels.size,  # equal shares stand for unknown owners
     )
     laws = experiment.delays()
     return Setting(

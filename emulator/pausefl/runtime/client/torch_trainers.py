@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from pausefl.config.client_records import partitioner_of
 from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl_client.data.datasets import load_dataset
@@ -30,13 +31,12 @@ def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[s
     w, seed = plan.workload, plan.seed
     data = load_dataset(w.dataset, examples=w.examples, seed=seed)
     parts = partition(
-        w.partition,
+        partitioner_of(w),
         data.train.labels,
         clients=len(plan.client_ids),
         classes=data.classes,
         seed=seed,
-        concentration=w.concentration,
-        dominant_share=w.dominant_share,
+        owners=data.train.owners,
     )
     rows = dict(zip(plan.client_ids, parts, strict=True))
     device, dealing = resolve_device(w.device), dealing_of(parts)
