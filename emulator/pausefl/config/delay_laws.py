@@ -3,56 +3,17 @@
 Any decimal key of a law also accepts a law: a distribution, sampled once per client.
 """
 
-import csv
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pausefl import delays
+from pausefl.config.delay_files import ClientPlace, MeasuredDelays
 from pausefl.config.kinds import Kinds, made, plain_value, read_kind
-from pausefl.delays import Delay, Empirical, Floor, FlooredNormal, MarkovDelay
+from pausefl.delays import Delay, Floor, FlooredNormal, MarkovDelay
 from pausefl_proto.errors import ConfigError
-
-
-@cache  # every client of a group has the same
-def measured(file: str, column: str) -> Empirical:
-    """The delays, in seconds, in a column of a CSV file; ValueError that names the file, and the line."""
-    try:
-        # A spreadsheet may have put a byte order mark first.
-        with Path(file).open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.reader(lines)
-            header = next(reader, [])
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f'file = "{file}": cannot be read ({error})') from error
-    if column not in header:
-        raise ValueError(f'column = "{column}": {file} has no such column (it has: {", ".join(header)})')
-    while rows and not rows[-1][1]:  # blank lines at the end are no holes
-        rows.pop()
-    place = header.index(column)
-    values_s = tuple(_number(row[place : place + 1], file, line) for line, row in rows)
-    if not values_s:
-        raise ValueError(f'file = "{file}": holds no values')
-    return Empirical(values_s)
-
-
-def _number(cell: list[str], file: str, line: int) -> float:
-    """The delay in a row's cell; an empty list is a row that ends before it."""
-    text = cell[0] if cell else ""
-    try:
-        value_s = float(text)
-    except ValueError:
-        value_s = math.nan
-    if not (math.isfinite(value_s) and value_s >= 0):
-        found = json.dumps(text) if text else "a hole"
-        raise ValueError(f'file = "{file}": line {line} has {found} where a delay in seconds was due')
-    return value_s
 
 
 def markov(good: Delay, bad: Delay, to_bad: float, to_good: float) -> MarkovDelay:
@@ -69,7 +30,7 @@ KINDS: Kinds = {
     "gamma": delays.Gamma,
     "weibull": delays.Weibull,
     "pareto": delays.Pareto,
-    "empirical": measured,
+    "empirical": MeasuredDelays,
     "sum": delays.Sum,
     "mixture": delays.Mixture,
     "floor": Floor,
@@ -87,6 +48,7 @@ KINDS: Kinds = {
 class LawReader:
     """Reads the laws of one client's link."""
 
+    client: ClientPlace
     rng_for: Callable[[str], np.random.Generator]
     """key -> the generator of what is drawn once for that key of the client's link."""
 
@@ -100,7 +62,8 @@ class LawReader:
         return law
 
     def _law(self, table: Any, key: str, kinds: Kinds = KINDS) -> Delay:
-        law: Delay = read_kind(kinds, table, key, read_value=self._value, other_keys=["floor_s"])
+        read = read_kind(kinds, table, key, read_value=self._value, other_keys=["floor_s"])
+        law: Delay = made(read.law, {"client": self.client}, key) if isinstance(read, MeasuredDelays) else read
         if isinstance(law, MarkovDelay):
             law = replace(law, path=int(self.rng_for(f"{key}.path").integers(1 << 63)))
         if "floor_s" not in table or isinstance(law, Floor | FlooredNormal):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pausefl.config.base import Count, Positive, Share, TomlTable
+from pausefl.config.delay_files import ClientPlace
 from pausefl.config.delay_laws import KINDS, LawReader
 from pausefl.delays import Delay, NoDelay, Sum, published_delay
 from pausefl_client.link import Mode
@@ -104,13 +105,13 @@ def plan_links(latency: LatencyTable, client_ids: Sequence[str], seed: int) -> d
     for index, table in enumerate(latency.access_points):
         if table.down_bytes_per_s is None and table.up_bytes_per_s is None:
             raise ConfigError(f"latency.access_points.{index}: needs down_bytes_per_s, up_bytes_per_s or both")
-    plans = {}
+    plans, everybody = {}, frozenset(client_ids)
     for k, client_id in enumerate(client_ids):
         group = groups.get(client_id)
         laws = _laws(latency, group)
         bandwidth = latency.bandwidth if group is None else _group_bandwidth(latency, latency.groups[group])
         plan = LinkPlan(None, NoDelay(), NoDelay(), bandwidth, access_points.get(client_id))
-        plans[client_id] = _with_delays(plan, laws, client_id, seed, (k, len(client_ids)))
+        plans[client_id] = _with_delays(plan, laws, ClientPlace(client_id, k, everybody), seed)
     return plans
 
 
@@ -247,8 +248,9 @@ def _group_bandwidth(latency: LatencyTable, group: LinkGroup) -> BandwidthTable:
     return latency.bandwidth.model_copy(update=said)
 
 
-def _with_delays(plan: LinkPlan, laws: _Laws, client_id: str, seed: int, position: tuple[int, int]) -> LinkPlan:
-    reader = LawReader(partial(generator, seed, "delay-parameter", client_id))
+def _with_delays(plan: LinkPlan, laws: _Laws, client: ClientPlace, seed: int) -> LinkPlan:
+    reader = LawReader(client, partial(generator, seed, "delay-parameter", client.client_id))
+    position = client.place, len(client.client_ids)
 
     def law_of(said: tuple[str, dict[str, Any]] | None) -> Delay:
         if said is None:

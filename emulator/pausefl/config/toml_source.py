@@ -53,10 +53,11 @@ def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, An
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file or 'the experiment'}: not valid TOML: {error}") from error
+    _anchor_files(document, Path(file).parent)
     for key, value in _values(overrides).items():
         _override(document, key, value)
     _count_groups(document)
-    _anchor_files(document)
+    _anchor_files(document, Path())
     return document
 
 
@@ -98,17 +99,17 @@ def _count_groups(document: dict[str, Any]) -> None:
             document["clients"] = {"count": sum(counts), **document["clients"]}
 
 
-def _anchor_files(value: object) -> None:
-    """Make the paths of measured data absolute: a run may go on, and its clients may start, in another folder."""
+def _anchor_files(value: object, folder: Path) -> None:
+    """Make the paths of measured data, which begin in `folder`, absolute: a run may go on in another folder."""
     if isinstance(value, list):
         for part in value:
-            _anchor_files(part)
+            _anchor_files(part, folder)
     if isinstance(value, dict):
         for kind, name in (("empirical", "file"), ("trace", "path")):
             if value.get("kind") == kind and isinstance(value.get(name), str):
-                value[name] = str(Path(value[name]).absolute())
+                value[name] = str((folder / value[name]).absolute())
         for part in value.values():
-            _anchor_files(part)
+            _anchor_files(part, folder)
 
 
 def _toml_value(text: str) -> Any:

@@ -15,6 +15,7 @@ from pausefl.delays.laws import (
     NoDelay,
     Normal,
     Pareto,
+    Recorded,
     Weibull,
 )
 from pausefl.delays.published import FlooredNormal, published_delay, published_halves
@@ -36,6 +37,7 @@ __all__ = [
     "Normal",
     "Outage",
     "Pareto",
+    "Recorded",
     "Scale",
     "Schedule",
     "Sum",

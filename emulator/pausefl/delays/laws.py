@@ -297,3 +297,13 @@ class Empirical:
     def minimum_s(self) -> float:
         """The least value."""
         return min(self.values_s)
+
+
+@dataclass(frozen=True)
+class Recorded(Empirical):
+    """Measured values in the order they were measured, one a round; after the last comes the first."""
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """The values of rounds `first_round` to `first_round` + n − 1."""
+        del rng
+        return np.array(self.values_s)[np.arange(first_round - 1, first_round - 1 + n) % len(self.values_s)]

@@ -1,0 +1,68 @@
+"""Measured delays from a CSV file: whose they are, in which unit, drawn or as recorded."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
+from pausefl_proto.errors import ConfigError
+
+PINGS = "device,ms\nphone-1,100\nphone-2,300\nphone-1,120\nphone-2,280\nphone-1,140\n"
+
+
+def with_delays(tmp_path: Path, text: str, more: str, clients: int = 2) -> Experiment:
+    (tmp_path / "rtt.csv").write_text(text)
+    table = f'{{ kind = "empirical", file = "{tmp_path / "rtt.csv"}", {more} }}'
+    return parse_experiment(f"[clients]\ncount = {clients}\n[selection]\nm = 1\n[latency]\ndelay = {table}\n")
+
+
+def test_each_client_has_the_delays_measured_with_it(tmp_path: Path) -> None:
+    columns = 'column = "ms", client_column = "device", unit = "ms"'
+    laws = with_delays(tmp_path, PINGS, columns).delays()
+    assert [law.mean_s for law in laws.values()] == pytest.approx([0.12, 0.29])
+
+
+def test_a_file_that_names_clients_of_the_experiment_is_read_by_name(tmp_path: Path) -> None:
+    text = "client,s\nclient-001,0.3\nclient-000,0.1\n"
+    columns = 'column = "s", client_column = "client"'
+    assert [law.mean_s for law in with_delays(tmp_path, text, columns).delays().values()] == [0.1, 0.3]
+    with pytest.raises(ConfigError, match=r'delay.client_column = "client": .*rtt.csv has no client-002'):
+        with_delays(tmp_path, text, columns, clients=3)
+
+
+def test_delays_can_be_replayed_as_recorded(tmp_path: Path) -> None:
+    columns = 'column = "ms", client_column = "device", unit = "ms", order = "recorded"'
+    law = with_delays(tmp_path, PINGS, columns).delays()["client-000"]
+    draws = [law.sample(np.random.default_rng(), 1, first_round=t)[0] for t in (1, 2, 3, 4)]
+    assert draws == pytest.approx([0.1, 0.12, 0.14, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "message"),
+    [
+        (PINGS, 'column = "ms"', r'delay.file = ".*rtt.csv": its median is 140, which looks like milliseconds; add'),
+        (PINGS, 'column = "ms", unit = "us"', r"latency.delay.unit = 'us': .*'s' or 'ms'"),
+        (PINGS, 'column = "ms", unit = "ms", client_column = "x"', r"has no such column \(it has: device, ms\)"),
+        (PINGS, 'column = "ms", unit = "ms", order = "random"', r"latency.delay.order = 'random'"),
+        ("c,s\na,1\n,2\n", 'column = "s", client_column = "c"', "line 3 does not say whose delay it is"),
+        ("c,s\na,1\n", 'column = "s", client_column = "c"', "has 1 clients, the experiment 2"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_delays_is_one_line(text: str, more: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        with_delays(tmp_path, text, more)
+
+
+def test_seconds_may_be_long_if_they_are_said_to_be_seconds(tmp_path: Path) -> None:
+    law = with_delays(tmp_path, PINGS, 'column = "ms", unit = "s"').delays()["client-000"]
+    assert law.mean_s == pytest.approx(188)
+
+
+def test_a_path_begins_in_the_folder_of_the_experiment_file(tmp_path: Path) -> None:
+    (tmp_path / "rtt.csv").write_text("s\n0.2\n")
+    file = tmp_path / "own.toml"
+    file.write_text('[latency.delay]\nkind = "empirical"\nfile = "rtt.csv"\ncolumn = "s"\n')
+    loaded = load_experiment(str(file))
+    assert {law.mean_s for law in loaded.delays().values()} == {0.2}
+    assert parse_experiment(loaded.to_toml()).delays() == loaded.delays()  # from any folder
