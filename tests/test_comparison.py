@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.image
+import numpy as np
 import pytest
 from rich.console import Console
 
 from pausefl.report.comparison import Spread, as_group_table, as_json, as_table, compare, write_comparison
+from pausefl.report.comparison.why import chosen_share, mean_latency_s
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.store import Store
@@ -182,8 +185,26 @@ def test_files_are_written_and_the_figure_is_not_blank(tmp_path: Path) -> None:
     assert "http" not in html
     assert "ε per coordinate" in html
     assert "62.5" in html
-    assert "Who was chosen" not in html
+    assert "<h2>Who was chosen</h2>" not in html
     assert not (page.parent / "groups.png").exists()
+    assert all((page.parent / f"{name}.pdf").read_bytes().startswith(b"%PDF") for name in ("comparison", "why"))
+
+
+def test_the_page_leads_to_each_runs_report(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    html = write_comparison(compare(runs), tmp_path / "out" / "deep").read_text(encoding="utf-8")
+    links = re.findall(r'href="([^"]*report.html)"', html)
+    folders = [folder for of_policy in runs.values() for folder in of_policy]
+    assert sorted((tmp_path / "out" / "deep" / link).resolve().parent for link in links) == sorted(folders)
+
+
+def test_a_comparison_shows_who_was_chosen_of_fast_and_slow_clients(tmp_path: Path) -> None:
+    runs = compare(write_runs(tmp_path)).runs
+    latency_s = mean_latency_s(runs)
+    assert list(latency_s.values()) == sorted(latency_s.values())
+    for policy, share in chosen_share(runs, list(latency_s)).items():
+        records = [record for run in runs[policy] for record in run.records]
+        assert share.sum() == pytest.approx(np.mean([len(set(r.chosen) & set(latency_s)) for r in records]))
 
 
 def test_the_figure_names_units_and_every_policy(tmp_path: Path) -> None:

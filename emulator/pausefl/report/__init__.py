@@ -9,7 +9,7 @@ from pathlib import Path
 from pausefl.report import csv as csv_files
 from pausefl.report.html import run_page
 from pausefl.report.plots import draw_all
-from pausefl.report.style import save_png
+from pausefl.report.style import save_pdf, save_png
 from pausefl.results.reading import read_run
 from pausefl_process.files import write_durably
 
@@ -24,6 +24,7 @@ def write_report(run_dir: Path) -> Path:
     plots.mkdir(exist_ok=True)
     for name, figure in figures.items():
         save_png(figure, plots / f"{name}.png")
+        save_pdf(figure, plots / f"{name}.pdf")
     page = run_dir / "report.html"
     write_durably(page, run_page(run, figures))
     return page

@@ -93,7 +93,7 @@ def percent(value: float | None) -> str:
 def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
     """The numbers on top: name, value, note."""
     s = run.summary
-    yield "final accuracy", percent(s["final_accuracy"]), f"best {percent(s['best_accuracy'])}"
+    yield from _accuracies(run)
     yield "total latency", f"{s['total_latency_s']:,.1f} s", f"sum over rounds, {s['latency_signal']}"
     if jobs := sum(s["missed_jobs"].values()):
         kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
@@ -105,7 +105,8 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
     for client_id, cuts in s["capped"].items():
         details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
         yield "capped", client_id, f"{details} (what a client says of itself is bounded)"
-    yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"time scale {s['time_scale']:g}"
+    emulated = "" if s["time_scale"] == 1 else f"; latencies are emulated seconds, {s['time_scale']:g} real ones each"
+    yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"real seconds{emulated}"
     if p := run.privacy:
         yield "greatest ε spent", number(p.max_epsilon_spent), f"of {number(p.epsilon_budget)}, {p.label}"
         yield "the same as vector ε", number(p.vector_epsilon_max), "ε of the client's whole uploads"
@@ -117,6 +118,20 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
     penalty_s = float(run.round_latency["cluster_penalty_s"].sum())
     if penalty_s:
         yield "cluster penalty", f"{penalty_s:,.1f} s", "eq. (22), not in the total latency"
+
+
+def _accuracies(run: RunData) -> Iterator[tuple[str, str, str]]:
+    """Three accuracies on test data that are easily mistaken for each other."""
+    s = run.summary
+    if s["final_accuracy"] is None:
+        return
+    whole = f"all {s['test_examples']:,} test examples" if s.get("test_examples") else "all test examples"
+    yield "accuracy at the end", percent(s["final_accuracy"]), whole
+    chosen = f"round {s.get('best_round')}, chosen on validation data; {whole}"
+    yield "accuracy at the best validation round", percent(s["best_accuracy"]), chosen
+    _, curve = run.curve("test")
+    if curve.size:
+        yield "peak of the curve", percent(float(curve.max())), "chosen with hindsight: no result"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -108,6 +108,14 @@ def save_png(figure: Figure, path: Path) -> None:
     write_durably(path, buffer.getvalue())
 
 
+def save_pdf(figure: Figure, path: Path) -> None:
+    """Write the figure as vectors, for papers; the same data give the same file."""
+    buffer = io.BytesIO()
+    with mpl.rc_context(RC):
+        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+    write_durably(path, buffer.getvalue())
+
+
 def to_svg(figure: Figure, label: str) -> str:
     """The figure as an SVG element to stand inside HTML; its colours are the page's variables (see `css_variables`)."""
     buffer = io.StringIO()

@@ -66,8 +66,13 @@ class Summary(TypedDict):
     """How many examples there were; None: no model was evaluated."""
     model_size: int
     """Parameters of the model: the length of an upload."""
+    test_examples: NotRequired[int | None]
+    """How many the two accuracies were measured on."""
     final_accuracy: float | None
+    """Of the last model."""
     best_accuracy: float | None
+    """Of the model that was best on validation data; on test data it may lie below the last one's."""
+    best_round: NotRequired[int | None]
     wall_clock_s: float
     total_latency_s: float
     measured_latency_s: float

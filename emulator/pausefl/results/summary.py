@@ -53,6 +53,7 @@ def summarise(
         "m": experiment.selection.m,
         "data": _data(experiment, result),
         "model_size": size,
+        "test_examples": next((e.n_examples for e in result.final_evaluations if e.split == "test"), None),
         "final_accuracy": _test_accuracy(result.final_evaluations),
         "best_accuracy": _test_accuracy(result.best_evaluations),
         "best_round": result.best.round if result.best else None,
@@ -222,12 +223,14 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     if summary["data"] is not None:
         table.add_row("data", summary["data"])
     if summary["final_accuracy"] is not None:
-        best = f"best model {summary['best_accuracy']:.1%} at round {summary['best_round']}"
-        table.add_row("test accuracy", f"{summary['final_accuracy']:.1%} at the end, {best}")
+        best = f"{summary['best_accuracy']:.1%} at the best validation round ({summary['best_round']})"
+        table.add_row(
+            "test accuracy",
+            f"{summary['final_accuracy']:.1%} at the end, {best}; all {summary['test_examples']:,} test examples",
+        )
     latency = f"{summary['total_latency_s']:.1f} s over all rounds ({summary['latency_signal']}"
-    table.add_row(
-        "latency", f"{latency}, time scale {summary['time_scale']:g}); {summary['wall_clock_s']:.1f} s on the clock"
-    )
+    scale = f"; emulated seconds of {summary['time_scale']:g} real ones" if summary["time_scale"] != 1 else ""
+    table.add_row("latency", f"{latency}{scale}); {summary['wall_clock_s']:.1f} s on the clock")
     if missed := summary["missed_jobs"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in missed.items())
         waits_s = summary["total_latency_s"] - summary["measured_latency_s"]

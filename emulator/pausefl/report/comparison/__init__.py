@@ -4,6 +4,7 @@ May live here: the table, figures and page of `pausefl compare`.
 """
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,8 +19,9 @@ from rich.text import Text
 
 from pausefl.report.comparison.figure import draw_comparison
 from pausefl.report.comparison.groups import draw_groups
+from pausefl.report.comparison.why import draw_why
 from pausefl.report.html import embed, render
-from pausefl.report.style import save_png
+from pausefl.report.style import save_pdf, save_png
 from pausefl.results.reading import PrivacyFigures, RunData, read_run
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
 from pausefl_process.files import write_durably
@@ -118,6 +120,12 @@ class Comparison:
         return next((run.privacy for runs in self.runs.values() for run in runs if run.privacy), None)
 
     @property
+    def data(self) -> Sequence[str]:
+        """What the runs trained and were evaluated on; one text where they are alike."""
+        told = (run.summary.get("data") for of_policy in self.runs.values() for run in of_policy)
+        return list(dict.fromkeys(text for text in told if text))
+
+    @property
     def warning(self) -> str:
         """What speaks against the latencies compared; empty where nothing does."""
         summaries = [run.summary for runs in self.runs.values() for run in runs]
@@ -155,14 +163,17 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     c = comparison
     figures = {"comparison": draw_comparison(c.runs, c.split, c.privacy, c.common_accuracy)}
+    if why := draw_why(c.runs):
+        figures["why"] = why
     if groups := draw_groups(c.runs, c.split):
         figures["groups"] = groups
     for name, figure in figures.items():
         save_png(figure, folder / f"{name}.png")
+        save_pdf(figure, folder / f"{name}.pdf")
     text = json.dumps(as_json(comparison), indent=2, ensure_ascii=False)
     write_durably(folder / "comparison.json", f"{text}\n")
     page = folder / "comparison.html"
-    write_durably(page, _page(comparison, figures))
+    write_durably(page, _page(comparison, figures, folder))
     return page
 
 
@@ -233,7 +244,7 @@ def _accuracy_note(comparison: Comparison) -> str:
     return f"{comparison.common_accuracy:.1%} is the greatest {comparison.split} accuracy that every run reaches"
 
 
-def _page(comparison: Comparison, figures: Mapping[str, Figure]) -> str:
+def _page(comparison: Comparison, figures: Mapping[str, Figure], folder: Path) -> str:
     columns, lines = _cells(comparison)
     return render(
         "comparison.html",
@@ -243,7 +254,14 @@ def _page(comparison: Comparison, figures: Mapping[str, Figure]) -> str:
         group_lines=_group_lines(comparison),
         accuracy_note=_accuracy_note(comparison),
         figures=embed(figures),
+        links=_links(comparison, folder),
     )
+
+
+def _links(comparison: Comparison, folder: Path) -> Mapping[Path, str]:
+    """Each run's report, relative to the page, so that both can move together."""
+    runs = (run for of_policy in comparison.runs.values() for run in of_policy)
+    return {run.path: Path(os.path.relpath(run.path / "report.html", folder)).as_posix() for run in runs}
 
 
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
@@ -251,8 +269,8 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     common = "common accuracy" if comparison.common_accuracy is None else f"{comparison.common_accuracy:.1%}"
     epsilon = comparison.privacy.label if comparison.privacy else "ε"
     columns: Mapping[str, tuple[str, Callable[[float], str]]] = {
-        "final accuracy (%)": ("final_accuracy", _per_cent),
-        "best accuracy (%)": ("best_accuracy", _per_cent),
+        "accuracy at the end (%)": ("final_accuracy", _per_cent),
+        "accuracy, best validation (%)": ("best_accuracy", _per_cent),
         "total latency (s)": ("total_latency_s", _three_digits),
         f"time to {common} (s)": ("time_to_common_s", _three_digits),
         f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
