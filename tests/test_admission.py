@@ -13,7 +13,7 @@ import pytest
 
 from pausefl.certificates import make_certificates
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.server_process import serve_experiment
+from pausefl.runtime.server.process import serve_experiment
 from pausefl_client.transport import connect
 from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError

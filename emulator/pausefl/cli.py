@@ -161,7 +161,7 @@ def _shower(console: Console) -> "Show":
 
 def _server(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir
-    from pausefl.runtime.server_process import serve_experiment
+    from pausefl.runtime.server.process import serve_experiment
     from pausefl_process.lifetime import allow_many_files
 
     allow_many_files()

@@ -9,7 +9,7 @@ from typing import Any
 from pausefl.config.experiment import Experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_host
-from pausefl.runtime.server_process import run_server_process
+from pausefl.runtime.server.process import run_server_process
 from pausefl_process.events import Ready
 from rigs.wiretap import Wiretap
 
@@ -25,7 +25,7 @@ class ProcessFederation:
         self._folder = folder
         self._wiretap = wiretap
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["pausefl.runtime.client.process", "pausefl.runtime.server_process"])
+        self._context.set_forkserver_preload(["pausefl.runtime.client.process", "pausefl.runtime.server.process"])
         self._processes: dict[str, Any] = {}
         self._listening = threading.Event()
 

@@ -21,7 +21,7 @@ from pausefl.runtime.failure_log import FailureLog
 from pausefl.runtime.forks import client_context
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
-from pausefl.runtime.server_process import run_server_process
+from pausefl.runtime.server.process import run_server_process
 from pausefl_process.events import (
     Done,
     Failed,

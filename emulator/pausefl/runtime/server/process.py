@@ -18,7 +18,7 @@ from pausefl.config.groups import presence_of
 from pausefl.config.server_records import admission_of, aggregation_of, limits_of, optimizer_of, selected_policy
 from pausefl.delays import known_means
 from pausefl.results.summary import summarise
-from pausefl.runtime.model_files import ModelFiles
+from pausefl.runtime.server.model_files import ModelFiles
 from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
 from pausefl_process.files import Lock, write_durably
 from pausefl_process.http_server import is_loopback
