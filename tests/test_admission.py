@@ -13,7 +13,7 @@ import pytest
 
 from pausefl.certificates import make_certificates
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.server.process import serve_experiment
+from pausefl.runtime.server.plan import server_plan
 from pausefl_client.transport import connect
 from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
@@ -192,9 +192,8 @@ host = "0.0.0.0"
 
 
 @pytest.mark.parametrize("more", ["", "[tls]\n{tls}", "[admission]\ntokens = '{files}/tokens.txt'"])
-def test_a_server_that_others_can_reach_needs_tls_and_admission(files: Path, tmp_path: Path, more: str) -> None:
+def test_a_server_that_others_can_reach_needs_tls_and_admission(files: Path, more: str) -> None:
     tls = f"certificate = '{files}/server.pem'\nkey = '{files}/server.key'\nca = '{files}/ca.pem'"
     experiment = parse_experiment(OPEN + more.format(files=files, tls=tls))
     with pytest.raises(ConfigError, match=r'server\.host = "0\.0\.0\.0": other machines can reach it'):
-        serve_experiment(experiment, tmp_path, lambda _: None)
-    assert not list(tmp_path.iterdir())
+        server_plan(experiment, "run")

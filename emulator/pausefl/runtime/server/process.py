@@ -1,10 +1,11 @@
-"""Runs the server for an experiment: makes its settings, its evaluator and, at the end, its summary and model files."""
+"""Runs the server of one run: finds its model and evaluator and, at the end, writes its summary and model files."""
 
 import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,16 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, tls_of
-from pausefl.config.experiment import Experiment
-from pausefl.config.groups import presence_of
-from pausefl.config.server_records import admission_of, aggregation_of, limits_of, optimizer_of, selected_policy
-from pausefl.delays import known_means
-from pausefl.results.summary import summarise
+from pausefl.config.server_records import selected_policy
+from pausefl.results.summary import SummaryPlan, summarise
 from pausefl.runtime.server.model_files import ModelFiles
+from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
 from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
 from pausefl_process.files import Lock, write_durably
-from pausefl_process.http_server import is_loopback
 from pausefl_process.lifetime import (
     allow_many_files,
     die_with_parent,
@@ -30,19 +27,17 @@ from pausefl_process.lifetime import (
     write_output_to,
 )
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_proto.wire import Manifest, TensorSpec, Vector
-from pausefl_server.model.norm_bound import NormBound
+from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.rounds.evaluation import EvaluateModel
-from pausefl_server.selection.base import Oracle, Policy
-from pausefl_server.service import Endpoints, RunResult, serve
-from pausefl_server.settings import MetricsSettings, PrivacySettings, RunInfo, ServerSettings
+from pausefl_server.selection.base import Policy
+from pausefl_server.service import RunResult, serve
 from pausefl_server.storage.store import Store
 
 log = logging.getLogger("pausefl.server")
 
 
 def run_server_process(
-    experiment: Experiment,
+    plan: ServerPlan,
     run_dir: Path,
     events: "Connection[Any, Any]",
     lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
@@ -55,7 +50,7 @@ def run_server_process(
     write_output_to(run_dir / "server.log")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
-        serve_experiment(experiment, run_dir, events.send, back_to)
+        serve_run(plan, run_dir, events.send, back_to)
     except PauseflError as error:
         log.error("%s", error)
         events.send(Failed(str(error), isinstance(error, ConfigError)))
@@ -63,7 +58,7 @@ def run_server_process(
         events.send(Done())
 
 
-def serve_experiment(experiment: Experiment, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
+def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
     """Serve one run to its end and write summary.json and the models. `report` gets the run's progress events.
 
     `back_to` takes back the rounds after that one first.
@@ -71,119 +66,50 @@ def serve_experiment(experiment: Experiment, run_dir: Path, report: Report, back
     ConfigError for bad input, PauseflError for a run that failed.
     """
     with first_error():
-        return asyncio.run(_serve(experiment, run_dir, report, back_to))
+        return asyncio.run(_serve(plan, run_dir, report, back_to))
 
 
-async def _serve(experiment: Experiment, run_dir: Path, report: Report, back_to: int | None) -> RunResult:
-    policy, log_and_report = selected_policy(experiment.selection), _logged(report)
-    async with _evaluator(experiment, log_and_report) as (manifest, theta_0, evaluate):
+async def _serve(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None) -> RunResult:
+    policy, log_and_report = selected_policy(plan.selection), _logged(report)
+    async with _initial_model(plan.model, log_and_report) as (manifest, theta_0, evaluate):
+        models = ModelFiles(run_dir, manifest)
         return await serve(
-            server_settings(experiment, manifest, run_dir.name),
+            replace(plan.settings, manifest=manifest),
             policy,
             theta_0,
             evaluate,
-            endpoints_of(experiment),
+            plan.endpoints,
             run_dir,
             log_and_report,
-            oracle=_oracle(experiment, policy),
+            oracle=plan.oracle,
             on_ready=lambda port: report(Ready(port)),
-            keep=partial(_keep, experiment, policy, manifest, run_dir),
+            keep=partial(_keep, plan.summary, policy, models, run_dir),
             back_to=back_to,
-            best_model=ModelFiles(run_dir, manifest),
+            best_model=models,
         )
 
 
-def _keep(experiment: Experiment, policy: Policy, manifest: Manifest, run_dir: Path, result: RunResult) -> None:
+def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, result: RunResult) -> None:
     """Write the last model and, last of all, summary.json."""
-    ModelFiles(run_dir, manifest).save_last(result.theta)
+    models.save_last(result.theta)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        summary = summarise(experiment, policy, store.rounds(), store.late_events(), result)
+        summary = summarise(plan, policy, store.rounds(), store.late_events(), result)
     write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
-def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> ServerSettings:
-    """The server's part of an experiment."""
-    budget, mechanism = budget_of(experiment.privacy), mechanism_of(experiment.privacy)
-    privacy = None
-    presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
-    if budget is not None and mechanism is not None:
-        privacy = PrivacySettings(
-            budget,
-            mechanism.unit,
-            schedule_of(experiment.privacy),
-            experiment.privacy.reproducible_noise,
-            NormBound(mechanism.unit, mechanism.clip),
-        )
-    return ServerSettings(
-        run_id=run_id,
-        seed=experiment.experiment.seed,
-        rounds=experiment.experiment.rounds,
-        minimum_clients=experiment.minimum_clients,
-        manifest=manifest,
-        privacy=privacy,
-        signal=experiment.latency.signal,
-        time_scale=experiment.latency.time_scale,
-        tau_min_s=experiment.tau_min_s,
-        rounds_without_update_max=experiment.server.rounds_without_update_max,
-        rest_rounds_max=experiment.server.rest_rounds_max,
-        examples_max=experiment.clients.examples_max,
-        connect_timeout_s=experiment.clients.connect_timeout_s,
-        round_timeout_s=experiment.server.round_timeout_s,
-        rejoin_timeout_s=experiment.server.rejoin_timeout_s,
-        evaluation_every=experiment.evaluation.every,
-        checkpoint_every=experiment.server.checkpoint_every,
-        disclosed=experiment.disclosed,
-        pings_per_s=experiment.server.pings_per_s,
-        limits=limits_of(experiment.host),
-        aggregation=aggregation_of(experiment.aggregation),
-        optimizer=optimizer_of(experiment.aggregation.optimizer),
-        expected=presence.at if presence else None,
-        clients=experiment.clients.count,
-        total_delays=experiment.latency.mode == "total",
-        info=_info(experiment, run_id),
-    )
-
-
-def _info(experiment: Experiment, run_id: str) -> RunInfo:
-    workload = experiment.workload
-    dataset = "synthetic" if workload.model == "synthetic" else workload.dataset
-    return RunInfo(run_id, experiment.selection.policy, dataset, workload.model)
-
-
 @asynccontextmanager
-async def _evaluator(
-    experiment: Experiment, report: Report
+async def _initial_model(
+    model: SyntheticModel | EvaluatedModel, report: Report
 ) -> AsyncIterator[tuple[Manifest, Vector, EvaluateModel | None]]:
     """The model's manifest, θ_0 and the evaluator's function; None for the synthetic model."""
-    if experiment.workload.model == "synthetic":
-        size = experiment.workload.model_bytes // 4
-        yield Manifest((TensorSpec("synthetic", (size,)),)), np.zeros(size, np.float32), None
+    if isinstance(model, SyntheticModel):
+        yield model.manifest, np.zeros(model.manifest.size, np.float32), None
         return
     from pausefl.evaluator.process import find_evaluator
 
-    async with find_evaluator(experiment, lambda text: report(Notice(text))) as evaluator:
+    async with find_evaluator(model.evaluator, model.connection, lambda text: report(Notice(text))) as evaluator:
         manifest, theta_0 = await evaluator.initial()
         yield manifest, theta_0, evaluator.evaluate
-
-
-def endpoints_of(experiment: Experiment) -> Endpoints:
-    server, m = experiment.server, experiment.metrics
-    page = m.page == "on" or (m.page == "auto" and is_loopback(m.host))
-    metrics = MetricsSettings(m.host, m.port, m.client_series_max, m.client_series_top, page, m.linger_s)
-    return Endpoints(
-        server.host,
-        server.port,
-        metrics if m.enabled else None,
-        tls_of(experiment.tls),
-        server.dead_after_s,
-        server.hello_timeout_s,
-        admission_of(experiment),
-    )
-
-
-def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:
-    """The true latency laws, for the policies that are told them; no other policy can get at a drawn value."""
-    return Oracle(*known_means(experiment.delays(), experiment.tau_min_s)) if policy.needs_oracle else None
 
 
 def _logged(report: Report) -> Report:
