@@ -29,7 +29,9 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=")
 
 def command_lines(text: str) -> Iterator[list[str]]:
     """The words of every `pausefl` and `make` in fenced blocks, without what a shell does with them."""
-    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if language not in {"", "sh", "bash", "console"}:
+            continue
         without_substitutions = re.sub(r"\$\([^)]*\)", "", block)
         for line in without_substitutions.replace("\\\n", " ").splitlines():
             if not re.match(rf"\s*({ASSIGNMENT.pattern}\S*\s+)*(\.venv/bin/)?(pausefl|make)\s", line):
