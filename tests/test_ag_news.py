@@ -142,10 +142,10 @@ def test_words_are_hidden_while_it_trains_but_never_all_of_a_text() -> None:
     model = build_model("fedts_agnews", (3,), 4, seed=1, has_tokens=True)
     tokens = torch.tensor([[5, 6, 7]]).repeat(200, 1)
     with torch.no_grad():
-        training, judging = model(tokens), model.eval()(tokens)
+        training, evaluating = model(tokens), model.eval()(tokens)
     assert torch.isfinite(training).all()
     assert len(training.round(decimals=5).unique(dim=0)) == 4
-    assert len(judging.round(decimals=5).unique(dim=0)) == 1
+    assert len(evaluating.round(decimals=5).unique(dim=0)) == 1
 
 
 def train(news: Dataset, rows: int, epochs: int) -> float:

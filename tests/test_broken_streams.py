@@ -258,7 +258,7 @@ async def test_an_evaluator_that_is_lost_is_waited_for_at_the_end_of_a_whole_run
     assert asked == [*([] if stopped else [(True, False)] * 2), (True, not stopped), (False, False)]
 
 
-async def test_a_second_kind_of_signal_does_not_break_off_the_last_judgement(tmp_path: Path) -> None:
+async def test_a_second_kind_of_signal_does_not_break_off_the_last_evaluation(tmp_path: Path) -> None:
     """One Ctrl-C: SIGINT from the terminal, SIGTERM from whoever started the server."""
 
     async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
