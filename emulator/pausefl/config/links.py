@@ -11,8 +11,8 @@ from pydantic import Field
 
 from pausefl.config.base import Count, Positive, Share, TomlTable
 from pausefl.config.delay_files import ClientPlace
-from pausefl.config.delay_laws import KINDS, LawReader
-from pausefl.delays import Delay, NoDelay, Sum, published_delay
+from pausefl.config.delay_laws import EXCHANGE_KINDS, LawReader
+from pausefl.delays import Delay, NoDelay, Sum
 from pausefl_client.link import Mode
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -250,7 +250,6 @@ def _group_bandwidth(latency: LatencyTable, group: LinkGroup) -> BandwidthTable:
 
 def _with_delays(plan: LinkPlan, laws: _Laws, client: ClientPlace, seed: int) -> LinkPlan:
     reader = LawReader(client, partial(generator, seed, "delay-parameter", client.client_id))
-    position = client.place, len(client.client_ids)
 
     def law_of(said: tuple[str, dict[str, Any]] | None) -> Delay:
         if said is None:
@@ -258,8 +257,7 @@ def _with_delays(plan: LinkPlan, laws: _Laws, client: ClientPlace, seed: int) ->
         key, table = said
         if key != "latency.delay":
             return reader.read(table, key)
-        # The law of all clients, which alone can differ by a client's position among them.
-        return reader.read({"kind": "halves", **table}, key, {**KINDS, "halves": partial(published_delay, *position)})
+        return reader.read({"kind": "halves", **table}, key, EXCHANGE_KINDS)
 
     if laws.delay is None:
         return replace(plan, down=law_of(laws.down), up=law_of(laws.up))
