@@ -19,6 +19,7 @@ from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.client_actor import UpdateLimits
 from pausefl_server.connections.reception import MAX_HELLO_BYTES
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.rounds.admission import Admission
@@ -44,7 +45,7 @@ async def listening(tls: Tls | None = None, **options: Any) -> AsyncIterator[int
     """A server's port."""
     coordinator = OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    server = FederationServer(coordinator, SIZE, tls, **options)  # type: ignore[arg-type]
+    server = FederationServer(coordinator, UpdateLimits(SIZE), tls, **options)  # type: ignore[arg-type]
     try:
         yield await server.start("127.0.0.1", 0)
     finally:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("proto", "process", "server", "client", "emulator", "deploy", "docs", "tests")
 FILE_LINES = 400
 FUNCTION_LINES = 70
-CONSTRUCTOR_PARAMETERS = 13
+CONSTRUCTOR_PARAMETERS = 7
 DASHBOARDS = "deploy/grafana/"  # a dashboard is one list of panels, however many
 
 
