@@ -106,7 +106,9 @@ def _add_tools(command: _AddCommand) -> None:
 
     _add_certs(command("certs", "certificates and tokens by which servers and clients know each other"))
 
-    sub = command("validate", "check an experiment without running it, and print it with all defaults")
+    sub = command(
+        "validate", "check an experiment without running it; print every key with its value and what it means"
+    )
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--list", action="store_true", help="list the presets")
     _add_set(sub)

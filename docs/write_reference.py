@@ -1,0 +1,108 @@
+"""Writes docs/reference/configuration.md from the records that take the keys: `python docs/write_reference.py`.
+
+A test writes it again and compares.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from pausefl.population.availability import AVAILABILITIES
+from pausefl.population.behaviours import BEHAVIOURS
+from pausefl.population.simulated_drifts import DRIFTS
+from pausefl.reference.catalogue import LAWS, Makers, tables
+from pausefl.reference.keys import MISSING, Key, keys_of, sentence_of
+from pausefl_client.data.partition import PARTITIONERS
+from pausefl_server.selection import POLICIES
+
+DOCUMENT = Path(__file__).parent / "reference" / "configuration.md"
+
+_HEAD = """# Configuration reference
+
+This page is written from the code: `python docs/write_reference.py` writes it, and a test compares it. An experiment is
+a TOML file of these tables. Every key may be left out unless it is marked *required*. `pausefl validate CONFIG` prints
+an experiment with every default filled in, and the same sentences.
+
+"Not set" means that the key has no value by default; its sentence says what then happens. A key with a unit in its name
+(`_s`, `_bytes`) has that unit. Times are in seconds at the emulated scale, before `latency.time_scale`, where they are
+drawn; timeouts are in real seconds.
+"""
+
+_LAWS = """`latency.delay`, `latency.down` and `latency.up` take a table with one of these kinds. So do the same keys of
+`[[latency.groups]]`. Any kind also takes `floor_s`: no draw lies below it. Any decimal key of a law also accepts a law,
+sampled once per client. `halves` goes with `latency.delay` only. [More on delays](../network.md)."""
+_BEHAVIOURS = """`clients.groups.NAME.behaviours` takes a list of tables with one of these kinds.
+[More on groups](../behaviours.md)."""
+_AVAILABILITY = """`clients.groups.NAME.availability` takes a table with one of these kinds.
+[More on groups](../behaviours.md)."""
+_PARTITIONS = """`workload.partition` takes a table with one of these kinds, or a kind alone, which has its defaults.
+[More on partitions](../data.md)."""
+_DRIFTS = """`clients.groups.NAME.drift` takes a table with one of these kinds. Only `pausefl simulate` reads it."""
+_POLICIES = """The parameters of policy NAME stand in `[selection.NAME]`. [More on policies](../selection.md)."""
+
+_KINDS: tuple[tuple[str, str, Makers], ...] = (
+    ("Delay laws", _LAWS, LAWS),
+    ("Behaviours", _BEHAVIOURS, BEHAVIOURS),
+    ("Availability", _AVAILABILITY, AVAILABILITIES),
+    ("Partitions", _PARTITIONS, PARTITIONERS),
+    ("Drifts in simulations", _DRIFTS, DRIFTS),
+)
+
+
+def written() -> str:
+    """The page as the code is now."""
+    return "\n".join((_HEAD, *_tables(), *_policies(), *(line for part in _KINDS for line in _kinds(*part)), ""))
+
+
+def _tables() -> Iterator[str]:
+    for table in tables():
+        level = "##" if "." not in table.header else "###"
+        yield f"{level} `{table.header}`\n\n{sentence_of(table.record)}\n"
+        yield from _rows(keys_of(table.record))
+
+
+def _policies() -> Iterator[str]:
+    yield f"## Policies\n\n{_POLICIES}\n"
+    for name, policy in POLICIES.items():
+        yield f"### Policy `{name}`\n\n{sentence_of(policy)}\n"
+        yield from _rows(key for key in keys_of(policy) if key.name != "m")
+
+
+def _kinds(title: str, text: str, kinds: Makers) -> Iterator[str]:
+    yield f"## {title}\n\n{text}\n"
+    for name, make in kinds.items():
+        yield f"### {title}: `{name}`\n\n{sentence_of(make)}\n"
+        yield from _rows(keys_of(make))
+
+
+def _rows(keys: Iterable[Key]) -> Iterator[str]:
+    rows = [
+        f"| `{key.name}` | {_cell(key.type)} | {_default(key.default)} | {key.unit} | {_cell(key.sentence)} |"
+        for key in keys
+    ]
+    if rows:
+        yield "| key | type | default | unit | meaning |\n|---|---|---|---|---|"
+        yield from rows
+        yield ""
+
+
+def _default(value: Any) -> str:
+    if value is MISSING:
+        return "*required*"
+    if isinstance(value, BaseModel):
+        return "its own defaults"
+    if value is None or value in ("", {}):
+        return "not set"
+    return f"`{json.dumps(value, ensure_ascii=False)}`".replace("Infinity", "inf")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+if __name__ == "__main__":
+    DOCUMENT.parent.mkdir(exist_ok=True)
+    DOCUMENT.write_text(written(), "utf-8")
