@@ -1,8 +1,9 @@
-"""Writes docs/reference/configuration.md from the records that take the keys: `python docs/write_reference.py`.
+"""Writes docs/reference/configuration.md and commands.md from the code: `python docs/write_reference.py`.
 
-A test writes it again and compares.
+A test writes them again and compares.
 """
 
+import argparse
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from pausefl import cli
 from pausefl.population.availability import AVAILABILITIES
 from pausefl.population.behaviours import BEHAVIOURS
 from pausefl.population.simulated_drifts import DRIFTS
@@ -18,9 +20,9 @@ from pausefl.reference.keys import MISSING, Key, keys_of, sentence_of
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_server.selection import POLICIES
 
-DOCUMENT = Path(__file__).parent / "reference" / "configuration.md"
+FOLDER = Path(__file__).parent / "reference"
 
-_HEAD = """# Configuration reference
+_CONFIGURATION = """# Configuration reference
 
 This page is written from the code: `python docs/write_reference.py` writes it, and a test compares it. An experiment is
 a TOML file of these tables. Every key may be left out unless it is marked *required*. `pausefl validate CONFIG` prints
@@ -52,9 +54,55 @@ _KINDS: tuple[tuple[str, str, Makers], ...] = (
 )
 
 
-def written() -> str:
-    """The page as the code is now."""
-    return "\n".join((_HEAD, *_tables(), *_policies(), *(line for part in _KINDS for line in _kinds(*part)), ""))
+_COMMANDS = """# Command reference
+
+This page is written from the code, as is `pausefl COMMAND --help`. How commands end is described in
+[events.md](../events.md#exit-statuses).
+"""
+
+
+def pages() -> dict[str, str]:
+    """The pages by file name, as the code is now."""
+    return {"configuration.md": configuration(), "commands.md": commands()}
+
+
+def commands() -> str:
+    """The page of commands and their options."""
+    return "\n".join((_COMMANDS, *(line for name, parser in subparsers() for line in _command(name, parser))))
+
+
+def subparsers() -> Iterable[tuple[str, argparse.ArgumentParser]]:
+    """The subcommands of `pausefl`, in the order of its help."""
+    (action,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return action.choices.items()
+
+
+def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield f"## `pausefl {name}`\n\n{_sentence(parser.description)}\n"
+    yield "| argument | meaning |\n|---|---|"
+    for action in parser._actions:
+        if not isinstance(action, argparse._HelpAction):
+            yield f"| `{_argument(action)}` | {_cell(_sentence(action.help))} |"
+    yield ""
+
+
+def _argument(action: argparse.Action) -> str:
+    """An argument as a command line has it."""
+    value = action.metavar if action.nargs != 0 else None
+    words = [*action.option_strings[-1:], *([str(value)] if value else [])]
+    return _cell(" ".join(words) + (" ..." if action.nargs == "+" else ""))
+
+
+def _sentence(text: str | None) -> str:
+    """A help text as a sentence."""
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def configuration() -> str:
+    """The page of configuration keys."""
+    return "\n".join(
+        (_CONFIGURATION, *_tables(), *_policies(), *(line for part in _KINDS for line in _kinds(*part)), "")
+    )
 
 
 def _tables() -> Iterator[str]:
@@ -104,5 +152,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.parent.mkdir(exist_ok=True)
-    DOCUMENT.write_text(written(), "utf-8")
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, "utf-8")

@@ -80,7 +80,7 @@ class Trace:
     client's next one."""
 
     path: str
-    """The file, relative to the current folder."""
+    """The file, relative to the experiment's file."""
 
     def __post_init__(self) -> None:
         self._changes()
