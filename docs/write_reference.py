@@ -1,22 +1,25 @@
-"""Writes docs/reference/configuration.md and commands.md from the code: `python docs/write_reference.py`.
+"""Writes the pages in docs/reference from the code: `python docs/write_reference.py`.
 
 A test writes them again and compares.
 """
 
 import argparse
+import inspect
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+import pausefl
 from pausefl import cli
 from pausefl.population.availability import AVAILABILITIES
 from pausefl.population.behaviours import BEHAVIOURS
 from pausefl.population.simulated_drifts import DRIFTS
 from pausefl.reference.catalogue import LAWS, Makers, tables
-from pausefl.reference.keys import MISSING, Key, keys_of, sentence_of
+from pausefl.reference.keys import MISSING, Key, attribute_docstrings, keys_of, sentence_of
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_server.selection import POLICIES
 
@@ -54,6 +57,13 @@ _KINDS: tuple[tuple[str, str, Makers], ...] = (
 )
 
 
+_API = """# Python API reference
+
+This page is written from the docstrings. [The Python library](../library.md) shows the names in use. These are all
+public names of `import pausefl`; a test holds them to this page. What is not listed here may change in any version.
+
+"""
+
 _COMMANDS = """# Command reference
 
 This page is written from the code, as is `pausefl COMMAND --help`. How commands end is described in
@@ -63,12 +73,61 @@ This page is written from the code, as is `pausefl COMMAND --help`. How commands
 
 def pages() -> dict[str, str]:
     """The pages by file name, as the code is now."""
-    return {"configuration.md": configuration(), "commands.md": commands()}
+    return {"configuration.md": configuration(), "commands.md": commands(), "api.md": api()}
 
 
 def commands() -> str:
     """The page of commands and their options."""
     return "\n".join((_COMMANDS, *(line for name, parser in subparsers() for line in _command(name, parser))))
+
+
+def api() -> str:
+    """The page of the library's public names."""
+    names = sorted(pausefl.__all__, key=lambda name: (isinstance(getattr(pausefl, name), type), name))
+    return "\n".join((_API, *(line for name in names for line in _public(name, getattr(pausefl, name)))))
+
+
+def _public(name: str, value: Any) -> Iterator[str]:
+    yield f"## `pausefl.{name}`\n"
+    if not isinstance(value, type):
+        yield f"```text\n{_signature(name, value)}\n```\n"
+    yield f"{_outside_code(inspect.getdoc(value) or '')}\n"
+    if isinstance(value, type) and (members := list(_members(value))):
+        yield "| attribute | what it is |\n|---|---|"
+        yield from members
+        yield ""
+
+
+def _signature(name: str, function: Callable[..., Any]) -> str:
+    """A function as its source has it, a parameter a line."""
+    signature = inspect.signature(function)
+    parameters = "".join(f"    {p},\n" for p in _parameters(signature))
+    return f"{name}(\n{parameters}) -> {_annotation(signature.return_annotation)}"
+
+
+def _parameters(signature: inspect.Signature) -> Iterator[str]:
+    keyword_only = False
+    for p in signature.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not keyword_only:
+            keyword_only = True
+            yield "*"
+        default = "" if p.default is p.empty else f" = {p.default!r}"
+        yield f"{p.name}: {_annotation(p.annotation)}{default}"
+
+
+def _annotation(annotation: Any) -> str:
+    """A type without the modules it comes from."""
+    return re.sub(r"\b(?:[a-z_]+\.)+", "", inspect.formatannotation(annotation))
+
+
+def _members(record: type[Any]) -> Iterator[str]:
+    """A row for each public field, property and method of a record's own, with its docstring."""
+    fields = attribute_docstrings(record)
+    for name, value in {**dict.fromkeys(inspect.get_annotations(record)), **vars(record)}.items():
+        said = fields.get(name) or (value and inspect.getdoc(value)) or ""
+        if not name.startswith("_") and name != "model_config" and said:
+            call = "()" if inspect.isfunction(value) else ""
+            yield f"| `{name}{call}` | {_cell(' '.join(said.split()))} |"
 
 
 def subparsers() -> Iterable[tuple[str, argparse.ArgumentParser]]:
@@ -148,7 +207,12 @@ def _default(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", r"\|")
+    return _outside_code(text).replace("|", r"\|")
+
+
+def _outside_code(text: str) -> str:
+    """A text whose angle brackets are shown as they are."""
+    return "`".join(part if place % 2 else part.replace("<", "&lt;") for place, part in enumerate(text.split("`")))
 
 
 if __name__ == "__main__":

@@ -102,6 +102,12 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert [wrong for target in links(path) if (wrong := broken(path, target))] == []
 
 
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if p.name != "CHANGELOG.md"], ids=lambda p: p.name)
+def test_no_heading_stands_twice(path: Path) -> None:
+    headings = re.findall(r"^## .+$", FENCE.sub("", path.read_text("utf-8")), re.MULTILINE)
+    assert [heading for heading in headings if headings.count(heading) > 1] == []
+
+
 def test_broken_links_are_found(tmp_path: Path) -> None:
     """Or the test above could not fail."""
     readme = ROOT / "README.md"

@@ -1,6 +1,7 @@
 """The reference of configuration keys: docs/reference/configuration.md is what the code says, as is `validate`."""
 
 import importlib.util
+import inspect
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+import pausefl
 from pausefl import cli
 from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.config.server_records import selected_policy
@@ -75,6 +77,16 @@ def experiments() -> Iterator[tuple[str, Experiment]]:
 @pytest.mark.parametrize(("name", "text"), writer().pages().items())
 def test_a_page_is_what_the_code_says(name: str, text: str) -> None:
     assert (DOCS / "reference" / name).read_text("utf-8") == text, "run python docs/write_reference.py"
+
+
+@pytest.mark.parametrize("name", pausefl.__all__)
+def test_every_public_name_and_its_attributes_are_described(name: str) -> None:
+    page = (DOCS / "reference" / "api.md").read_text("utf-8")
+    section = page.split(f"## `pausefl.{name}`\n")[1].split("\n## ")[0]
+    value = getattr(pausefl, name)
+    public = {n for n in (*vars(value), *inspect.get_annotations(value)) if not n.startswith(("_", "model_"))}
+    if isinstance(value, type) and value is not pausefl.Experiment:  # its tables are in the reference of keys
+        assert [n for n in public if f"| `{n}" not in section] == []
 
 
 def test_every_argument_of_a_command_has_a_meaning() -> None:

@@ -63,7 +63,7 @@ def keys_of(make: Callable[..., Any]) -> list[Key]:
     """The keys that a record or a function takes, in order."""
     hints = get_type_hints(make.func if isinstance(make, partial) else make, include_extras=True)
     record = make if isinstance(make, type) else hints["return"]
-    said = _docstrings(record)
+    said = attribute_docstrings(record)
     defaults = _model_defaults(record) if issubclass(record, BaseModel) else _parameter_defaults(make)
     return [Key(n, hints[n], default, said.get(n) or _description(hints[n])) for n, default in defaults.items()]
 
@@ -92,7 +92,7 @@ def _description(hint: Any) -> str:
 
 
 @cache
-def _docstrings(record: type[Any]) -> dict[str, str]:
+def attribute_docstrings(record: type[Any]) -> dict[str, str]:
     """Field -> the docstring under it, in one line; a subclass's own says more than its base's."""
     found: dict[str, str] = {}
     for base in reversed(record.__mro__):
