@@ -305,4 +305,6 @@ def _validate(options: argparse.Namespace) -> None:
         return
     if options.config is None:
         raise ConfigError("pausefl validate: needs CONFIG or --list")
-    print(_load(options).to_toml(), end="")
+    from pausefl.reference.listing import listing
+
+    print(listing(_load(options)), end="")

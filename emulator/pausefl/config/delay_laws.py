@@ -29,7 +29,10 @@ class Halves:
 
 
 def markov(good: Delay, bad: Delay, to_bad: float, to_good: float) -> MarkovDelay:
-    """A Markov law whose path is no key: every client has its own."""
+    """A link with two states, good and bad, that change at random between rounds (Gilbert and Elliott).
+
+    A client's path through the states is its own, so it is no key.
+    """
     return MarkovDelay(good, bad, to_bad, to_good)
 
 

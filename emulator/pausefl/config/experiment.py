@@ -39,7 +39,7 @@ _LEAST_PROCESSES = 4
 
 
 class Experiment(TomlTable):
-    """One experiment, whole."""
+    """One experiment: an immutable record for each table of its file, such as `experiment.selection.m`."""
 
     experiment: ExperimentTable = ExperimentTable()
     clients: ClientsTable = ClientsTable()
