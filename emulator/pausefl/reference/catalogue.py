@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from pausefl.config.delay_laws import KINDS
+from pausefl.config.delays.laws import KINDS
 from pausefl.config.experiment import Experiment
 from pausefl.delays import published_delay
 from pausefl.population.availability import AVAILABILITIES

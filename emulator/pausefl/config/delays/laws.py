@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pausefl import delays
-from pausefl.config.delay_files import ClientPlace, MeasuredDelays
+from pausefl.config.delays.files import ClientPlace, MeasuredDelays
 from pausefl.config.kinds import Kinds, made, plain_value, read_kind
 from pausefl.delays import Delay, Floor, FlooredNormal, MarkovDelay, published_delay
 from pausefl_proto.errors import ConfigError
