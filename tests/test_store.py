@@ -21,7 +21,8 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor
+from pausefl_server.storage.store import SCHEMA_VERSION, Store
+from pausefl_server.storage.store_actor import CommitRound, SaveEvaluations, SaveLateEvents, StoreActor
 from rigs.connections import opened_connections
 
 FINITE = st.floats(allow_nan=False)
@@ -404,8 +405,6 @@ def test_a_torn_model_is_not_taken_for_a_whole_one(tmp_path: Path, damage: str) 
 
 
 # -- the actor
-
-
 @pytest.fixture
 def actor(tmp_path: Path) -> Iterator[tuple[StoreActor, Store, Checkpoint]]:
     store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")

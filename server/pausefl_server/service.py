@@ -36,7 +36,8 @@ from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState, StartingPoint
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import restore
-from pausefl_server.storage.store import Store, StoreActor
+from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import StoreActor
 
 _GOODBYE_GRACE_S = 5.0
 # Connections are bounded also where the run does not say how many clients there are to be.

@@ -30,7 +30,8 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
 from pausefl_server.state import RunState, StartingPoint, replay
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.store import Store, StoreActor
+from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import StoreActor
 from rigs.settings import server_settings
 
 Shown = TypeVar("Shown")

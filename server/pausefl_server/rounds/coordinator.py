@@ -28,7 +28,7 @@ from pausefl_server.rounds.stopwatch import RunStopwatch
 from pausefl_server.selection.base import Oracle
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import StartingPoint
-from pausefl_server.storage.store import CommitRound, SaveLateEvents, StoreActor
+from pausefl_server.storage.store_actor import CommitRound, SaveLateEvents, StoreActor
 
 # How long clients at work when the run is stopped are waited for, so that what they spend is logged.
 _DRAIN_S = 3.0

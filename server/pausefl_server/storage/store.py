@@ -1,13 +1,11 @@
-"""The observation log on disk (run.db), and the actor that writes it from a thread of its own."""
+"""The observation log on disk (run.db)."""
 
-import asyncio
 import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import resources
 from operator import attrgetter
 from pathlib import Path
@@ -17,12 +15,10 @@ import numpy as np
 
 from pausefl_process.head import Head
 from pausefl_process.host_monitor import HostReport
-from pausefl_proto.actor import Actor
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.storage.checkpoint import Checkpoint
 
 SCHEMA_VERSION = 2
 
@@ -337,64 +333,3 @@ def _observation(row: tuple[Any, ...]) -> Observation:
     scalars = dict(zip(_SCALARS, row[:n], strict=True))
     timing, host = Timing(*row[n:m]), HostReport(*row[m:-1])
     return Observation(timing=timing, host=host, statistics=json.loads(row[-1]), **scalars)
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRound:
-    """Make θ_t durable, then the round's row. Answered when both are on disk."""
-
-    record: RoundRecord
-    theta: Vector
-    pings: tuple[Ping, ...] = ()
-    optimizer_state: Vector | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SaveEvaluations:
-    """Write down how good θ_t is."""
-
-    round: int
-    evaluations: tuple[Evaluation, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SaveLateEvents:
-    """Write down what happened after the last round."""
-
-    round: int
-    events: tuple[LogEvent, ...]
-
-
-class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
-    """Owns run.db and the checkpoint; every write runs on one thread of its own, never on the event loop."""
-
-    def __init__(self, store: Store, checkpoint: Checkpoint, keep_every: int = 0) -> None:
-        """`keep_every`: keep the model of every so many rounds for good, to go back to; 0: of none."""
-        super().__init__("store")
-        self._keep_every = keep_every
-        self._store = store
-        self._checkpoint = checkpoint
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-
-    async def receive(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
-        """Write, and return once it is durable; PauseflError when the disk does not take it."""
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._write, message)
-        except (sqlite3.Error, OSError) as error:
-            raise PauseflError(f"the run's log cannot be written: {error}") from error
-
-    async def on_stop(self) -> None:
-        """Wait for the last write."""
-        self._thread.shutdown(wait=True)
-
-    def _write(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
-        match message:
-            case CommitRound(record, theta, pings, optimizer_state):
-                self._checkpoint.save(record.round, theta)
-                self._store.commit_round(record, pings, optimizer_state)
-                if self._keep_every and record.round % self._keep_every == 0:
-                    self._checkpoint.keep(record.round, theta, optimizer_state)
-            case SaveEvaluations(round_, evaluations):
-                self._store.save_evaluations(round_, evaluations)
-            case SaveLateEvents(round_, events):
-                self._store.save_late_events(round_, events)
