@@ -6,7 +6,7 @@ import math
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ MISSES = st.builds(Miss, NAMES, st.just("timeout"), FINITE, FINITE, NAMES)
 RECORDS = records_of(
     RoundRecord,
     round=st.integers(1, 2**62),
-    attempt=COUNTS,
+    attempt=st.integers(1, 2**62),
     chosen=st.lists(NAMES, max_size=5).map(tuple),
     weights=st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=5).map(tuple),
     observations=st.lists(OBSERVATIONS, max_size=4, unique_by=lambda o: o.client_id).map(
@@ -86,17 +86,15 @@ RECORDS = records_of(
     cluster_penalty_s=FINITE,
     host=HOSTS,
     suspect=st.lists(NAMES, max_size=3).map(tuple),
+    deadline_s=FINITE,
+    failed_attempts=st.just(()),
 )
 
 
 @contextmanager
 def fresh_store() -> Iterator[tuple[Store, Path]]:
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "run.db")
-        try:
-            yield store, Path(folder) / "run.db"
-        finally:
-            store.close()
+    with tempfile.TemporaryDirectory() as folder, closing(Store(Path(folder) / "run.db")) as store:
+        yield store, Path(folder) / "run.db"
 
 
 def query(path: Path, sql: str) -> list[tuple[Any, ...]]:

@@ -14,7 +14,7 @@ Signal = Literal["round_trip", "communication"]
 MissKind = Literal["timeout", "lost", "refused", "rejected"]
 """No answer by the deadline; the stream broke and did not come back in time; no update, as the client said; an update
 that was not accepted."""
-EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired", "capped", "unsettled"]
+EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired", "capped", "unsettled", "withdrawn"]
 
 Split = Literal["validation", "test"]
 """What a model is evaluated on: training data that no client holds, or the test set."""
@@ -171,8 +171,17 @@ class RoundRecord:
     """How well the server's host kept time during the round."""
     misses: tuple[Miss, ...] = ()
     """The chosen clients without an observation. With these, every chosen client has one or the other."""
+    deadline_s: float = 0.0
+    """How long the round waited for its clients at most, in seconds from when its jobs were sent."""
+    failed_attempts: tuple["RoundRecord", ...] = ()
+    """The attempts at this round before this one, in which no client gave an update: its model was the same."""
     suspect: tuple[str, ...] = ()
     """Why the round's measurements are in doubt (`host_limits.HostLimits.doubts`); empty: they are not."""
+
+    @property
+    def attempts(self) -> tuple["RoundRecord", ...]:
+        """All attempts at this round in order, this one last."""
+        return *self.failed_attempts, self
 
     @property
     def measured_latency_s(self) -> float:

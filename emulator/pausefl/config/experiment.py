@@ -95,6 +95,11 @@ class Experiment(TomlTable):
         return None if self.latency.tau_min_s == "auto" else self.latency.tau_min_s
 
     @property
+    def round_timeout_s(self) -> float | None:
+        """server.round_timeout_s, None for "auto"."""
+        return None if self.server.round_timeout_s == "auto" else self.server.round_timeout_s
+
+    @property
     def evaluated_workload(self) -> str:
         """What a run and its evaluator must agree on, as JSON."""
         w = self.workload.model_dump(include={"dataset", "model"})

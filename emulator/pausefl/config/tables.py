@@ -172,12 +172,13 @@ class ServerTable(TomlTable):
 
     host: str = "127.0.0.1"
     port: Port = 0
-    round_timeout_s: Positive = 300.0
+    round_timeout_s: Positive | Literal["auto"] = "auto"
+    """How long a round waits for its clients; "auto": as their round trips so far suggest (docs/network.md)."""
     rejoin_timeout_s: NonNegative = 5.0
     checkpoint_every: Annotated[int, Field(ge=0)] = 25
     """Keep the model of every so many rounds, to go back to with `--back-to`; 0: only those of the last two."""
     rounds_without_update_max: Count = 3
-    """The run ends, as failed, after so many rounds in a row in which no client gave an update."""
+    """The run ends, as failed, after so many attempts at a round in a row in which no client gave an update."""
     rest_rounds_max: Annotated[int, Field(ge=0)] = 64
     """A client that missed k times in a row rests min(2^(k-1), this) rounds; 0: no client rests."""
     dead_after_s: Annotated[float, Field(ge=0.5, allow_inf_nan=False)] = 15.0

@@ -72,5 +72,7 @@ def _settle(owed: Counter[str], events: Iterable[LogEvent]) -> None:
     for event in events:
         if event.kind in ("joined", "reconciled"):
             del owed[event.client_id]
+        elif event.kind == "withdrawn" and owed[event.client_id] > 0:
+            owed[event.client_id] -= 1
         elif event.kind == "unsettled":
             owed[event.client_id] += 1

@@ -97,7 +97,9 @@ def _keep(experiment: Experiment, policy: Policy, manifest: Manifest, run_dir: P
     """Write the last model and, last of all, summary.json."""
     ModelFiles(run_dir, manifest).save_last(result.theta)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        summary = summarise(experiment, policy, store.rounds(), store.late_events(), result)
+        summary = summarise(
+            experiment, policy, store.rounds(), store.late_events(), result, unfinished=store.failed_attempts()
+        )
     write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
@@ -128,7 +130,7 @@ def server_settings(experiment: Experiment, manifest: Manifest, run_id: str) -> 
         rest_rounds_max=experiment.server.rest_rounds_max,
         examples_max=experiment.clients.examples_max,
         connect_timeout_s=experiment.clients.connect_timeout_s,
-        round_timeout_s=experiment.server.round_timeout_s,
+        round_timeout_s=experiment.round_timeout_s,
         rejoin_timeout_s=experiment.server.rejoin_timeout_s,
         evaluation_every=experiment.evaluation.every,
         checkpoint_every=experiment.server.checkpoint_every,

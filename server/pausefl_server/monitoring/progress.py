@@ -118,6 +118,15 @@ class ProgressReporter(RunObserver):
             )
         )
 
+    def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
+        """Report why no client gave an update."""
+        del state
+        self._announce_failures(record)
+        self.noticed(
+            f"no client gave an update in attempt {record.attempt} at round {record.round}, within"
+            f" {record.round_latency_s:.3g} s"
+        )
+
     def _announce_end(self, budgets_end: int | None, round: int, m: int) -> None:
         """Report when the budgets will end the run: once as soon as it is known, and once more shortly before."""
         rounds = self._settings.rounds

@@ -172,6 +172,8 @@ class RunSnapshot:
     measured_latency_s: float = 0.0
     """Σ over the rounds of the greatest measured latency."""
     censored_rounds: int = 0
+    failed_attempts: int = 0
+    """Attempts at rounds in which no client gave an update."""
     clamped: int = 0
     """Latencies below τ_min."""
     suspect_rounds: int = 0
@@ -212,6 +214,17 @@ def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, *, total
         leakage=now.leakage.add(record.round, state.total_latency_s, *greatest_and_median(clients.epsilon_spent)),
         rounds=now.rounds.observe(np.array([[record.round_latency_s], [record.selection_s]])),
         exchanges=exchanges,
+    )
+
+
+def after_failed_attempt(now: RunSnapshot, record: RoundRecord, state: RunState) -> RunSnapshot:
+    """The snapshot with an attempt that no client answered, which `state` has taken already."""
+    return replace(
+        now,
+        total_latency_s=state.total_latency_s,
+        clients=now.clients.after_round((), state.table),
+        missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
+        failed_attempts=now.failed_attempts + 1,
     )
 
 

@@ -41,8 +41,8 @@ class OpenRound:
     """All that the selection knew and the round before did not."""
     sent_s: float
     """When the job was offered to the clients."""
-    deadline_s: float
-    """Until when the round waits."""
+    timeout_s: float
+    """How long the round waits for its clients, from when the job was sent."""
     due: dict[str, float] = field(init=False)
     """The clients that still owe an answer, and until when each is waited for."""
     handed_over: dict[str, float] = field(default_factory=dict)
@@ -61,9 +61,18 @@ class OpenRound:
     def __post_init__(self) -> None:
         self.due = dict.fromkeys(self.chosen, self.deadline_s)
 
+    @property
+    def deadline_s(self) -> float:
+        """Until when the round waits; nothing moves it."""
+        return self.sent_s + self.timeout_s
+
     def lacks(self, update: Update) -> bool:
         """Whether this is an answer that is still waited for."""
-        return update.round == self.job.round and update.client_id in self.due
+        return self.is_of(update) and update.client_id in self.due
+
+    def is_of(self, answer: Update | Refusal) -> bool:
+        """Whether this answers the job that is out, and not an earlier attempt at the round."""
+        return (answer.round, answer.attempt) == (self.job.round, self.job.attempt)
 
     def take(self, update: Update, observation: Observation) -> None:
         """Count an answer that was waited for."""
@@ -141,6 +150,7 @@ class OpenRound:
             cluster_penalty_s=self.selection.cluster_penalty_s,
             host=host,
             misses=misses,
+            deadline_s=self.timeout_s,
             suspect=settings.limits.doubts(host, hosts, settings.signal, total_delays=settings.total_delays),
         )
 

@@ -25,6 +25,14 @@ class CommitRound:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveFailedAttempt:
+    """Write down an attempt at the next round that no client answered."""
+
+    record: RoundRecord
+    pings: tuple[Ping, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SaveEvaluations:
     """Write down how good θ_t is."""
 
@@ -40,7 +48,10 @@ class SaveLateEvents:
     events: tuple[LogEvent, ...]
 
 
-class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
+Write = CommitRound | SaveFailedAttempt | SaveEvaluations | SaveLateEvents
+
+
+class StoreActor(Actor[Write]):
     """Owns run.db and the checkpoint; every write runs on one thread of its own, never on the event loop."""
 
     def __init__(self, store: Store, checkpoint: Checkpoint, keep_every: int = 0) -> None:
@@ -51,7 +62,7 @@ class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
         self._checkpoint = checkpoint
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
-    async def receive(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
+    async def receive(self, message: Write) -> None:
         """Write, and return once it is durable; PauseflError when the disk does not take it."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._write, message)
@@ -62,13 +73,15 @@ class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
         """Wait for the last write."""
         self._thread.shutdown(wait=True)
 
-    def _write(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
+    def _write(self, message: Write) -> None:
         match message:
             case CommitRound(record, theta, pings, optimizer_state):
                 self._checkpoint.save(record.round, theta)
                 self._store.commit_round(record, pings, optimizer_state)
                 if self._keep_every and record.round % self._keep_every == 0:
                     self._checkpoint.keep(record.round, theta, optimizer_state)
+            case SaveFailedAttempt(record, pings):
+                self._store.save_failed_attempt(record, pings)
             case SaveEvaluations(round_, evaluations):
                 self._store.save_evaluations(round_, evaluations)
             case SaveLateEvents(round_, events):
