@@ -102,8 +102,8 @@ async def test_a_run_that_everybody_left_ends(rig: MakeRig) -> None:
         await r.played()
         assert r.coordinator.stopped_because == "no client is connected"
         assert r.events() == [("left", "a"), ("missed", "a")]
-        (record,) = r.store.rounds()
-        assert (record.observations, record.model_digest) == ((), digest(r.theta_0))
+        (failed,) = r.store.failed_attempts()
+        assert (r.store.rounds(), failed.observations, failed.model_digest) == ([], (), digest(r.theta_0))
 
 
 async def test_a_newcomer_takes_part_in_the_next_round(rig: MakeRig) -> None:

@@ -261,7 +261,9 @@ class CoordinatorRig:
 
     def events(self) -> list[tuple[str, str]]:
         """(kind, client) of all that happened, the joins at the start left out."""
-        everything = [e for r in self.store.rounds() for e in r.events] + self.store.late_events()
+        attempts = [attempt for record in self.store.rounds() for attempt in record.attempts]
+        everything = [e for attempt in (*attempts, *self.store.failed_attempts()) for e in attempt.events]
+        everything += self.store.late_events()
         return [(e.kind, e.client_id) for e in everything if e.kind != "joined"]
 
     def rejected(self) -> int:

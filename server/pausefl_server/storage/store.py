@@ -56,7 +56,7 @@ class Store:
             except BaseException:
                 self._db.close()
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where what SQLite complains of is damaged
             raise _unusable(path, error) from error
 
     def _open(self, path: Path) -> None:
