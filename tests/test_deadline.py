@@ -1,6 +1,7 @@
 """How long a round waits: the rule, and that nothing moves a round's deadline."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from pausefl_server.rounds.deadline import (
 )
 from rigs.coordinator import MakeRig
 
-Answers = dict[str, list[float | None]]
+Answers = Mapping[str, Sequence[float | None]]
 """Each client's round trips in order; None: a miss."""
 
 

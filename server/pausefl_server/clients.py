@@ -75,7 +75,7 @@ class ClientTable:
     missed: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """How many of the measured rounds were misses."""
     misses_in_a_row: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Misses since the last answer."""
+    """Misses since the last answer; those of rounds that ended without it, as enough others had answered, apart."""
     last_missed_round: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     clamped: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """How many latencies were below τ_min, so that their reward τ_min/τ was clamped at 1."""
@@ -177,8 +177,9 @@ class ClientTable:
         rows = self.rows(miss.client_id for miss in record.misses)
         self.measured[rows] += 1
         self.missed[rows] += 1
-        self.misses_in_a_row[rows] += 1
-        self.last_missed_round[rows] = record.round
+        at_fault = self.rows(miss.client_id for miss in record.missed)
+        self.misses_in_a_row[at_fault] += 1
+        self.last_missed_round[at_fault] = record.round
         tau_min_s = self.effective_tau_min_s
         bound_s = np.array([miss.latency_s for miss in record.misses])
         self.censored_inverse_sum[rows] += 1.0 / np.maximum(bound_s, tau_min_s if np.isfinite(tau_min_s) else 1e-6)
@@ -203,6 +204,8 @@ class ClientTable:
             self.connected[row] = False
         elif event.kind == "reconciled":
             self._raise_spent(row, event.released, event.epsilon_spent)
+        elif event.kind == "merged":
+            self.used[row] = max(int(self.used[row]), event.released)
         elif event.kind == "retired":
             self.retired[row] = True
 

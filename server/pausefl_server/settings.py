@@ -79,6 +79,12 @@ class ServerSettings:
     """How long a chosen client whose stream broke may take to come back within the round."""
     evaluation_every: int
     """Evaluate after every so many rounds; 0: only at the end."""
+    quorum: float = 1.0
+    """The share of m, in (0, 1], whose answers end a round."""
+    spare: int = 0
+    """How many clients the policy's m has beyond those whose answers are needed (over-selection)."""
+    keeps_late_updates: bool = False
+    """Whether an update that comes after its round is kept for the next model, or dropped."""
     checkpoint_every: int = 25
     """Keep the model of every so many rounds, to go back to; 0: of none."""
     rounds_without_update_max: int = 3

@@ -62,7 +62,7 @@ class RunState:
         self.table.apply_round(record)
         self.policy_state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
         self.total_latency_s += record.round_latency_s
-        self.missed_jobs += len(record.misses)
+        self.missed_jobs += len(record.missed)
         self.wall_clock_s = record.wall_clock_s
 
 

@@ -1,5 +1,6 @@
 """The tables of an experiment's TOML file, key by key, with their defaults."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -65,6 +66,13 @@ class SelectionTable(BaseModel):
 
     policy: str = "pause"
     m: Count = 5
+    over_selection: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """x: m(1 + x) clients are asked, rounded up, and the first m to answer are waited for."""
+
+    @property
+    def asked(self) -> int:
+        """How many clients a round asks: m(1 + over_selection), rounded up."""
+        return math.ceil(self.m * (1 + self.over_selection) - 1e-9)
 
     def parameters(self, policy: str) -> dict[str, Any]:
         """The parameters under [selection.<policy>]."""
@@ -175,6 +183,10 @@ class ServerTable(TomlTable):
     round_timeout_s: Positive | Literal["auto"] = "auto"
     """How long a round waits for its clients; "auto": as their round trips so far suggest (docs/network.md)."""
     rejoin_timeout_s: NonNegative = 5.0
+    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A round ends once this share of its m clients, rounded up, has answered."""
+    late: Literal["drop", "buffer"] = "drop"
+    """An update that comes after its round is dropped, or kept for the next model with a smaller weight."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 25
     """Keep the model of every so many rounds, to go back to with `--back-to`; 0: only those of the last two."""
     rounds_without_update_max: Count = 3

@@ -58,7 +58,7 @@ def releases_at_most(
         _settle(owed, record.events)
         for observation in record.observations:
             del owed[observation.client_id]
-        owed.update(miss.client_id for miss in record.misses if miss.kind in ("timeout", "lost"))
+        owed.update(miss.client_id for miss in record.misses if miss.kind in ("timeout", "lost", "unneeded"))
     _settle(owed, late_events)
     most = int(table.released.max(initial=0))
     for client_id, jobs in owed.items():

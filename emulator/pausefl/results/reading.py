@@ -79,6 +79,10 @@ class Summary(TypedDict):
     """What total_latency_s is without the waits for clients that missed."""
     censored_rounds: int
     failed_attempts: int
+    unneeded_jobs: int
+    withdrawn_jobs: int
+    late_updates: int
+    merged_updates: int
     """Rounds whose latency is a lower bound, as a miss decided it."""
     missed_jobs: dict[str, int]
     """Chosen clients without an update, by kind."""

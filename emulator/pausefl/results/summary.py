@@ -47,6 +47,7 @@ def summarise(
     size = int(result.theta.size)
     attempts = [*(attempt for record in records for attempt in record.attempts), *unfinished]
     events = _all_events(attempts, late_events)
+    kinds = Counter(event.kind for event in events)
     return {
         "policy": experiment.selection.policy,
         "policy_parameters": {f.name: getattr(policy, f.name) for f in fields(policy)},
@@ -64,7 +65,11 @@ def summarise(
         "total_latency_s": result.state.total_latency_s,
         "measured_latency_s": result.state.measured_latency_s,
         "censored_rounds": result.state.censored_rounds,
-        "missed_jobs": dict(Counter(miss.kind for attempt in attempts for miss in attempt.misses)),
+        "missed_jobs": dict(Counter(miss.kind for attempt in attempts for miss in attempt.missed)),
+        "unneeded_jobs": sum(len(attempt.misses) - len(attempt.missed) for attempt in attempts),
+        "withdrawn_jobs": kinds["withdrawn"],
+        "late_updates": kinds["late"],
+        "merged_updates": kinds["merged"],
         "failed_attempts": len(attempts) - len(records),
         "failures": failures(attempts),
         "tau_min_s": _finite(result.state.table.effective_tau_min_s),
@@ -76,7 +81,7 @@ def summarise(
         "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose, *_by_metrics(experiment)],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
         "selections_by_group": _selections(records, experiment),
-        "rejected_updates": sum(event.kind == "rejected" for event in events),
+        "rejected_updates": kinds["rejected"],
         "timing_error_s": timing_error_s(records, experiment.latency.mode),
         **({"overruns": overruns(records)} if experiment.latency.mode == "total" else {}),
         "suspect_rounds": result.state.suspect_rounds,
@@ -217,6 +222,10 @@ def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
 
 
 def _what_failed(summary: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
+    if unneeded := summary["unneeded_jobs"]:
+        yield "not waited for", Text(f"{unneeded} jobs: enough others had answered")
+    if late := summary["late_updates"]:
+        yield "late updates", Text(f"{late}, {summary['merged_updates']} of them in a later model; their ε is counted")
     if failed := summary["failed_attempts"]:
         yield "failed attempts", Text(f"{failed}: no client gave an update; the round was tried again")
     for failure in summary["failures"]:

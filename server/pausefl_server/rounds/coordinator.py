@@ -18,8 +18,9 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, RoundRecord
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
-from pausefl_server.rounds.deadline import derived_deadline_s
+from pausefl_server.rounds.deadline import answers_needed, derived_deadline_s
 from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import Acknowledge, Lost, Pinged, Refusal, Register, Shutdown, Update, Withdrawn
 from pausefl_server.rounds.open_round import OpenRound, aggregate, observe, reconciled
@@ -74,6 +75,7 @@ class Coordinator(Actor[_Told]):
         self._preparer = Preparer(settings, self.state, oracle)
         self._attempts = dict(start.attempts)  # which comes next, by round; 1 unless said otherwise
         self._stopwatch = RunStopwatch(monitor)
+        self._late = LateUpdates(keeps=settings.keeps_late_updates)
         self._unlogged = _Unlogged(PendingEvents(start.late_events))
         self._open: OpenRound | None = None  # the round whose answers are waited for
         self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
@@ -148,8 +150,9 @@ class Coordinator(Actor[_Told]):
             await self._give_up(open_round)
             return
         self._open = None
+        self._late.expect(open_round, self.state.table)
         for client_id, miss in open_round.misses.items():
-            if miss.kind == "timeout":
+            if miss.kind in ("timeout", "unneeded"):
                 self._members.withdraw_job(client_id)
         if not open_round.updates:
             host = self._stopwatch.report(started)
@@ -157,13 +160,15 @@ class Coordinator(Actor[_Told]):
                 open_round.record(self.model.digest, self._stopwatch.wall_clock_s(), host, self._settings)
             )
             return
-        quick = self.model.theta.nbytes * len(open_round.chosen) <= MAX_FRAME_BYTES
-        model = await off_loop(quick, aggregate, open_round, self.state, self.model, self._settings)
+        late = self._late.hand_over()
+        quick = self.model.theta.nbytes * (len(open_round.chosen) + len(late)) <= MAX_FRAME_BYTES
+        weighted = [update.in_round(round) for update in late]
+        model = await off_loop(quick, aggregate, open_round, weighted, self.state, self.model, self._settings)
         for client_id, reason in open_round.outliers.items():
             self._observer.rejected(f"client {client_id} {reason}: rejected")
             self._unlogged.events.add(LogEvent("rejected", client_id, reason))
         host = self._stopwatch.report(started)
-        for event in open_round.capped:
+        for event in (*open_round.capped, *(update.merged(round) for update in late)):
             self._unlogged.events.add(event)
         await self._commit(open_round.record(model.digest, self._stopwatch.wall_clock_s(), host, self._settings), model)
 
@@ -177,9 +182,12 @@ class Coordinator(Actor[_Told]):
 
     def _send(self, prepared: PreparedRound, events: tuple[LogEvent, ...]) -> OpenRound:
         chosen = tuple(self.state.table.ids[row] for row in prepared.selection.rows)
-        timeout_s = self._timeout_s(prepared.selection)
+        spare, quorum = self._settings.spare, self._settings.quorum
         open_round = OpenRound(
-            prepared.job, prepared.selection, prepared.selection_s, chosen, events, time.monotonic(), timeout_s
+            *(prepared.job, prepared.selection, prepared.selection_s, chosen, events),
+            sent_s=time.monotonic(),
+            timeout_s=self._timeout_s(prepared.selection),
+            needed=answers_needed(len(set(chosen)), self.state.policy.m - spare, spare, quorum),
         )
         for client_id in open_round.due:  # once each, also where a policy has drawn one twice
             self._members.offer(client_id, prepared.job)
@@ -196,14 +204,16 @@ class Coordinator(Actor[_Told]):
         )
 
     async def _collect(self, open_round: OpenRound) -> None:
-        """Handle messages until all clients have answered or are overdue, or the run is to end."""
-        while open_round.due and not self.stopped_because:
+        """Handle messages until enough clients have answered or all are overdue, or the run is to end."""
+        while open_round.due and not open_round.is_answered and not self.stopped_because:
             patience_s = min(open_round.due.values()) - time.monotonic()
             if patience_s > 0 and await self.pump(patience_s):
                 await self.drain()
             else:
                 for client_id in open_round.give_up(time.monotonic()):
                     self._unlogged.events.add(LogEvent("missed", client_id, "gave no answer in time"))
+        if open_round.is_answered:
+            open_round.end(time.monotonic())
 
     async def _give_up(self, open_round: OpenRound) -> None:
         """End the open round without its commit; what its clients spent on it is logged.
@@ -345,18 +355,14 @@ class Coordinator(Actor[_Told]):
         table, open_round, row = self.state.table, self._open, self.state.table.row_of.get(update.client_id)
         proven, used = (int(table.proven[row]), int(table.used[row])) if row is not None else (0, 0)
         try:
-            if open_round is None or not open_round.lacks(update):
-                raise WireError(f"round {update.round} is over, its update came too late")
             check_release(update.release, self._settings.budget, proven, used)
+            if open_round is None or not open_round.lacks(update):
+                for event in self._late.take(update):
+                    self._unlogged.events.add(event)
+                return
         except WireError as error:
-            self._take_refusal(
-                Refusal(
-                    *(update.client_id, update.round, str(error)),
-                    rejected=True,
-                    release=update.release,
-                    attempt=update.attempt,
-                )
-            )
+            answer = update.client_id, update.round, str(error)
+            self._take_refusal(Refusal(*answer, rejected=True, release=update.release, attempt=update.attempt))
             return
         open_round.take(update, observe(update, table, self._settings, time.monotonic()))
 

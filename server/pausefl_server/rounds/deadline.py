@@ -1,4 +1,6 @@
-"""How long a round waits for its clients, derived from what their exchanges took so far. A pure function."""
+"""When a round ends: how long it waits, derived from what exchanges took so far, and for how many. Pure functions."""
+
+import math
 
 import numpy as np
 
@@ -29,6 +31,15 @@ def derived_deadline_s(
     expected_s = np.where(is_unseen, np.fmax(expected_s, UNSEEN_S * stretch), expected_s)
     deadline_s = RETRY_FACTOR**failed_attempts * max(LEAST_S, float(expected_s.max()))
     return min(GREATEST_S * stretch, deadline_s)
+
+
+def answers_needed(asked: int, m: int, spare: int, quorum: float) -> int:
+    """How many of the clients asked must answer before a round ends early: k of m.
+
+    m + `spare` clients are asked where so many are there, m of which are needed; `quorum`, in (0, 1], is the share of
+    these that is enough. Policies that ask more of them, such as newcomers, need these as well.
+    """
+    return max(1, min(asked, math.ceil(quorum * max(m, asked - spare) - 1e-9)))
 
 
 def _upper_quantile(values: FloatArray) -> FloatArray:

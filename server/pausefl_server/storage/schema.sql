@@ -81,7 +81,7 @@ CREATE TABLE misses (
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,          -- the round's, or one of failed_attempts
     client_id TEXT NOT NULL,
-    kind TEXT NOT NULL,                -- 'timeout', 'lost' (its stream), 'refused' (by the client) or 'rejected'
+    kind TEXT NOT NULL,                -- 'timeout', 'lost' (its stream), 'refused' (by the client), 'rejected' or 'unneeded'
     waited_s REAL NOT NULL,            -- from the job's hand-over until the server waited no longer
     latency_s REAL NOT NULL,           -- the same at the emulated scale: the latency is longer than this
     reason TEXT NOT NULL,
