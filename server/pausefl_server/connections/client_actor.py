@@ -33,6 +33,8 @@ _INLINE_BYTES = 1 << 20
 _MOST_TIMES_ASKED = 4
 # What an answer may take beyond its frames: a refusal, or an update begun again.
 _SPARE_MESSAGES = 4
+# Jobs a client may be late with at a time.
+_MOST_LATE = 64
 # Messages a client may send beyond what it was asked for, and what one that never answers saves up at most.
 _FREE_MESSAGES, _MOST_MESSAGES = 32, 100_000
 # Two clocks read at slightly different instants: what the parts may add up to beyond the whole.
@@ -107,7 +109,7 @@ class ClientActor(Actor[_Order]):
         self._model_size = model_size
         self._clock = clock
         self._exchange: _Exchange | None = None
-        self._late: _Exchange | None = None  # a withdrawn job whose update may have been paid for before
+        self._late: dict[tuple[int, int], _Exchange] = {}  # withdrawn jobs whose updates may have been paid for before
         self._receiving: _Exchange | None = None  # the one that the last update began to come for
         self._withdrawn: set[tuple[int, int]] = set()
         self._ping = 0, 0.0  # the last one's nonce, and when it was sent
@@ -136,7 +138,7 @@ class ClientActor(Actor[_Order]):
                 pass
             case Dispatch():
                 if self._exchange is not None and self._exchange.key in self._withdrawn:
-                    self._late = self._exchange
+                    self._keep_late(self._exchange)
                 self._exchange = _Exchange(message, self._clock(), 0)
                 self._last_job = message.round, message.attempt
                 self._most_released += 1
@@ -210,8 +212,7 @@ class ClientActor(Actor[_Order]):
 
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange, answered = self._exchange, (result.round, result.attempt)
-        if self._late is not None and answered == self._late.key:
-            exchange = self._late
+        exchange = self._late.get(answered, exchange)
         self._receiving = None
         if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
             self._withdrawn.remove(answered)
@@ -241,8 +242,16 @@ class ClientActor(Actor[_Order]):
         """Wait for no further answer to this job."""
         if exchange is self._exchange:
             self._exchange = None
-        else:
-            self._late = None
+        elif exchange is not None:
+            self._late.pop(exchange.key, None)
+
+    def _keep_late(self, exchange: _Exchange) -> None:
+        """Remember a withdrawn job while the next one is under way; a client that answers none keeps a few at most."""
+        self._late[exchange.key] = exchange
+        if len(self._late) > _MOST_LATE:
+            oldest = min(self._late)
+            del self._late[oldest]
+            self._withdrawn.discard(oldest)
 
     async def _take_frame(self, index: int, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange = self._receiving

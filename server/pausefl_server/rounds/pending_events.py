@@ -7,7 +7,7 @@ from pausefl_server.records import EventKind, LogEvent
 
 _COMING_AND_GOING: tuple[EventKind, EventKind] = ("joined", "left")
 # Of these it matters how often they happened, and the greatest release they tell of.
-_MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled", "withdrawn", "late")
+_MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled")
 
 
 class PendingEvents:
