@@ -19,9 +19,9 @@ from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.client_actor import UpdateLimits
 from pausefl_server.connections.reception import MAX_HELLO_BYTES
 from pausefl_server.connections.transport import FederationServer
+from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
 from rigs.federation import SIZE, answer_of, hello, raw_stream
 from rigs.one_job import OneJob

@@ -23,8 +23,8 @@ from pausefl_proto.actor import Actor, ActorStopped
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
-from pausefl_server.connections.client_actor import UpdateLimits
 from pausefl_server.connections.transport import FederationServer
+from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Lost, Register, Shutdown

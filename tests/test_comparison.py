@@ -38,6 +38,7 @@ def write_run(path: Path, policy: str, seed: int, unit: str | None = "coordinate
         "total_latency_s": 4 * latency_s, "latency_signal": "round_trip", "time_scale": 1.0, "timing_error_s": None,
         "privacy_unit": unit, "epsilon_budget": 40.0, "max_epsilon_spent": 2.0, "vector_epsilon_max": 20.0,
         "private": True, "noise": "laplace", "delta": 1e-5, "epsilon_at_delta": None, "epsilon_floor": 0.0,
+        "failed_attempts": 0, "unneeded_jobs": 0, "withdrawn_jobs": 0, "late_updates": 0, "merged_updates": 0,
         "budget_per": "run", "measured_latency_s": 4 * latency_s, "censored_rounds": 0, "missed_jobs": {},
         "tau_min_s": 0.05, "clamped_latencies": 0, "capped": {},
         "disclosed": [], "selection_s_median": 1e-4, "rejected_updates": 0,

@@ -7,8 +7,9 @@ import pytest
 
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.client_actor import ClientActor, UpdateLimits
+from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.conduct import AbuseError, Conduct
+from pausefl_server.model.norm_bound import UpdateLimits
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
 

@@ -14,8 +14,8 @@ import pytest
 from pausefl_client.transport import connect
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import unpack
-from pausefl_server.connections.client_actor import UpdateLimits
 from pausefl_server.connections.transport import FederationServer
+from pausefl_server.model.norm_bound import UpdateLimits
 from rigs.federation import BIG, hello
 from rigs.one_job import OneJob
 
@@ -41,7 +41,7 @@ asyncio.run(main())
 
 SERVER = """
 import asyncio
-from pausefl_server.connections.client_actor import UpdateLimits
+from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.connections.transport import FederationServer
 from rigs.federation import BIG
 from rigs.one_job import OneJob

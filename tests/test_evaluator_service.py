@@ -33,7 +33,8 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation, Split
 from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.store import Store, StoreActor
+from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import StoreActor
 from rigs.authority import Authority
 
 # `pausefl`, which says at its end whether it came to need torch.

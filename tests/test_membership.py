@@ -102,8 +102,8 @@ async def test_a_run_that_everybody_left_ends(rig: MakeRig) -> None:
         await r.played()
         assert r.coordinator.stopped_because == "no client is connected"
         assert r.events() == [("left", "a"), ("missed", "a")]
-        (record,) = r.store.rounds()
-        assert (record.observations, record.model_digest) == ((), digest(r.theta_0))
+        (failed,) = r.store.failed_attempts()
+        assert (r.store.rounds(), failed.observations, failed.model_digest) == ([], (), digest(r.theta_0))
 
 
 async def test_a_newcomer_takes_part_in_the_next_round(rig: MakeRig) -> None:
@@ -164,9 +164,9 @@ async def test_who_gives_no_answer_is_missed_and_its_late_update_only_charged(ri
         assert [o.client_id for o in first.observations] == ["a"]
         assert [o.client_id for o in second.observations] == ["a", "b"]
         np.testing.assert_allclose(r.coordinator.theta, averaged(averaged(r.theta_0, 1, "a"), 2, "ab"), atol=1e-6)
-        assert [e for e in r.events() if e[1] == "b"] == [("missed", "b"), ("rejected", "b"), ("reconciled", "b")]
+        assert [e for e in r.events() if e[1] == "b"] == [("missed", "b"), ("late", "b"), ("reconciled", "b")]
         assert r.spent("b") == (2, BUDGET.spent(2))
-        assert r.rejected() == 1
+        assert r.rejected() == 0
 
 
 async def test_who_comes_back_within_the_round_gets_the_same_job(rig: MakeRig) -> None:
@@ -298,7 +298,7 @@ async def test_nobody_answers_for_somebody_who_was_not_asked(rig: MakeRig) -> No
 
 async def test_a_client_whose_stream_takes_nothing_holds_nobody_up(rig: MakeRig) -> None:
     """Its mailbox fills up round by round; the rounds must not wait for room in it."""
-    async with rig(rounds=100, round_timeout_s=0.002, rest_rounds_max=0).running() as r:
+    async with rig(rounds=100, round_timeout_s=0.02, rest_rounds_max=0).running() as r:
         await r.join("a")
         frozen = FakePeer(r, "b")  # its actor never runs
         await r.register(frozen)

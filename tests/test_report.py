@@ -59,6 +59,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "latency_signal": "round_trip", "time_scale": 1.0, "timing_error_s": {"p50": 0.0012, "p99": 0.034},
         "privacy_unit": "coordinate", "epsilon_budget": 40.0, "max_epsilon_spent": 1.5, "vector_epsilon_max": 1500.0,
         "private": True, "noise": "laplace", "delta": 1e-5, "epsilon_at_delta": 1.25, "epsilon_floor": 0.0,
+        "failed_attempts": 0, "unneeded_jobs": 0, "withdrawn_jobs": 0, "late_updates": 0, "merged_updates": 0,
         "budget_per": "run", "measured_latency_s": 1.25, "censored_rounds": 1, "missed_jobs": {"timeout": 1},
         "tau_min_s": 0.05, "clamped_latencies": 2, "capped": {"c": {"stated examples": 1000}},
         "disclosed": ["n_examples", "<b>more</b>"], "selection_s_median": 1e-4, "rejected_updates": 0,

@@ -18,7 +18,8 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import digest
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor
+from pausefl_server.storage.store import SCHEMA_VERSION, Store
+from pausefl_server.storage.store_actor import CommitRound, SaveEvaluations, SaveLateEvents, StoreActor
 from rigs.connections import opened_connections
 from rigs.log import fresh_store, observation, query, record, theta
 
@@ -66,7 +67,7 @@ MISSES = st.builds(Miss, NAMES, st.just("timeout"), FINITE, FINITE, NAMES)
 RECORDS = records_of(
     RoundRecord,
     round=st.integers(1, 2**62),
-    attempt=COUNTS,
+    attempt=st.integers(1, 2**62),
     chosen=st.lists(NAMES, max_size=5).map(tuple),
     weights=st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=5).map(tuple),
     observations=st.lists(OBSERVATIONS, max_size=4, unique_by=lambda o: o.client_id).map(
@@ -83,6 +84,8 @@ RECORDS = records_of(
     cluster_penalty_s=FINITE,
     host=HOSTS,
     suspect=st.lists(NAMES, max_size=3).map(tuple),
+    deadline_s=FINITE,
+    failed_attempts=st.just(()),
 )
 
 
@@ -310,8 +313,6 @@ def test_an_optimizer_without_state_keeps_none(tmp_path: Path) -> None:
 
 
 # -- the actor
-
-
 @pytest.fixture
 def actor(tmp_path: Path) -> Iterator[tuple[StoreActor, Store, Checkpoint]]:
     store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")

@@ -17,8 +17,8 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.client_actor import UpdateLimits
 from pausefl_server.connections.transport import FederationServer
+from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.messages import Register
 from rigs.authority import Authority
 

@@ -152,24 +152,27 @@ def test_jobs_that_fail_are_counted_by_kind_and_shown_with_the_errors_own_line(
 
 
 @pytest.mark.end_to_end
-def test_a_run_in_which_every_client_fails_stops_after_three_rounds(
+def test_a_run_in_which_every_client_fails_stops_after_three_attempts(
     demo: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     done = demo("homesick", {**PARTIAL, "privacy.enabled": "false", "experiment.rounds": 100})
     assert done.returncode == FAILED
     assert re.fullmatch(
-        r"pausefl: the run ended early: no client gave an update in 3 rounds in a row; the last one, client-\d+:"
+        r"pausefl: the run ended early: no client gave an update in 3 attempts in a row; the last one, client-\d+:"
         r" RuntimeError: not at home at all",
         done.stderr.strip(),
     )
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (summary["outcome"], summary["rounds"], summary["missed_jobs"]) == ("failed", 3, {"refused": 12})
+    assert (summary["outcome"], summary["rounds"], summary["missed_jobs"]) == ("failed", 0, {"refused": 12})
+    assert summary["failed_attempts"] == 3
     assert "This run failed before its last round." in (tmp_path / "run/report.html").read_text("utf-8")
 
 
 async def refuse(r: Any, peer: Any, round: int, reason: str, *, exhausted: bool = False) -> None:
-    await peer.next_job()
-    await r.coordinator.tell(Refusal(peer.client_id, round, reason, rejected=False, exhausted=exhausted))
+    job = await peer.next_job()
+    assert job.round == round
+    refusal = Refusal(peer.client_id, round, reason, rejected=False, exhausted=exhausted, attempt=job.attempt)
+    await r.coordinator.tell(refusal)
 
 
 async def test_an_update_in_between_begins_the_count_anew_and_each_reason_is_told_once(rig: MakeRig) -> None:
@@ -178,24 +181,31 @@ async def test_an_update_in_between_begins_the_count_anew_and_each_reason_is_tol
     ).running() as r:
         a = await r.join("a", manual=True)
         await refuse(r, a, 1, "out of memory")
-        await a.next_job()
-        await a.answer(2)
-        await refuse(r, a, 3, "out of memory")
-        await refuse(r, a, 4, "too hot")
+        again = await a.next_job()
+        await a.answer(1, attempt=again.attempt)
+        await refuse(r, a, 2, "out of memory")
+        await refuse(r, a, 2, "too hot")
         await r.played()
         assert r.coordinator.outcome == "failed"
-        assert r.coordinator.stopped_because.endswith("in 2 rounds in a row; the last one, a: too hot")
-        assert [len(record.misses) for record in r.store.rounds()] == [1, 0, 1, 1]
+        assert r.coordinator.stopped_because.endswith("in 2 attempts in a row; the last one, a: too hot")
+        (record,) = r.store.rounds()
+        assert [(a.attempt, len(a.misses), len(a.observations)) for a in record.attempts] == [(1, 1, 0), (2, 0, 1)]
+        assert [(a.round, a.attempt, a.misses[0].reason) for a in r.store.failed_attempts()] == [
+            (2, 1, "out of memory"),
+            (2, 2, "too hot"),
+        ]
         notices = [e.message for e in r.shown_of(Notice) if "gave no update" in e.message]
         assert notices == [
             "client a gave no update in round 1: out of memory",
-            "client a gave no update in round 4: too hot",
+            "client a gave no update in round 2: too hot",
         ]
 
 
 async def test_a_short_run_without_any_update_has_failed_as_well(rig: MakeRig) -> None:
     async with rig(All(1), rounds=1, minimum_clients=1).running() as r:
-        await refuse(r, await r.join("a", manual=True), 1, "out of memory")
+        a = await r.join("a", manual=True)
+        for _ in range(r.settings.rounds_without_update_max):
+            await refuse(r, a, 1, "out of memory")
         await r.played()
         assert r.coordinator.outcome == "failed"
 

@@ -1,20 +1,23 @@
 """A client's side of the stream: say hello, take jobs, train, release, answer, and come back when the line breaks."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
 from pausefl_client.link import Link
 from pausefl_client.privacy.ledger import ReleaseKey
-from pausefl_client.privacy.release import Released, Releaser
-from pausefl_client.training.trainer import Trainer
+from pausefl_client.privacy.release import Releaser
+from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
+from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
 from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
 from pausefl_process.plugins import in_one_line
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
@@ -54,29 +57,6 @@ class ClientSettings:
     """How long to keep trying to reach the server before leaving."""
     retry_every_s: float = 0.2
     """The first wait between two tries, give or take a half; each further one is twice as long, up to some seconds."""
-
-
-@dataclass(slots=True)
-class _Download:
-    """A model on its way in, and when its first and last frame came."""
-
-    job: pb.Job
-    frames: Assembler
-    first_s: float
-    last_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What the trainer's thread did with a job, and how long each part took."""
-
-    released: Released
-    loss: float | None
-    queue_s: float = 0.0
-    train_s: float = 0.0
-    privatise_s: float = 0.0
-    is_resent: bool = False
-    """True: it was released before, in an exchange of which the server did not get the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +118,8 @@ class ClientSession:
         self._run_id = ""
         # The work for one key, under way or released but not acknowledged. It outlives the stream that asked for it:
         # asked again for the same key, the client sends the same bytes.
-        self._kept: tuple[ReleaseKey, asyncio.Future[_Work]] | None = None
+        self._kept: tuple[ReleaseKey, asyncio.Future[Work]] | None = None
+        self._withdrawals = Withdrawals()
         self._writing = asyncio.Lock()
 
     async def run(self) -> str:
@@ -207,7 +188,7 @@ class ClientSession:
 
         DamageError when what the server sent arrived damaged.
         """
-        jobs: asyncio.Queue[_Download] = asyncio.Queue()
+        jobs: asyncio.Queue[Download] = asyncio.Queue()
         worker = asyncio.ensure_future(self._answer_jobs(stream, jobs))
         reader = asyncio.ensure_future(self._read_jobs(stream, jobs))
         try:
@@ -220,13 +201,13 @@ class ClientSession:
                 task.cancel()
             await asyncio.gather(worker, reader, return_exceptions=True)
 
-    async def _read_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[_Download]) -> None:
+    async def _read_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[Download]) -> None:
         async for download in self._downloads(stream):
             jobs.put_nowait(download)
 
-    async def _downloads(self, stream: StreamToServer) -> AsyncIterator[_Download]:
+    async def _downloads(self, stream: StreamToServer) -> AsyncIterator[Download]:
         """Read messages; yield each job whose model has arrived whole."""
-        download: _Download | None = None
+        download: Download | None = None
         while (data := await stream.read()) is not None:
             arrived_s = self._host.clock()
             message, payload = decode(pb.ServerMessage, data)
@@ -235,22 +216,25 @@ class ClientSession:
                     self._forget_before(message.job.round)
                     frames = Assembler(message.job.model, self._trainer.manifest.size)
                     frames.add(0, payload)
-                    download = _Download(message.job, frames, arrived_s, arrived_s)
+                    withdrawn = self._withdrawals.event(message.job)
+                    download = Download(message.job, frames, arrived_s, arrived_s, withdrawn)
                 case "frame" if download is not None:
                     download.frames.add(message.frame.index, payload)
                     download.last_s = arrived_s
                 case "ack":
                     self._forget(message.ack)
+                case "withdraw":
+                    self._withdrawals.withdraw(message.withdraw)
                 case "ping":
                     pong = pb.Pong(nonce=message.ping.nonce)
                     await self._write(stream, pb.ClientMessage(pong=pong))
                 case "goodbye":
                     raise Dismissed(message.goodbye.reason) if message.goodbye.final else OSError("asked to come back")
-            if download is not None and download.frames.complete:
+            if download is not None and (download.frames.complete or download.withdrawn.is_set()):
                 yield download
                 download = None
 
-    async def _answer_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[_Download]) -> None:
+    async def _answer_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[Download]) -> None:
         while True:
             download = await jobs.get()
             if (asked := download.job.schedule) != (agreed := self._settings.schedule):
@@ -260,6 +244,10 @@ class ClientSession:
             try:
                 with self._host.monitor.watching():
                     await self._answer(stream, download)
+            except Withdrawn:
+                if self._kept is not None and self._kept[0].round == download.job.round:
+                    self._kept = None  # nothing was released
+                await self._refuse(stream, download.job, pb.STATUS_WITHDRAWN, "")
             except BudgetError as error:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
             except DamageError:
@@ -271,12 +259,16 @@ class ClientSession:
                 raise  # the stream has broken, of which its reader hears as well
             except Exception as error:  # a link may be a user's own
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
+            self._withdrawals.answered(download.job)
 
-    async def _answer(self, stream: StreamToServer, download: _Download) -> None:
+    async def _answer(self, stream: StreamToServer, download: Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""
+        if download.withdrawn.is_set():
+            raise Withdrawn("the job was withdrawn")
         job, link, first_s = download.job, self._link, download.first_s
         delays, size_bytes = link.draw(job.round), job.model.size_bytes
-        drawn_down_s = await link.hold_model(delays, first_s, download.last_s, size_bytes, self._host.clock)
+        hold = link.hold_model(delays, first_s, download.last_s, size_bytes, self._host.clock)
+        drawn_down_s = await download.unless_withdrawn(hold)
         started_s = self._host.clock()
         try:
             work = await self._work(download, started_s)
@@ -315,35 +307,49 @@ class ClientSession:
         parts = timing.queue_s, timing.train_s, timing.privatise_s, timing.injected_down_s, timing.injected_up_s
         self._host.observe(AnsweredJob("resent" if work.is_resent else "ok", *parts, host.loop_lag_s))
 
-    async def _work(self, download: _Download, submitted_s: float) -> _Work:
+    async def _work(self, download: Download, submitted_s: float) -> Work:
         """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
         job = download.job
         key = ReleaseKey(self._run_id, job.round, job.attempt, job.model.digest)
         if self._kept is not None and self._kept[0] == key:
             # Its times belong to the exchange before; whatever is left of the work is a wait in this one.
-            work = await asyncio.shield(self._kept[1])
-            return _Work(work.released, work.loss, is_resent=True)
-        future = _awaitable(self._host.executor.submit(self._compute, download, key, submitted_s))
+            with contextlib.suppress(Withdrawn):  # then, and asked for again since
+                work = await asyncio.shield(self._kept[1])
+                return Work(work.released, work.loss, is_resent=True)
+        future = awaitable(self._host.executor.submit(self._compute, download, key, submitted_s))
         self._kept = key, future
         return await asyncio.shield(future)
 
-    def _compute(self, download: _Download, key: ReleaseKey, submitted_s: float) -> _Work:
+    def _compute(self, download: Download, key: ReleaseKey, submitted_s: float) -> Work:
         started_s = self._host.clock()
         theta: Vector = download.frames.finish(check_finite=False)
         if (kept := self._releaser.recall(key)) is not None:
             taken_s = self._host.clock() - started_s
-            return _Work(kept, loss=None, queue_s=started_s - submitted_s, privatise_s=taken_s, is_resent=True)
+            return Work(kept, loss=None, queue_s=started_s - submitted_s, privatise_s=taken_s, is_resent=True)
         if self._states is not None:
             self._states.recall(key)
-        outcome = self._trainer.train(theta, round=key.round)
+        outcome = self._train(theta, download, key)
         if self._states is not None:
             self._states.keep(key)  # before the release: one that is sent again after a crash is not trained again
         trained_s = self._host.clock()
         released = self._releaser.release(outcome.update, key)
         loss = outcome.loss if self._settings.discloses_loss else None
-        return _Work(
+        return Work(
             released, loss, started_s - submitted_s, trained_s - started_s, privatise_s=self._host.clock() - trained_s
         )
+
+    def _train(self, theta: Vector, download: Download, key: ReleaseKey) -> TrainingOutcome:
+        """Train, or be as before where the job is withdrawn meanwhile. From here on it is paid for and sent."""
+        try:
+            with withdrawable(download.withdrawn.is_set):
+                stop_if_withdrawn()
+                outcome = self._trainer.train(theta, round=key.round)
+                stop_if_withdrawn()
+        except Withdrawn:
+            if self._states is not None:
+                self._states.undo()
+            raise
+        return outcome
 
     def _forget_before(self, round: int) -> None:
         """A job is sent only after the rounds before it are committed."""
@@ -379,15 +385,6 @@ class ClientSession:
         data = message.SerializeToString() if payload is None else pack(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
             await stream.write(data)
-
-
-def _awaitable(submitted: "Future[_Work]") -> "asyncio.Future[_Work]":
-    """For work that was done at once, without the detour by which other threads wake the event loop."""
-    if not submitted.done() or submitted.exception() is not None:
-        return asyncio.wrap_future(submitted)
-    future: asyncio.Future[_Work] = asyncio.get_running_loop().create_future()
-    future.set_result(submitted.result())
-    return future
 
 
 def _host(report: HostReport) -> pb.Host:

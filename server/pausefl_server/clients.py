@@ -15,6 +15,8 @@ from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import stable_hash
 from pausefl_server.records import LogEvent, RoundRecord
 
+# How many round trips of each client are remembered.
+_RECENT = 16
 _COLUMNS: dict[str, tuple[type, Any]] = {
     "n_examples": (np.int64, 0),
     "stated_examples": (np.int64, 0),
@@ -31,6 +33,7 @@ _COLUMNS: dict[str, tuple[type, Any]] = {
     "inverse_latency_sum": (np.float64, 0.0),
     "censored_inverse_sum": (np.float64, 0.0),
     "least_latency_s": (np.float64, np.inf),
+    "recent_round_trips_s": (np.float64, np.full(_RECENT, np.nan)),
     "epsilon_spent": (np.float64, 0.0),
     "last_loss": (np.float64, np.nan),
     "connected": (np.bool_, False),
@@ -72,7 +75,7 @@ class ClientTable:
     missed: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """How many of the measured rounds were misses."""
     misses_in_a_row: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Misses since the last answer."""
+    """Misses since the last answer; those of rounds that ended without it, as enough others had answered, apart."""
     last_missed_round: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     clamped: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """How many latencies were below τ_min, so that their reward τ_min/τ was clamped at 1."""
@@ -86,6 +89,8 @@ class ClientTable:
     censored_inverse_sum: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     least_latency_s: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     """The client's own least latency."""
+    recent_round_trips_s: FloatArray = field(default_factory=lambda: np.empty((0, _RECENT), np.float64))
+    """(K, 16) the client's last round trips in no particular order, NaN where there were fewer; no policy's to see."""
     epsilon_spent: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     last_loss: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
     connected: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
@@ -100,7 +105,7 @@ class ClientTable:
             self.stated_examples = self.n_examples.copy()
         for name, (dtype, default) in _COLUMNS.items():
             if len(getattr(self, name)) != len(self.ids):
-                setattr(self, name, np.full(len(self.ids), default, dtype))
+                setattr(self, name, _filled(len(self.ids), default, dtype))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -143,6 +148,8 @@ class ClientTable:
         if not record.observations:
             return
         rows = self.rows(o.client_id for o in record.observations)
+        answers = self.measured[rows] - self.missed[rows]
+        self.recent_round_trips_s[rows, answers % _RECENT] = [o.timing.round_trip_s for o in record.observations]
         self._fold_latencies(rows, np.array([o.latency_s for o in record.observations]))
         for row, o in zip(rows, record.observations, strict=True):
             self._raise_spent(row, o.participation, o.epsilon_spent)
@@ -170,8 +177,9 @@ class ClientTable:
         rows = self.rows(miss.client_id for miss in record.misses)
         self.measured[rows] += 1
         self.missed[rows] += 1
-        self.misses_in_a_row[rows] += 1
-        self.last_missed_round[rows] = record.round
+        at_fault = self.rows(miss.client_id for miss in record.missed)
+        self.misses_in_a_row[at_fault] += 1
+        self.last_missed_round[at_fault] = record.round
         tau_min_s = self.effective_tau_min_s
         bound_s = np.array([miss.latency_s for miss in record.misses])
         self.censored_inverse_sum[rows] += 1.0 / np.maximum(bound_s, tau_min_s if np.isfinite(tau_min_s) else 1e-6)
@@ -196,6 +204,8 @@ class ClientTable:
             self.connected[row] = False
         elif event.kind == "reconciled":
             self._raise_spent(row, event.released, event.epsilon_spent)
+        elif event.kind == "merged":
+            self.used[row] = max(int(self.used[row]), event.released)
         elif event.kind == "retired":
             self.retired[row] = True
 
@@ -212,9 +222,13 @@ class ClientTable:
         self.ids.extend(ids)
         self.row_of.update((client_id, start + i) for i, client_id in enumerate(ids))
         for name, (dtype, default) in _COLUMNS.items():
-            setattr(self, name, np.concatenate([getattr(self, name), np.full(len(ids), default, dtype)]))
+            setattr(self, name, np.concatenate([getattr(self, name), _filled(len(ids), default, dtype)]))
         self.joined_round[start:] = round
         self.tie_key[start:] = [stable_hash(self.seed, "tie", client_id) for client_id in ids]
+
+
+def _filled(length: int, default: Any, dtype: type) -> np.ndarray[Any, Any]:
+    return np.full((length, *np.shape(default)), default, dtype)
 
 
 def _estimated_tau_min_s(least_latency_s: FloatArray) -> float:

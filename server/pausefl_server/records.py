@@ -11,10 +11,25 @@ from typing import Literal
 from pausefl_process.host_monitor import HostReport
 
 Signal = Literal["round_trip", "communication"]
-MissKind = Literal["timeout", "lost", "refused", "rejected"]
+MissKind = Literal["timeout", "lost", "refused", "rejected", "unneeded"]
 """No answer by the deadline; the stream broke and did not come back in time; no update, as the client said; an update
-that was not accepted."""
-EventKind = Literal["joined", "left", "missed", "rejected", "reconciled", "retired", "capped", "unsettled"]
+that was not accepted; not waited for, as enough others had answered."""
+EventKind = Literal[
+    "joined",
+    "left",
+    "missed",
+    "rejected",
+    "reconciled",
+    "retired",
+    "capped",
+    "unsettled",
+    "withdrawn",
+    "late",
+    "merged",
+]
+"""withdrawn: the client dropped a withdrawn job unpaid; late: its update came after its round; merged: that entered a
+later model; unsettled: the run was stopped while the client may have released."""
+
 
 Split = Literal["validation", "test"]
 """What a model is evaluated on: training data that no client holds, or the test set."""
@@ -158,7 +173,8 @@ class RoundRecord:
     events: tuple[LogEvent, ...]
     """In the order they happened: all the round's selection knew that the round before did not."""
     round_latency_s: float
-    """Eq. (3) on the signal: the greatest latency of the round's observations and of its misses' lower bounds."""
+    """Eq. (3) on the signal: the greatest latency of the round's observations and of its misses' lower bounds.
+    Clients that were not needed do not count."""
     wall_clock_s: float
     selection_s: float
     model_digest: str
@@ -171,8 +187,22 @@ class RoundRecord:
     """How well the server's host kept time during the round."""
     misses: tuple[Miss, ...] = ()
     """The chosen clients without an observation. With these, every chosen client has one or the other."""
+    deadline_s: float = 0.0
+    """How long the round waited for its clients at most, in seconds from when its jobs were sent."""
+    failed_attempts: tuple["RoundRecord", ...] = ()
+    """The attempts at this round before this one, in which no client gave an update: its model was the same."""
     suspect: tuple[str, ...] = ()
     """Why the round's measurements are in doubt (`host_limits.HostLimits.doubts`); empty: they are not."""
+
+    @property
+    def attempts(self) -> tuple["RoundRecord", ...]:
+        """All attempts at this round in order, this one last."""
+        return *self.failed_attempts, self
+
+    @property
+    def missed(self) -> tuple[Miss, ...]:
+        """The misses but for those of clients that were not needed."""
+        return tuple(miss for miss in self.misses if miss.kind != "unneeded")
 
     @property
     def measured_latency_s(self) -> float:

@@ -17,9 +17,9 @@ from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector
-from pausefl_server.connections.client_actor import UpdateLimits
 from pausefl_server.connections.reception import HELLO_TIMEOUT_S
 from pausefl_server.connections.transport import FederationServer
+from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import exposition, make_registry
 from pausefl_server.monitoring.observer import Observers, RunObserver
@@ -37,7 +37,8 @@ from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState, StartingPoint
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import restore
-from pausefl_server.storage.store import Store, StoreActor
+from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import StoreActor
 
 _GOODBYE_GRACE_S = 5.0
 # Connections are bounded also where the run does not say how many clients there are to be.

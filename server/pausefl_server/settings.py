@@ -73,15 +73,22 @@ class ServerSettings:
     """None: estimated from the latencies seen (`ClientTable.effective_tau_min_s`)."""
     connect_timeout_s: float
     """How long to wait for `minimum_clients` before round 1, and later for any client, when there is none."""
-    round_timeout_s: float
+    round_timeout_s: float | None
+    """How long a round waits for its clients; None: as long as their latencies suggest (`rounds.deadline`)."""
     rejoin_timeout_s: float
     """How long a chosen client whose stream broke may take to come back within the round."""
     evaluation_every: int
     """Evaluate after every so many rounds; 0: only at the end."""
+    quorum: float = 1.0
+    """The share of m, in (0, 1], whose answers end a round."""
+    spare: int = 0
+    """How many clients the policy's m has beyond those whose answers are needed (over-selection)."""
+    keeps_late_updates: bool = False
+    """Whether an update that comes after its round is kept for the next model, or dropped."""
     checkpoint_every: int = 25
     """Keep the model of every so many rounds, to go back to; 0: of none."""
     rounds_without_update_max: int = 3
-    """The run ends after so many rounds in a row without a single update."""
+    """The run ends after so many attempts in a row without a single update."""
     rest_rounds_max: int = 64
     """The longest rest after misses in a row, in rounds (`resting.awake`); 0: no client rests."""
     examples_max: int | None = None

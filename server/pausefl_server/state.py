@@ -21,7 +21,7 @@ class RunState:
     policy_state: Any
     round: int = 0
     total_latency_s: float = 0.0
-    """Σ of eq. (3) over the rounds."""
+    """Σ of eq. (3) over the rounds, and over the attempts without an answer."""
     wall_clock_s: float = 0.0
     measured_latency_s: float = 0.0
     """Σ over the rounds of the greatest measured latency: what total_latency_s is without the waits for misses."""
@@ -30,6 +30,8 @@ class RunState:
     """Rounds whose latency is a lower bound, as a miss decided it."""
     suspect_rounds: int = 0
     """Rounds whose measurements are in doubt."""
+    failed_attempts: int = 0
+    """How many attempts at the next round have had no answer."""
 
     @staticmethod
     def start(
@@ -44,15 +46,24 @@ class RunState:
 
     def after_round(self, record: RoundRecord) -> None:
         """Fold a committed round, whose events `before_round` has taken already."""
+        self._fold(record)
+        self.round, self.failed_attempts = record.round, 0
+        self.measured_latency_s += record.measured_latency_s
+        self.censored_rounds += record.is_censored
+        self.suspect_rounds += bool(record.suspect)
+
+    def after_failed_attempt(self, record: RoundRecord) -> None:
+        """Fold an attempt at the next round in which no client gave an update."""
+        self._fold(record)
+        self.failed_attempts += 1
+
+    def _fold(self, record: RoundRecord) -> None:
+        """What every attempt changes: what is known of its clients, and the time it took."""
         self.table.apply_round(record)
         self.policy_state = self.policy.observe(self.policy_state, seen_by_policy(record), self.table)
-        self.round = record.round
         self.total_latency_s += record.round_latency_s
-        self.measured_latency_s += record.measured_latency_s
-        self.missed_jobs += len(record.misses)
-        self.censored_rounds += record.is_censored
+        self.missed_jobs += len(record.missed)
         self.wall_clock_s = record.wall_clock_s
-        self.suspect_rounds += bool(record.suspect)
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class StartingPoint:
     unevaluated: Mapping[int, Vector | None] = field(default_factory=dict)
     """The model of each round whose evaluation was due and is missing; None: the model is gone."""
     attempts: Mapping[int, int] = field(default_factory=dict)
-    """Which attempt at a round comes next, for each that was taken back; 1 for all others."""
+    """Which attempt at a round comes next, for each that was taken back or has failed; 1 for all others."""
 
 
 def replay(
@@ -77,11 +88,21 @@ def replay(
     *,
     tau_min_s: float | None = None,
     examples_max: int | None = None,
+    unfinished: Iterable[RoundRecord] = (),
 ) -> RunState:
-    """The state after a recorded log: the one an uninterrupted run would have. `after_each` sees it grow."""
+    """The state after a recorded log: the one an uninterrupted run would have. `after_each` sees it grow.
+
+    `unfinished`: the failed attempts at the round after the last.
+    """
     state = RunState.start(policy, seed, tau_min_s=tau_min_s, examples_max=examples_max)
     for record in records:
+        for failed in record.failed_attempts:
+            state.before_round(failed.round, failed.events)
+            state.after_failed_attempt(failed)
         state.before_round(record.round, record.events)
         state.after_round(record)
         after_each(record, state)
+    for failed in unfinished:
+        state.before_round(failed.round, failed.events)
+        state.after_failed_attempt(failed)
     return state

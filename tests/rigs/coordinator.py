@@ -17,20 +17,21 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, Vector
 from pausefl_server.ledger import Release
-from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.monitoring.observer import Observers
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord, Timing
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.evaluation import EvaluatorActor
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update, Withdraw
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
-from pausefl_server.state import RunState, StartingPoint, replay
+from pausefl_server.state import replay
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.store import Store, StoreActor
+from pausefl_server.storage.restore import restore
+from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import StoreActor
 from rigs.settings import server_settings
 
 Shown = TypeVar("Shown")
@@ -60,6 +61,7 @@ class FakePeer(Actor[Any]):
         self.released = released
         self.jobs: asyncio.Queue[Dispatch] = asyncio.Queue()
         self.acknowledged: list[int] = []
+        self.withdrawn: list[tuple[int, int]] = []
         self.dismissed: Dismiss | None = None
         self.goodbye = asyncio.Event()
         self._rig = rig
@@ -71,9 +73,11 @@ class FakePeer(Actor[Any]):
                 self.jobs.put_nowait(message)
                 self._rig.asked.put_nowait(self)
                 if not self._manual:
-                    await self.answer(message.round)
+                    await self.answer(message.round, attempt=message.attempt)
             case Acknowledge():
                 self.acknowledged.append(message.round)
+            case Withdraw():
+                self.withdrawn.append((message.round, message.attempt))
             case Dismiss():
                 self.dismissed = message
                 self.goodbye.set()
@@ -125,7 +129,7 @@ class FakePeer(Actor[Any]):
 
 
 class CoordinatorRig:
-    """A coordinator with its real store and log, and nobody connected yet."""
+    """A coordinator with its real store and log, which goes on with the run it finds; no client is connected yet."""
 
     def __init__(self, folder: Path, policy: Policy | None = None, **changes: Any) -> None:
         self.settings = server_settings(SIZE, **{"privacy": PRIVATE, **changes})
@@ -141,8 +145,11 @@ class CoordinatorRig:
         observer = Observers(self.telemetry, ProgressReporter(self.settings, self._show))
         evaluator = EvaluatorActor(None, store_actor, observer)
         self._actors: list[Actor[Any]] = [store_actor, evaluator]
-        state = RunState.start(self.policy, self.settings.seed, tau_min_s=self.settings.tau_min_s)
-        start = StartingPoint(state, GlobalModel.start(self.theta_0, self.settings.optimizer))
+        start = restore(
+            *(self.settings, self.policy, self.theta_0, self.store, self.checkpoint),
+            after_each=self.telemetry.replayed,
+            say=lambda _: None,
+        )
         self.coordinator = Coordinator(self.settings, start, store_actor, evaluator, observer)
         self._group: asyncio.TaskGroup | None = None
         self._started: list[FakePeer] = []
@@ -217,7 +224,13 @@ class CoordinatorRig:
     def assert_the_log_tells_all(self) -> None:
         """Replaying the log, and what came after its last round, gives the state the run ended with."""
         live, rounds = self.coordinator.state, self.store.rounds()
-        replayed = replay(self.policy, self.settings.seed, rounds, tau_min_s=self.settings.tau_min_s)
+        replayed = replay(
+            self.policy,
+            self.settings.seed,
+            rounds,
+            tau_min_s=self.settings.tau_min_s,
+            unfinished=self.store.failed_attempts(),
+        )
         replayed.before_round(replayed.round + 1, self.store.late_events())
         for field in dataclasses.fields(live.table):
             mine, theirs = getattr(live.table, field.name), getattr(replayed.table, field.name)
@@ -248,7 +261,9 @@ class CoordinatorRig:
 
     def events(self) -> list[tuple[str, str]]:
         """(kind, client) of all that happened, the joins at the start left out."""
-        everything = [e for r in self.store.rounds() for e in r.events] + self.store.late_events()
+        attempts = [attempt for record in self.store.rounds() for attempt in record.attempts]
+        everything = [e for attempt in (*attempts, *self.store.failed_attempts()) for e in attempt.events]
+        everything += self.store.late_events()
         return [(e.kind, e.client_id) for e in everything if e.kind != "joined"]
 
     def rejected(self) -> int:

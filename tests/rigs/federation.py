@@ -137,8 +137,8 @@ class Clients:
 
 
 @asynccontextmanager
-async def clients() -> AsyncIterator[Clients]:
-    with ThreadPoolExecutor(1) as executor:
+async def clients(threads: int = 1) -> AsyncIterator[Clients]:
+    with ThreadPoolExecutor(threads) as executor:
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             yield Clients(group, executor)
 

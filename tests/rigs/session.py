@@ -66,6 +66,7 @@ class FakeTrainer:
         self.manifest = Manifest((TensorSpec("w", (size,)),))
         self.gate = threading.Event()
         self.gate.set()
+        self.begun = threading.Event()
         self.rounds: list[int] = []
         self.fails_in: dict[int, Exception] = {}
         self._clock = clock
@@ -73,6 +74,7 @@ class FakeTrainer:
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         self.rounds.append(round)
+        self.begun.set()
         assert self.gate.wait(30)
         if round in self.fails_in:
             raise self.fails_in[round]

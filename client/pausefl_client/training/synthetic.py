@@ -7,6 +7,7 @@ import numpy as np
 
 from pausefl_client.data.holdings import synthetic_holding
 from pausefl_client.training.trainer import TrainingOutcome
+from pausefl_client.training.withdrawal import stop_if_withdrawn
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
@@ -38,7 +39,7 @@ class SyntheticTrainer:
             raise ValueError(f"theta has {theta.size} values, the model has {size}")
         end_s = time.thread_time() + self._train_s
         while time.thread_time() < end_s:
-            pass
+            stop_if_withdrawn()
         start = round % _WINDOWS
         return TrainingOutcome(self._values[start : start + size], loss=0.0)
 

@@ -14,6 +14,7 @@ from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding, holding_of
 from pausefl_client.training.models import flatten, manifest_of, unflatten
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
+from pausefl_client.training.withdrawal import stop_if_withdrawn
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
@@ -70,7 +71,10 @@ class TorchTrainer:
         unflatten(self._model, theta)
         self._model.train()
         self._set_anchors()
-        losses = [self._step(batch) for batch in self.batches(rng)]
+        losses = []
+        for batch in self.batches(rng):
+            stop_if_withdrawn()
+            losses.append(self._step(batch))
         # Reading a value waits for a GPU.
         loss = float(torch.stack(losses).mean())
         return TrainingOutcome(flatten(self._model) - theta, loss)

@@ -67,7 +67,10 @@ class Trainer(Protocol):
         """Which examples these are, before anything the client may do to them."""
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        """Train from θ, (d,) float32; the same arguments give the same batches."""
+        """Train from θ, (d,) float32; the same arguments give the same batches.
+
+        A trainer that calls `withdrawal.stop_if_withdrawn` once a step ends early when the server waits no longer.
+        """
 
     def state(self) -> bytes:
         """What it remembers from round to round, to be written down; empty where that is nothing."""

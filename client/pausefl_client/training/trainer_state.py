@@ -53,6 +53,12 @@ class TrainerStates:
             self._trainer.restore(found.state)
         self._now = found
 
+    def undo(self) -> None:
+        """Put the trainer back into the state it had before a training that was broken off."""
+        now, saved = self._now, self._read(self._now.slot)
+        is_same = saved is not None and (saved.run_id, saved.round) == (now.run_id, now.round)
+        self._trainer.restore(saved.state if saved is not None and is_same else b"")
+
     def keep(self, key: ReleaseKey) -> None:
         """Write down the state after the training for `key`; when this returns it survives a crash."""
         state, slot = self._trainer.state(), 1 - self._now.slot

@@ -94,6 +94,11 @@ class Experiment(TomlTable):
         return None if self.latency.tau_min_s == "auto" else self.latency.tau_min_s
 
     @property
+    def round_timeout_s(self) -> float | None:
+        """server.round_timeout_s, None for "auto"."""
+        return None if self.server.round_timeout_s == "auto" else self.server.round_timeout_s
+
+    @property
     def admitted_ids(self) -> frozenset[str] | str:
         """The ids that may join, or a pattern of them."""
         ids = self.admission.clients

@@ -26,7 +26,7 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
     parameters = selection.parameters(name)
     if "m" in parameters:
         raise ConfigError(f"selection.{name}.m: unknown key; all policies share selection.m")
-    policy: Policy = build(policy_class(name), f"selection.{name}", {"m": selection.m, **parameters})
+    policy: Policy = build(policy_class(name), f"selection.{name}", {"m": selection.asked, **parameters})
     return policy
 
 
@@ -81,6 +81,10 @@ def check_policies(experiment: Experiment) -> None:
         policy.check_clients(experiment.client_ids, _at_once(experiment))
     except ValueError as error:
         raise ConfigError(f"selection.{selection.policy}.{error}") from error
+    if experiment.server.late == "buffer" and type(policy).inspect is not Policy.inspect:
+        raise ConfigError(
+            f'server.late = "buffer": {selection.policy} judges updates in their own round; must be "drop"'
+        )
     if missing := sorted(policy.disclosures - experiment.disclosed):
         raise ConfigError(
             f'selection.policy = "{selection.policy}" needs clients to disclose their {" and ".join(missing)}:'

@@ -1,5 +1,6 @@
 """The tables of an experiment's TOML file, key by key, with their defaults."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -74,6 +75,13 @@ class SelectionTable(BaseModel):
     """The policy's name, or "package.module:Class" for one of your own."""
     m: Count = 5
     """How many clients the policy chooses for each round."""
+    over_selection: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """With x here, m(1 + x) clients are asked, rounded up, and the round waits for the first m to answer."""
+
+    @property
+    def asked(self) -> int:
+        """How many clients a round asks: m(1 + over_selection), rounded up."""
+        return math.ceil(self.m * (1 + self.over_selection) - 1e-9)
 
     def parameters(self, policy: str) -> dict[str, Any]:
         """The parameters under [selection.<policy>]."""
@@ -207,14 +215,19 @@ class ServerTable(TomlTable):
     """The address on which the server listens."""
     port: Port = 0
     """The TCP port on which the server listens. 0 takes any free port."""
-    round_timeout_s: Positive = 300.0
-    """A round's deadline, counted from when its jobs are sent. A client that has not answered by then is a miss."""
+    round_timeout_s: Positive | Literal["auto"] = "auto"
+    """A round's deadline, counted from when its jobs are sent. A client that has not answered by then is a miss. "auto"
+    derives it from the clients' round trips so far."""
     rejoin_timeout_s: NonNegative = 5.0
     """How long a round waits for a client whose stream broke to reconnect."""
+    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A round ends once this share of its m clients, rounded up, has answered."""
+    late: Literal["drop", "buffer"] = "drop"
+    """An update that comes after its round is dropped, or kept for the next model with a smaller weight."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 25
     """Keeps the model of every so many rounds, for `--back-to`. 0 keeps only those of the last two rounds."""
     rounds_without_update_max: Count = 3
-    """The run ends, as failed, after this many rounds in a row without any update."""
+    """The run ends, as failed, after this many attempts at a round in a row in which no client gave an update."""
     rest_rounds_max: Annotated[int, Field(ge=0)] = 64
     """A client that missed k times in a row rests min(2^(k-1), this) rounds. 0: no client rests."""
     dead_after_s: Annotated[float, Field(ge=0.5, allow_inf_nan=False)] = 15.0

@@ -100,6 +100,13 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
         waits_s = s["total_latency_s"] - s["measured_latency_s"]
         yield "missed jobs", str(jobs), f"{kinds}; in {s['censored_rounds']} rounds the latency is a lower bound"
         yield "waits for misses", f"{waits_s:,.1f} s", "of the total latency: nothing was measured then"
+    if s["failed_attempts"]:
+        yield "failed attempts", str(s["failed_attempts"]), "no client gave an update; the round was tried again"
+    if s["unneeded_jobs"]:
+        yield "not waited for", str(s["unneeded_jobs"]), "jobs of clients that came after enough others had answered"
+    if s["late_updates"] or s["withdrawn_jobs"]:
+        text = f"{s['merged_updates']} in a later model; their ε is counted. {s['withdrawn_jobs']} jobs dropped unpaid"
+        yield "late updates", str(s["late_updates"]), text
     if s["clamped_latencies"]:
         yield "latencies below τ_min", str(s["clamped_latencies"]), f"of {number(s['tau_min_s'])} s: equally fast"
     for client_id, cuts in s["capped"].items():

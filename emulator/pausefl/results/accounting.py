@@ -58,7 +58,7 @@ def releases_at_most(
         _settle(owed, record.events)
         for observation in record.observations:
             del owed[observation.client_id]
-        owed.update(miss.client_id for miss in record.misses if miss.kind in ("timeout", "lost"))
+        owed.update(miss.client_id for miss in record.misses if miss.kind in ("timeout", "lost", "unneeded"))
     _settle(owed, late_events)
     most = int(table.released.max(initial=0))
     for client_id, jobs in owed.items():
@@ -72,5 +72,7 @@ def _settle(owed: Counter[str], events: Iterable[LogEvent]) -> None:
     for event in events:
         if event.kind in ("joined", "reconciled"):
             del owed[event.client_id]
+        elif event.kind == "withdrawn" and owed[event.client_id] > 0:
+            owed[event.client_id] -= 1
         elif event.kind == "unsettled":
             owed[event.client_id] += 1

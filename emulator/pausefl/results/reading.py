@@ -23,7 +23,7 @@ from pausefl_server.storage.store import read_rounds
 Columns = Mapping[str, NDArray[Any]]
 """A table by column: arrays of one length."""
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 """The shape of the views that is read here; `pausefl_server.storage.store` writes it."""
 VIEWS = (
     *("round_latency", "breakdown", "hosts", "suspect_rounds", "ping_baseline"),
@@ -78,6 +78,11 @@ class Summary(TypedDict):
     measured_latency_s: float
     """What total_latency_s is without the waits for clients that missed."""
     censored_rounds: int
+    failed_attempts: int
+    unneeded_jobs: int
+    withdrawn_jobs: int
+    late_updates: int
+    merged_updates: int
     """Rounds whose latency is a lower bound, as a miss decided it."""
     missed_jobs: dict[str, int]
     """Chosen clients without an update, by kind."""

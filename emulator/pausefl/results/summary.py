@@ -1,7 +1,7 @@
 """What a run comes to: summary.json."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -54,13 +54,17 @@ def summarise(
     records: Sequence[RoundRecord],
     late_events: Sequence[LogEvent],
     result: RunResult,
+    *,
+    unfinished: Sequence[RoundRecord] = (),
 ) -> dict[str, Any]:
     """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured.
 
-    `late_events`: those after the last round.
+    `late_events`: those after the last round; `unfinished`: the failed attempts at the round after it.
     """
     size = int(result.theta.size)
-    events = _all_events(records, late_events)
+    attempts = [*(attempt for record in records for attempt in record.attempts), *unfinished]
+    events = _all_events(attempts, late_events)
+    kinds = Counter(event.kind for event in events)
     return {
         "policy": plan.selection.policy,
         "policy_parameters": {f.name: getattr(policy, f.name) for f in fields(policy)},
@@ -78,18 +82,23 @@ def summarise(
         "total_latency_s": result.state.total_latency_s,
         "measured_latency_s": result.state.measured_latency_s,
         "censored_rounds": result.state.censored_rounds,
-        "missed_jobs": dict(Counter(miss.kind for record in records for miss in record.misses)),
-        "failures": failures(records),
+        "missed_jobs": dict(Counter(miss.kind for attempt in attempts for miss in attempt.missed)),
+        "unneeded_jobs": sum(len(attempt.misses) - len(attempt.missed) for attempt in attempts),
+        "withdrawn_jobs": kinds["withdrawn"],
+        "late_updates": kinds["late"],
+        "merged_updates": kinds["merged"],
+        "failed_attempts": len(attempts) - len(records),
+        "failures": failures(attempts),
         "tau_min_s": _finite(result.state.table.effective_tau_min_s),
         "clamped_latencies": int(result.state.table.clamped.sum()),
         "capped": capped(result.state.table, events),
         "latency_signal": plan.latency.signal,
         "time_scale": plan.latency.time_scale,
-        **_privacy(plan.privacy, records, late_events, result.state.table, size),
+        **_privacy(plan.privacy, attempts, late_events, result.state.table, size),
         "disclosed": [*_ALWAYS_DISCLOSED, *plan.privacy.disclose, *_by_metrics(plan)],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
         "selections_by_group": _selections(records, plan.groups),
-        "rejected_updates": sum(event.kind == "rejected" for event in events),
+        "rejected_updates": kinds["rejected"],
         "timing_error_s": timing_error_s(records, plan.latency.mode),
         **({"overruns": overruns(records)} if plan.latency.mode == "total" else {}),
         "suspect_rounds": result.state.suspect_rounds,
@@ -229,6 +238,17 @@ def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
     return next((e.accuracy for e in evaluations if e.split == "test"), None)
 
 
+def _what_failed(summary: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
+    if unneeded := summary["unneeded_jobs"]:
+        yield "not waited for", Text(f"{unneeded} jobs: enough others had answered")
+    if late := summary["late_updates"]:
+        yield "late updates", Text(f"{late}, {summary['merged_updates']} of them in a later model; their ε is counted")
+    if failed := summary["failed_attempts"]:
+        yield "failed attempts", Text(f"{failed}: no client gave an update; the round was tried again")
+    for failure in summary["failures"]:
+        yield "failed", Text(f"{failure['jobs']} jobs: {failure['reason']}")
+
+
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """The summary as a person reads it at the end of a run."""
     table = Table.grid(padding=(0, 2))
@@ -252,8 +272,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         kinds = ", ".join(f"{count} {kind}" for kind, count in missed.items())
         waits_s = summary["total_latency_s"] - summary["measured_latency_s"]
         table.add_row("missed jobs", f"{kinds}; {waits_s:.1f} s of the latency were waits for them")
-    for failure in summary["failures"]:
-        table.add_row("failed", Text(f"{failure['jobs']} jobs: {failure['reason']}"))
+    for what, text in _what_failed(summary):
+        table.add_row(what, text)
     if summary["clamped_latencies"]:
         table.add_row("below τ_min", f"{summary['clamped_latencies']} latencies, which count as equally fast")
     if summary["capped"]:

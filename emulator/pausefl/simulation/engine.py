@@ -22,6 +22,7 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.rounds.deadline import LEAST_S, derived_deadline_s
 from pausefl_server.rounds.resting import awake
 from pausefl_server.selection import Context, Oracle, Policy, Selection, checked
 from pausefl_server.selection.observed import seen_by_policy
@@ -47,8 +48,9 @@ class Setting:
     seed: int = 1
     presence: Presence | None = None
     """Who is there in which round; None: everyone, always."""
-    deadline_s: float = math.inf
-    """How long a round waits. A client that takes longer misses it; the policy learns no more than that."""
+    deadline_s: float | None = math.inf
+    """How long a round waits; None: as the server derives it (`pausefl_server.rounds.deadline`). A client that takes
+    longer misses it; the policy learns no more than that."""
     rest_rounds_max: int = 64
     """The longest rest after misses in a row, in rounds (`pausefl_server.rounds.resting`)."""
     examples_max: int | None = None
@@ -58,6 +60,15 @@ class Setting:
     def oracle(self) -> Oracle:
         """The truth about the laws, whatever the deadline."""
         return Oracle(*known_means(self.laws, self.tau_min_s))
+
+    def waits_s(self, table: ClientTable, rows: IntArray) -> float:
+        """How long a round with these rows waits."""
+        return derived_deadline_s(table, rows) if self.deadline_s is None else self.deadline_s
+
+    @property
+    def least_wait_s(self) -> float:
+        """What any round waits at least."""
+        return LEAST_S if self.deadline_s is None else self.deadline_s
 
     def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
         """Blocks of (n, K) draws, columns in the order of the sorted ids; the same for every policy."""
@@ -138,8 +149,9 @@ def simulate(
                 watch(selection)
             unrested = replace(context, oracle=setting.oracle, eligible=table.eligible())
             problem = genie.choice(None, unrested) if genie else None
-            gained = _gained(selection, problem, setting, latency_s)
-            record = _record(t, selection, latency_s, table, setting)
+            deadline_s = setting.waits_s(table, selection.rows)
+            gained = _gained(selection, problem, setting, latency_s, deadline_s)
+            record = _record(t, selection, latency_s, table, setting.budget, deadline_s)
             table.apply_round(record)
             table.apply_events(_late_releases(record, table, setting.budget), t)
             _retire(table, setting.budget, selection.rows)
@@ -166,7 +178,7 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     chosen, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table))
     curves, t = _Curves(rounds), 1
     for block in setting.latencies_s(rounds):
-        if (block >= setting.deadline_s).any():
+        if (block >= setting.least_wait_s).any():
             return simulate(policy, setting, rounds)
         for latency_s in curves.pieces(block, t):
             gained = np.empty((len(latency_s), 4))
@@ -317,14 +329,16 @@ def _retire(table: ClientTable, budget: Budget | None, rows: IntArray) -> None:
             table.retired[row] = True
 
 
-def _gained(selection: Selection, problem: Choice | None, setting: Setting, latency_s: FloatArray) -> FloatArray:
+def _gained(
+    selection: Selection, problem: Choice | None, setting: Setting, latency_s: FloatArray, deadline_s: float
+) -> FloatArray:
     """(4,) of one round: regret, genie regret, reward, latency.
 
     Rewards are of the latencies drawn, censored or not: the genie is one that no deadline keeps from the truth.
     """
     tau_min_s = setting.tau_min_s
     slowest = latency_s[selection.rows].max()
-    waited_s = min(slowest, setting.deadline_s)
+    waited_s = min(slowest, deadline_s)
     chosen = np.flatnonzero(np.isin(problem.rows, selection.rows)) if problem else np.empty(0, np.int64)
     if problem is None or len(chosen) != problem.m:
         return np.array([math.nan, math.nan, math.nan, waited_s])
@@ -334,9 +348,11 @@ def _gained(selection: Selection, problem: Choice | None, setting: Setting, late
     return np.array([genie_reward - reward, problem.energy(best) - problem.energy(chosen), reward, waited_s])
 
 
-def _record(t: int, selection: Selection, latency_s: FloatArray, table: ClientTable, setting: Setting) -> RoundRecord:
+def _record(
+    t: int, selection: Selection, latency_s: FloatArray, table: ClientTable, budget: Budget | None, deadline_s: float
+) -> RoundRecord:
     """What the server would have written down: a client answers, or it misses the deadline."""
-    chosen, deadline_s, budget = dict.fromkeys(selection.rows.tolist()), setting.deadline_s, setting.budget
+    chosen = dict.fromkeys(selection.rows.tolist())
     late = [row for row in chosen if latency_s[row] >= deadline_s]
     observations = []
     for row in chosen.keys() - set(late) if late else chosen:
@@ -364,6 +380,7 @@ def _record(t: int, selection: Selection, latency_s: FloatArray, table: ClientTa
         selection_s=0.0,
         model_digest="",
         misses=tuple(Miss(table.ids[row], "timeout", deadline_s, deadline_s) for row in late),
+        deadline_s=deadline_s,
     )
 
 

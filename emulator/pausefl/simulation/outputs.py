@@ -121,7 +121,7 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         budget=budget_of(experiment.privacy),
         seed=experiment.experiment.seed,
         presence=presence_of(experiment.groups, rounds or experiment.experiment.rounds, experiment.experiment.seed),
-        deadline_s=experiment.server.round_timeout_s,
+        deadline_s=experiment.round_timeout_s,
         rest_rounds_max=experiment.server.rest_rounds_max,
         examples_max=experiment.clients.examples_max,
     )

@@ -9,6 +9,7 @@ The wire between one server and its clients: one bidirectional stream per client
                                <-       Job, Frame...      the model; the same bytes for every client of a round
   Result, Frame...             ->                          the update
                                <-       Ack                after the commit that used it; a later round's Job says the same
+                               <-       Withdraw           the job's round is over: stop, unless it is paid for already
                                <-       Ping / Pong ->     at any time
   Goodbye                     <->                          ends the stream
 
@@ -48,6 +49,8 @@ class _StatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Status.ValueTy
     """this job failed; the client stays"""
     STATUS_BUDGET_MISMATCH: _Status.ValueType  # 4
     """the job's schedule is not the one this client agreed to at hello"""
+    STATUS_WITHDRAWN: _Status.ValueType  # 5
+    """the job was withdrawn in time: nothing was released for it"""
 
 class Status(_Status, metaclass=_StatusEnumTypeWrapper): ...
 
@@ -59,6 +62,8 @@ STATUS_FAILED: Status.ValueType  # 3
 """this job failed; the client stays"""
 STATUS_BUDGET_MISMATCH: Status.ValueType  # 4
 """the job's schedule is not the one this client agreed to at hello"""
+STATUS_WITHDRAWN: Status.ValueType  # 5
+"""the job was withdrawn in time: nothing was released for it"""
 Global___Status: _TypeAlias = Status  # noqa: Y015
 
 @_typing.final
@@ -113,6 +118,7 @@ class ServerMessage(_message.Message):
     ACK_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    WITHDRAW_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
     """with job (frame 0) and frame"""
@@ -128,6 +134,8 @@ class ServerMessage(_message.Message):
     def ping(self) -> Global___Ping: ...
     @_builtins.property
     def goodbye(self) -> Global___Goodbye: ...
+    @_builtins.property
+    def withdraw(self) -> Global___Withdraw: ...
     def __init__(
         self,
         *,
@@ -137,13 +145,14 @@ class ServerMessage(_message.Message):
         ack: Global___Ack | None = ...,
         ping: Global___Ping | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        withdraw: Global___Withdraw | None = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "ping", b"ping", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "ping", b"ping", "welcome", b"welcome", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "payload", b"payload", "ping", b"ping", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "payload", b"payload", "ping", b"ping", "welcome", b"welcome", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "job", "frame", "ack", "ping", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "job", "frame", "ack", "ping", "goodbye", "withdraw"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -571,6 +580,32 @@ class Ack(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ack: _TypeAlias = Ack  # noqa: Y015
+
+@_typing.final
+class Withdraw(_message.Message):
+    """The server waits for this job no longer. A client that has not charged a release for it drops it and says so
+    (STATUS_WITHDRAWN); one that has charged sends its update all the same.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    attempt: _builtins.int
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Withdraw: _TypeAlias = Withdraw  # noqa: Y015
 
 @_typing.final
 class Ping(_message.Message):

@@ -13,9 +13,19 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode
 from pausefl_server.connections.conduct import Conduct
 from pausefl_server.ledger import Release
-from pausefl_server.model.norm_bound import NormBound
+from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import Timing
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Pinged, Refusal, SendPing, Update
+from pausefl_server.rounds.messages import (
+    Acknowledge,
+    Dismiss,
+    Dispatch,
+    Pinged,
+    Refusal,
+    SendPing,
+    Update,
+    Withdraw,
+    Withdrawn,
+)
 
 # Checking one frame's worth takes some 30 µs, handing it to a thread and back 100 µs.
 _INLINE_BYTES = 1 << 20
@@ -23,6 +33,8 @@ _INLINE_BYTES = 1 << 20
 _MOST_TIMES_ASKED = 4
 # What an answer may take beyond its frames: a refusal, or an update begun again.
 _SPARE_MESSAGES = 4
+# Jobs a client may be late with at a time.
+_MOST_LATE = 64
 # Messages a client may send beyond what it was asked for, and what one that never answers saves up at most.
 _FREE_MESSAGES, _MOST_MESSAGES = 32, 100_000
 # Two clocks read at slightly different instants: what the parts may add up to beyond the whole.
@@ -54,6 +66,11 @@ class _Exchange:
     times_asked: int = 1
 
     @property
+    def key(self) -> tuple[int, int]:
+        """The job's round and attempt."""
+        return self.job.round, self.job.attempt
+
+    @property
     def first_s(self) -> float:
         """When the client was first handed the job, be it on an earlier stream."""
         return self.started_s if self.job.handed_over_s is None else self.job.handed_over_s
@@ -66,17 +83,10 @@ class _AskAgain:
     exchange: _Exchange
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateLimits:
-    """What every update must keep to."""
-
-    size: int
-    """How many values it has: as many as the model."""
-    norm_bound: NormBound | None = None
-    """What the mechanism cannot have made is rejected; None: nothing is."""
+_Order = Dispatch | Acknowledge | Withdraw | SendPing | Dismiss | _AskAgain
 
 
-class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]):
+class ClientActor(Actor[_Order]):
     """Writes what the coordinator tells it (`run`) and reads what the client answers (`listen`)."""
 
     def __init__(
@@ -98,6 +108,9 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
         self._limits = limits
         self._clock = clock
         self._exchange: _Exchange | None = None
+        self._late: dict[tuple[int, int], _Exchange] = {}  # withdrawn jobs whose updates may have been paid for before
+        self._receiving: _Exchange | None = None  # the one that the last update began to come for
+        self._withdrawn: set[tuple[int, int]] = set()
         self._ping = 0, 0.0  # the last one's nonce, and when it was sent
         self._conduct = conduct or Conduct(clock)
         self._allowed_messages = _FREE_MESSAGES
@@ -110,10 +123,20 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
         """When the client was first handed the job under way; None without one."""
         return None if self._exchange is None else self._exchange.first_s
 
-    async def receive(self, message: Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain) -> None:
+    def offer(self, message: _Order) -> bool:
+        """Take a message as every actor does. A job that is withdrawn while it waits for its turn is not sent."""
+        if isinstance(message, Withdraw):
+            self._withdrawn.add((message.round, message.attempt))
+        return super().offer(message)
+
+    async def receive(self, message: _Order) -> None:
         """Write what the coordinator wants said."""
         match message:
+            case Dispatch() if (message.round, message.attempt) in self._withdrawn:
+                pass
             case Dispatch():
+                if self._exchange is not None and self._exchange.key in self._withdrawn:
+                    self._keep_late(self._exchange)
                 self._exchange = _Exchange(message, self._clock(), 0)
                 self._last_job = message.round, message.attempt
                 self._most_released += 1
@@ -123,6 +146,9 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
             case Acknowledge(round_, attempt):
                 ack = pb.Ack(round=round_, attempt=attempt)
                 await self._stream.write(pb.ServerMessage(ack=ack).SerializeToString())
+            case Withdraw(round_, attempt):
+                withdraw = pb.Withdraw(round=round_, attempt=attempt)
+                await self._stream.write(pb.ServerMessage(withdraw=withdraw).SerializeToString())
             case SendPing() if self._exchange is None:
                 nonce = self._ping[0] + 1
                 self._ping = nonce, self._clock()
@@ -138,7 +164,8 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
         exchange.bytes_down += sum(map(len, messages))
         self._allow(len(messages) + _SPARE_MESSAGES)
         for data in messages:
-            await self._stream.write(data)
+            if exchange.key not in self._withdrawn:
+                await self._stream.write(data)
 
     def _allow(self, messages: int) -> None:
         self._allowed_messages = min(self._allowed_messages + messages, _MOST_MESSAGES)
@@ -183,7 +210,13 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
 
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange, answered = self._exchange, (result.round, result.attempt)
-        if exchange is None or answered != self._last_job:
+        exchange = self._late.get(answered, exchange)
+        self._receiving = None
+        if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
+            self._withdrawn.remove(answered)
+            self._end(exchange)
+            await self._coordinator.tell(Withdrawn(self.client_id, result.round))
+        elif exchange is None or (exchange is self._exchange and answered != self._last_job):
             reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
             if exchange is None or answered < self._last_job:
                 is_late = answered <= self._last_job
@@ -191,8 +224,10 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
             else:
                 await self._ask_again(exchange, DamageError(reason))
         elif result.status != pb.STATUS_OK:
+            self._end(exchange)
             await self._relay_refusal(result)
         else:
+            self._receiving = exchange
             exchange.result, exchange.first_frame_s, exchange.bytes_up = result, arrived_s, n_bytes
             try:
                 exchange.frames = Assembler(result.update, self._limits.size)
@@ -201,8 +236,23 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
             except DamageError as damage:
                 await self._ask_again(exchange, damage)
 
+    def _end(self, exchange: _Exchange | None) -> None:
+        """Wait for no further answer to this job."""
+        if exchange is self._exchange:
+            self._exchange = None
+        elif exchange is not None:
+            self._late.pop(exchange.key, None)
+
+    def _keep_late(self, exchange: _Exchange) -> None:
+        """Remember a withdrawn job while the next one is under way; a client that answers none keeps a few at most."""
+        self._late[exchange.key] = exchange
+        if len(self._late) > _MOST_LATE:
+            oldest = min(self._late)
+            del self._late[oldest]
+            self._withdrawn.discard(oldest)
+
     async def _take_frame(self, index: int, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
-        exchange = self._exchange
+        exchange = self._receiving
         if exchange is None or exchange.frames is None:
             # The rest of an update already rejected: one rejection is enough.
             return
@@ -230,7 +280,8 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
         frames, result = exchange.frames, exchange.result
         if frames is None or result is None or not frames.complete:
             return
-        self._exchange = None
+        self._end(exchange)
+        self._receiving = None
         try:
             release = self._possible(_release(result))
             timing, host = _timing(result.timing, exchange, arrived_s), _host(result.host)
@@ -290,9 +341,10 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
             self._conduct.offend(reason)
 
     async def _relay_refusal(self, result: pb.Result) -> None:
-        self._exchange = None
         exhausted = result.status == pb.STATUS_BUDGET_EXHAUSTED
-        refusal = Refusal(self.client_id, result.round, result.reason, rejected=False, exhausted=exhausted)
+        refusal = Refusal(
+            self.client_id, result.round, result.reason, rejected=False, exhausted=exhausted, attempt=result.attempt
+        )
         await self._coordinator.tell(refusal)
 
 

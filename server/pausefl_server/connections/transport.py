@@ -13,9 +13,10 @@ from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, decode
-from pausefl_server.connections.client_actor import ClientActor, UpdateLimits
+from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.conduct import AbuseError, Conduct
 from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Reception
+from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Dismiss, Lost, Register

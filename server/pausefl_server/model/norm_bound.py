@@ -52,3 +52,13 @@ class NormBound:
         greatest = clipped + scale * (math.log(max(d, 1)) + s)
         total = (clipped if is_vector else d * clipped) + scale * (d + math.sqrt(2 * d * s) + s)
         return greatest * _ROUNDING, total * _ROUNDING
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLimits:
+    """What every update must keep to."""
+
+    size: int
+    """How many values it has: as many as the model."""
+    norm_bound: NormBound | None = None
+    """What the mechanism cannot have made is rejected; None: nothing is."""

@@ -117,6 +117,10 @@ def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     yield _counter("missed_jobs", text, ("kind",), [((kind,), now.missed.get(kind, 0)) for kind in get_args(MissKind)])
     text = "Rounds whose latency is a lower bound, as a miss decided it"
     yield _counter("censored_rounds", text, (), [((), now.censored_rounds)])
+    yield _counter("late_updates", "Updates that came after their round", (), [((), now.late)])
+    yield _counter("withdrawn_jobs", "Withdrawn jobs that clients dropped unpaid", (), [((), now.withdrawn)])
+    text = "Attempts at rounds in which no client gave an update; the rounds were tried again"
+    yield _counter("failed_attempts", text, (), [((), now.failed_attempts)])
     text = "Latencies below τ_min, which count as equally fast"
     yield _counter("clamped_latencies", text, (), [((), now.clamped)])
     yield _histogram("selection_seconds", "Time the policy took to choose", {(): selection})

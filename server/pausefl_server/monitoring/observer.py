@@ -31,6 +31,9 @@ class RunObserver:
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         """A round is on disk; `budgets_end` is the round after which fewer than m clients have budget left."""
 
+    def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
+        """An attempt at a round gave no update and is in the log; the round is tried again."""
+
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
         """The model of `round` was evaluated on one split."""
 
@@ -81,6 +84,11 @@ class Observers(RunObserver):
         """Pass it on to every observer."""
         for observer in self._observers:
             observer.round_committed(record, state, budgets_end)
+
+    def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
+        """Pass it on to every observer."""
+        for observer in self._observers:
+            observer.attempt_failed(record, state)
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
         """Pass it on to every observer."""

@@ -113,9 +113,18 @@ class ProgressReporter(RunObserver):
                 selection_s=record.selection_s,
                 suspect=record.suspect,
                 suspect_rounds=state.suspect_rounds,
-                missed=tuple(miss.client_id for miss in record.misses),
+                missed=tuple(miss.client_id for miss in record.missed),
                 missed_jobs=state.missed_jobs,
             )
+        )
+
+    def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
+        """Report why no client gave an update."""
+        del state
+        self._announce_failures(record)
+        self.noticed(
+            f"no client gave an update in attempt {record.attempt} at round {record.round}, within"
+            f" {record.round_latency_s:.3g} s"
         )
 
     def _announce_end(self, budgets_end: int | None, round: int, m: int) -> None:
@@ -140,7 +149,7 @@ class ProgressReporter(RunObserver):
 
     def _announce_failures(self, record: RoundRecord) -> None:
         """Report why clients gave no update: once for each reason, as far as these are few."""
-        for miss in record.misses:
+        for miss in record.missed:
             if miss.reason not in self._failures and len(self._failures) < _FAILURES_SAID:
                 self._failures.add(miss.reason)
                 self.noticed(f"client {miss.client_id} gave no update in round {record.round}: {miss.reason}")

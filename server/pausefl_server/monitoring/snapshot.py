@@ -15,7 +15,7 @@ import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import Evaluation, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, EventKind, Observation, RoundRecord, Timing
 from pausefl_server.state import RunState
 
 PARTS = (
@@ -172,6 +172,12 @@ class RunSnapshot:
     measured_latency_s: float = 0.0
     """Σ over the rounds of the greatest measured latency."""
     censored_rounds: int = 0
+    late: int = 0
+    """Updates that came after their round."""
+    withdrawn: int = 0
+    """Jobs that clients dropped unpaid."""
+    failed_attempts: int = 0
+    """Attempts at rounds in which no client gave an update."""
     clamped: int = 0
     """Latencies below τ_min."""
     suspect_rounds: int = 0
@@ -204,6 +210,8 @@ def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, *, total
         total_latency_s=state.total_latency_s,
         clients=clients,
         missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
+        late=now.late + _count(record, "late"),
+        withdrawn=now.withdrawn + _count(record, "withdrawn"),
         measured_latency_s=state.measured_latency_s,
         censored_rounds=state.censored_rounds,
         clamped=int(state.table.clamped.sum()),
@@ -213,6 +221,23 @@ def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, *, total
         rounds=now.rounds.observe(np.array([[record.round_latency_s], [record.selection_s]])),
         exchanges=exchanges,
     )
+
+
+def after_failed_attempt(now: RunSnapshot, record: RoundRecord, state: RunState) -> RunSnapshot:
+    """The snapshot with an attempt that no client answered, which `state` has taken already."""
+    return replace(
+        now,
+        total_latency_s=state.total_latency_s,
+        clients=now.clients.after_round((), state.table),
+        missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
+        late=now.late + _count(record, "late"),
+        withdrawn=now.withdrawn + _count(record, "withdrawn"),
+        failed_attempts=now.failed_attempts + 1,
+    )
+
+
+def _count(record: RoundRecord, kind: EventKind) -> int:
+    return sum(event.kind == kind for event in record.events)
 
 
 def greatest_and_median(values: FloatArray) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from pausefl_server.monitoring.observer import RunObserver
-from pausefl_server.monitoring.snapshot import RunSnapshot, after_evaluation, after_round
+from pausefl_server.monitoring.snapshot import RunSnapshot, after_evaluation, after_failed_attempt, after_round
 from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
@@ -53,9 +53,16 @@ class Telemetry(RunObserver):
             self._fold(record, state)
             self.now = replace(self.now, last_round_at_s=self._clock(), budgets_end=budgets_end)
 
+    def attempt_failed(self, record: RoundRecord, state: RunState) -> None:
+        """Count the attempt and its misses."""
+        if self._is_watched:
+            self.now = after_failed_attempt(self.now, record, state)
+
     def replayed(self, record: RoundRecord, state: RunState) -> None:
         """Fold in a round from the log of a resumed run."""
         if self._is_watched:
+            for failed in record.failed_attempts:
+                self.now = after_failed_attempt(self.now, failed, state)
             self._fold(record, state)
 
     def resumed(self, evaluations: Iterable[tuple[int, Evaluation]], budgets_end: int | None) -> None:

@@ -18,20 +18,25 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, RoundRecord
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
+from pausefl_server.rounds.deadline import answers_needed, derived_deadline_s
 from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
-from pausefl_server.rounds.messages import Acknowledge, Lost, Pinged, Refusal, Register, Shutdown, Update
+from pausefl_server.rounds.messages import Acknowledge, Lost, Pinged, Refusal, Register, Shutdown, Update, Withdrawn
 from pausefl_server.rounds.open_round import OpenRound, aggregate, observe, reconciled
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop
 from pausefl_server.rounds.stopwatch import RunStopwatch
-from pausefl_server.selection.base import Oracle
+from pausefl_server.selection.base import Oracle, Selection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import StartingPoint
-from pausefl_server.storage.store import CommitRound, SaveLateEvents, StoreActor
+from pausefl_server.storage.store_actor import CommitRound, SaveFailedAttempt, SaveLateEvents, StoreActor
 
 # How long clients at work when the run is stopped are waited for, so that what they spend is logged.
 _DRAIN_S = 3.0
+
+
+_Told = Register | Lost | Update | Pinged | Refusal | Withdrawn | Shutdown
 
 
 @dataclass(slots=True)
@@ -42,7 +47,7 @@ class _Unlogged:
     pings: list[Ping] = field(default_factory=list)
 
 
-class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown]):
+class Coordinator(Actor[_Told]):
     """Runs the rounds; it alone changes the run's state. `stopped_because` and `outcome` say how the run ended."""
 
     def __init__(
@@ -67,12 +72,14 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._evaluator = evaluator
         self._observer = observer
         self._members = Membership(settings, self.state.table, observer)
-        self._preparer = Preparer(settings, self.state, oracle, start.attempts)
+        self._preparer = Preparer(settings, self.state, oracle)
+        self._attempts = dict(start.attempts)  # which comes next, by round; 1 unless said otherwise
         self._stopwatch = RunStopwatch(monitor)
+        self._late = LateUpdates(keeps=settings.keeps_late_updates)
         self._unlogged = _Unlogged(PendingEvents(start.late_events))
         self._open: OpenRound | None = None  # the round whose answers are waited for
         self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
-        self._without_update = 0  # rounds in a row, since this process began
+        self._without_update = 0  # attempts in a row, since this process began
 
     @property
     def theta(self) -> Vector:
@@ -88,7 +95,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
                 await self._play_next()
         await self._finish()
 
-    async def receive(self, message: Register | Lost | Update | Pinged | Refusal | Shutdown) -> pb.Welcome | None:
+    async def receive(self, message: _Told) -> pb.Welcome | None:
         """Take in what clients send and what happens to them, also while a round is open."""
         match message:
             case Register():
@@ -103,6 +110,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
                     self._observer.pinged(row, ping_s)
             case Refusal():
                 self._take_refusal(message)
+            case Withdrawn(client_id, round_):
+                self._unlogged.events.add(LogEvent("withdrawn", client_id, f"dropped its job of round {round_} unpaid"))
             case Shutdown(reason):
                 self._stop("interrupted", reason)
         return None
@@ -132,7 +141,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         if self.stopped_because or not self.state.table.eligible().size:
             self._unlogged.events.put_back(events)
             return
-        prepared = await self._preparer.prepare(round, self.model)
+        prepared = await self._preparer.prepare(round, self._attempts.get(round, 1), self.model)
         self._open = open_round = self._send(prepared, events)
         await asyncio.sleep(0)  # let the job leave before anything else is done
         await self._report_last_round(busy=open_round.due.keys())
@@ -141,13 +150,25 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
             await self._give_up(open_round)
             return
         self._open = None
-        quick = self.model.theta.nbytes * len(open_round.chosen) <= MAX_FRAME_BYTES
-        model = await off_loop(quick, aggregate, open_round, self.state, self.model, self._settings)
+        self._late.expect(open_round, self.state.table)
+        for client_id, miss in open_round.misses.items():
+            if miss.kind in ("timeout", "unneeded"):
+                self._members.withdraw_job(client_id)
+        if not open_round.updates:
+            host = self._stopwatch.report(started)
+            await self._try_again(
+                open_round.record(self.model.digest, self._stopwatch.wall_clock_s(), host, self._settings)
+            )
+            return
+        late = self._late.hand_over()
+        quick = self.model.theta.nbytes * (len(open_round.chosen) + len(late)) <= MAX_FRAME_BYTES
+        weighted = [update.in_round(round) for update in late]
+        model = await off_loop(quick, aggregate, open_round, weighted, self.state, self.model, self._settings)
         for client_id, reason in open_round.outliers.items():
             self._observer.rejected(f"client {client_id} {reason}: rejected")
             self._unlogged.events.add(LogEvent("rejected", client_id, reason))
         host = self._stopwatch.report(started)
-        for event in open_round.capped:
+        for event in (*open_round.capped, *(update.merged(round) for update in late)):
             self._unlogged.events.add(event)
         await self._commit(open_round.record(model.digest, self._stopwatch.wall_clock_s(), host, self._settings), model)
 
@@ -161,24 +182,38 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
 
     def _send(self, prepared: PreparedRound, events: tuple[LogEvent, ...]) -> OpenRound:
         chosen = tuple(self.state.table.ids[row] for row in prepared.selection.rows)
-        sent_s = time.monotonic()
-        deadline_s = sent_s + self._settings.round_timeout_s
+        spare, quorum = self._settings.spare, self._settings.quorum
         open_round = OpenRound(
-            prepared.job, prepared.selection, prepared.selection_s, chosen, events, sent_s, deadline_s
+            *(prepared.job, prepared.selection, prepared.selection_s, chosen, events),
+            sent_s=time.monotonic(),
+            timeout_s=self._timeout_s(prepared.selection),
+            needed=answers_needed(len(set(chosen)), self.state.policy.m - spare, spare, quorum),
         )
         for client_id in open_round.due:  # once each, also where a policy has drawn one twice
             self._members.offer(client_id, prepared.job)
         return open_round
 
+    def _timeout_s(self, selection: Selection) -> float:
+        if self._settings.round_timeout_s is not None:
+            return self._settings.round_timeout_s
+        return derived_deadline_s(
+            self.state.table,
+            selection.rows,
+            failed_attempts=self.state.failed_attempts,
+            time_scale=self._settings.time_scale,
+        )
+
     async def _collect(self, open_round: OpenRound) -> None:
-        """Handle messages until all clients have answered or are overdue, or the run is to end."""
-        while open_round.due and not self.stopped_because:
+        """Handle messages until enough clients have answered or all are overdue, or the run is to end."""
+        while open_round.due and not open_round.is_answered and not self.stopped_because:
             patience_s = min(open_round.due.values()) - time.monotonic()
             if patience_s > 0 and await self.pump(patience_s):
                 await self.drain()
             else:
                 for client_id in open_round.give_up(time.monotonic()):
                     self._unlogged.events.add(LogEvent("missed", client_id, "gave no answer in time"))
+        if open_round.is_answered:
+            open_round.end(time.monotonic())
 
     async def _give_up(self, open_round: OpenRound) -> None:
         """End the open round without its commit; what its clients spent on it is logged.
@@ -201,22 +236,25 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self.model = model
         self.state.after_round(record)
         self._unreported = record
-        self._stop_untrained(record)
+        self._without_update = 0
 
-    def _stop_untrained(self, record: RoundRecord) -> None:
-        """End a run in which nothing is learnt: too many rounds in a row without a single update.
+    async def _try_again(self, record: RoundRecord) -> None:
+        """Log an attempt at a round that gave no update; the round is tried again, with other clients if there are any.
 
-        A round that found budgets used up does not count: the others may still have some.
+        Too many such attempts in a row end the run. One that found budgets used up does not count: the others may still
+        have some.
         """
-        if record.observations or self._unlogged.events.retired():
-            self._without_update = 0
-            return
-        self._without_update += 1
-        if self._without_update >= min(self._settings.rounds_without_update_max, self._settings.rounds):
+        pings, self._unlogged.pings = tuple(self._unlogged.pings), []
+        await self._store.ask(SaveFailedAttempt(record, pings))
+        self.state.after_failed_attempt(record)
+        self._attempts[record.round] = record.attempt + 1
+        self._observer.attempt_failed(record, self.state)
+        self._without_update = 0 if self._unlogged.events.retired() else self._without_update + 1
+        if self._without_update >= self._settings.rounds_without_update_max:
             last = record.misses[-1]
             self._stop(
                 "failed",
-                f"no client gave an update in {self._without_update} rounds in a row; the last one,"
+                f"no client gave an update in {self._without_update} attempts in a row; the last one,"
                 f" {last.client_id}: {last.reason}",
             )
 
@@ -300,6 +338,8 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         if self._open is not None and (job := self._open.returned(client_id, now_s)) is not None:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
             self._members.offer(client_id, job)
+        else:
+            self._members.withdraw_job(client_id)  # it may still work on the job that it had when its stream broke
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:
@@ -315,12 +355,14 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         table, open_round, row = self.state.table, self._open, self.state.table.row_of.get(update.client_id)
         proven, used = (int(table.proven[row]), int(table.used[row])) if row is not None else (0, 0)
         try:
-            if open_round is None or not open_round.lacks(update):
-                raise WireError(f"round {update.round} is over, its update came too late")
             check_release(update.release, self._settings.budget, proven, used)
+            if open_round is None or not open_round.lacks(update):
+                for event in self._late.take(update):
+                    self._unlogged.events.add(event)
+                return
         except WireError as error:
-            refusal = Refusal(update.client_id, update.round, str(error), rejected=True, release=update.release)
-            self._take_refusal(refusal)
+            answer = update.client_id, update.round, str(error)
+            self._take_refusal(Refusal(*answer, rejected=True, release=update.release, attempt=update.attempt))
             return
         open_round.take(update, observe(update, table, self._settings, time.monotonic()))
 
@@ -332,7 +374,7 @@ class Coordinator(Actor[Register | Lost | Update | Pinged | Refusal | Shutdown])
         self._unlogged.events.add(LogEvent(kind, client_id, refusal.reason))
         if is_plausible(refusal.release, self._settings.budget):
             self._unlogged.events.add(reconciled(refusal))
-        if self._open is not None and refusal.round == self._open.job.round and client_id in self._open.due:
+        if self._open is not None and self._open.is_of(refusal) and client_id in self._open.due:
             self._open.miss(client_id, "rejected" if refusal.rejected else "refused", refusal.reason, time.monotonic())
 
     # -- the end

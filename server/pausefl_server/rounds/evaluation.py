@@ -10,7 +10,7 @@ from pausefl_proto.errors import EvaluatorLost, PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
-from pausefl_server.storage.store import SaveEvaluations, StoreActor
+from pausefl_server.storage.store_actor import SaveEvaluations, StoreActor
 
 
 class EvaluateModel(Protocol):

@@ -36,6 +36,14 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdraw:
+    """To a client actor: this job is not waited for any more."""
+
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class SendPing:
     """To a client actor: ping the client, if it is idle."""
 
@@ -55,7 +63,7 @@ class Peer(Protocol):
     def client_id(self) -> str:
         """The id the client said hello with."""
 
-    def offer(self, message: Dispatch | Acknowledge | SendPing | Dismiss, /) -> bool:
+    def offer(self, message: Dispatch | Acknowledge | Withdraw | SendPing | Dismiss, /) -> bool:
         """Hand over a message; False when the actor has stopped or its mailbox is full."""
 
 
@@ -120,6 +128,15 @@ class Refusal:
     exhausted: bool = False
     """True: its privacy budget is spent; it will release nothing more."""
     release: Release = field(default_factory=Release)
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """To the coordinator: a client dropped a withdrawn job before it released anything for it."""
+
+    client_id: str
+    round: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """A round between its job and its commit: who still owes an answer, what has come, and what becomes of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.arrays import FloatArray
+from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import capped_shares, outliers
 from pausefl_server.model.global_model import GlobalModel
@@ -27,6 +29,15 @@ CAPPED_DEVICE_TIME = "device time"
 """What a "capped" event's detail says was cut."""
 
 
+@dataclass(frozen=True, slots=True)
+class WeightedUpdate:
+    """What a client gives to a model: a vector, (d,) float32, and what it weighs there."""
+
+    client_id: str
+    vector: Vector
+    weight: float
+
+
 @dataclass(slots=True)
 class OpenRound:
     """A job that is out, and the answers to it. Times are the server's clock."""
@@ -41,8 +52,10 @@ class OpenRound:
     """All that the selection knew and the round before did not."""
     sent_s: float
     """When the job was offered to the clients."""
-    deadline_s: float
-    """Until when the round waits."""
+    timeout_s: float
+    """How long the round waits for its clients, from when the job was sent."""
+    needed: int
+    """So many answers end the round."""
     due: dict[str, float] = field(init=False)
     """The clients that still owe an answer, and until when each is waited for."""
     handed_over: dict[str, float] = field(default_factory=dict)
@@ -61,9 +74,28 @@ class OpenRound:
     def __post_init__(self) -> None:
         self.due = dict.fromkeys(self.chosen, self.deadline_s)
 
+    @property
+    def deadline_s(self) -> float:
+        """Until when the round waits; nothing moves it."""
+        return self.sent_s + self.timeout_s
+
     def lacks(self, update: Update) -> bool:
         """Whether this is an answer that is still waited for."""
-        return update.round == self.job.round and update.client_id in self.due
+        return self.is_of(update) and update.client_id in self.due
+
+    def is_of(self, answer: Update | Refusal) -> bool:
+        """Whether this answers the job that is out, and not an earlier attempt at the round."""
+        return (answer.round, answer.attempt) == (self.job.round, self.job.attempt)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether enough clients have answered."""
+        return len(self.updates) >= self.needed
+
+    def end(self, now_s: float) -> None:
+        """Wait no longer for the clients that still owe an answer: enough others have given theirs."""
+        for client_id in tuple(self.due):
+            self.miss(client_id, "unneeded", "enough others had answered", now_s)
 
     def take(self, update: Update, observation: Observation) -> None:
         """Count an answer that was waited for."""
@@ -132,7 +164,11 @@ class OpenRound:
             observations=observations,
             events=self.events,
             round_latency_s=max(
-                [*(o.latency_s for o in observations), *(miss.latency_s for miss in misses)], default=0.0
+                [
+                    *(o.latency_s for o in observations),
+                    *(miss.latency_s for miss in misses if miss.kind != "unneeded"),
+                ],
+                default=0.0,
             ),
             wall_clock_s=wall_clock_s,
             selection_s=self.selection_s,
@@ -141,6 +177,7 @@ class OpenRound:
             cluster_penalty_s=self.selection.cluster_penalty_s,
             host=host,
             misses=misses,
+            deadline_s=self.timeout_s,
             suspect=settings.limits.doubts(host, hosts, settings.signal, total_delays=settings.total_delays),
         )
 
@@ -197,20 +234,26 @@ def reconciled(message: Update | Refusal) -> LogEvent:
     )
 
 
-def aggregate(open_round: OpenRound, state: RunState, model: GlobalModel, settings: ServerSettings) -> GlobalModel:
-    """The model moved by the updates that came and that the policy admits; the same one where there are none."""
-    admitted = _without_outliers(open_round, _inspect(open_round, state), settings.aggregation.norm_limit)
-    if not admitted:
-        return model
-    selection = open_round.selection
+def aggregate(
+    open_round: OpenRound, late: Sequence[WeightedUpdate], state: RunState, model: GlobalModel, settings: ServerSettings
+) -> GlobalModel:
+    """The model moved by the updates that came and that the policy admits; the same one where there are none.
+
+    `late` ones, which no policy inspects, come last.
+    """
+    admitted, selection = _inspect(open_round, state), open_round.selection
     weights: FloatArray
     if selection.weights is None:
         weights = state.table.n_examples[selection.rows[admitted]].astype(np.float64)
     else:
         weights = selection.weights[admitted]
-    weights = _capped(weights, [open_round.chosen[i] for i in admitted], open_round, settings)
-    updates = [open_round.updates[open_round.chosen[i]].vector for i in admitted]
-    return model.updated(updates, weights, settings.aggregation, settings.optimizer)
+    fresh = [open_round.updates[open_round.chosen[i]] for i in admitted]
+    updates = [*(WeightedUpdate(u.client_id, u.vector, w) for u, w in zip(fresh, weights, strict=True)), *late]
+    updates = _without_outliers(updates, open_round, settings.aggregation.norm_limit)
+    if not updates:
+        return model
+    capped = _capped(np.array([u.weight for u in updates]), [u.client_id for u in updates], open_round, settings)
+    return model.updated([u.vector for u in updates], capped, settings.aggregation, settings.optimizer)
 
 
 def _capped(weights: FloatArray, client_ids: list[str], open_round: OpenRound, settings: ServerSettings) -> FloatArray:
@@ -225,13 +268,14 @@ def _capped(weights: FloatArray, client_ids: list[str], open_round: OpenRound, s
     return shares
 
 
-def _without_outliers(open_round: OpenRound, admitted: list[int], norm_limit: float | None) -> list[int]:
+def _without_outliers(
+    updates: list[WeightedUpdate], open_round: OpenRound, norm_limit: float | None
+) -> list[WeightedUpdate]:
     if norm_limit is None:
-        return admitted
-    clients = [open_round.chosen[i] for i in admitted]
-    found = outliers([open_round.updates[client_id].vector for client_id in clients], norm_limit)
-    open_round.outliers.update((clients[place], reason) for place, reason in found.items())
-    return [i for i, client_id in zip(admitted, clients, strict=True) if client_id not in open_round.outliers]
+        return updates
+    found = outliers([update.vector for update in updates], norm_limit)
+    open_round.outliers.update((updates[place].client_id, reason) for place, reason in found.items())
+    return [update for i, update in enumerate(updates) if i not in found]
 
 
 def _inspect(open_round: OpenRound, state: RunState) -> list[int]:

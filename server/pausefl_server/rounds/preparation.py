@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,20 +35,16 @@ class PreparedRound:
 class Preparer:
     """Chooses clients by the run's policy and frames the model for them."""
 
-    def __init__(
-        self, settings: ServerSettings, state: RunState, oracle: Oracle | None, attempts: Mapping[int, int]
-    ) -> None:
-        """`attempts` says which attempt comes next at each round that was taken back."""
+    def __init__(self, settings: ServerSettings, state: RunState, oracle: Oracle | None) -> None:
         self._settings = settings
         self._state = state
         self._oracle = oracle
-        self._attempts = attempts
         self._selection_s = float("inf")  # how long the last selection took
 
-    async def prepare(self, round: int, model: GlobalModel) -> PreparedRound:
+    async def prepare(self, round: int, attempt: int, model: GlobalModel) -> PreparedRound:
         """Select and frame; off the event loop unless the last selection was quick and the model is small."""
         quick = self._selection_s < _QUICK_S and model.theta.nbytes <= MAX_FRAME_BYTES
-        prepared = await off_loop(quick, self._prepare, round, self._attempts.get(round, 1), model)
+        prepared = await off_loop(quick, self._prepare, round, attempt, model)
         self._selection_s = prepared.selection_s
         return prepared
 

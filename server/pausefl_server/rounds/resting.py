@@ -11,9 +11,13 @@ def awake(table: ClientTable, round: int, m: int, rest_rounds_max: int) -> IntAr
 
     A client that missed k times in a row rests min(2^(k-1), rest_rounds_max) rounds, as a binary exponential backoff
     (Metcalfe and Boggs, CACM 1976). An answer ends that. With fewer than m others, resting clients are asked after
-    all, those first whose rest ends first.
+    all, those first whose rest ends first. One that missed an earlier attempt at this very round is asked again only
+    where no other client is there.
     """
     rows = table.eligible()
+    missed_now = (table.misses_in_a_row[rows] > 0) & (table.last_missed_round[rows] == round)
+    if missed_now.any() and not missed_now.all():
+        rows = rows[~missed_now]
     doublings = np.minimum(table.misses_in_a_row[rows] - 1, 62)
     rest = np.minimum(np.left_shift(1, np.maximum(doublings, 0)), rest_rounds_max)
     ends = np.where(table.misses_in_a_row[rows] > 0, table.last_missed_round[rows] + rest, 0)

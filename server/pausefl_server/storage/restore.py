@@ -52,6 +52,7 @@ def restore(
         after_each,
         tau_min_s=settings.tau_min_s,
         examples_max=settings.examples_max,
+        unfinished=store.failed_attempts(),
     )
     late = store.late_events()
     evaluated, every = {t for t, e in store.evaluations() if e.subset}, settings.evaluation_every

@@ -19,8 +19,30 @@ CREATE TABLE rounds (
     timer_overshoot_s REAL NOT NULL,
     steal_share REAL NOT NULL,
     compute_share REAL NOT NULL,
-    suspect TEXT NOT NULL              -- JSON list of reasons to doubt the round's measurements, empty: none
+    suspect TEXT NOT NULL,             -- JSON list of reasons to doubt the round's measurements, empty: none
+    deadline_s REAL NOT NULL           -- how long the round waited for its clients at most
 ) STRICT;
+
+-- The attempts at a round that no client answered: the same columns. The round was tried again with other clients.
+CREATE TABLE failed_attempts (
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    chosen TEXT NOT NULL,
+    weights TEXT,
+    round_latency_s REAL NOT NULL,     -- what was waited for
+    cluster_penalty_s REAL NOT NULL,
+    wall_clock_s REAL NOT NULL,
+    selection_s REAL NOT NULL,
+    model_digest TEXT NOT NULL,        -- of θ, which stayed as it was
+    details TEXT NOT NULL,
+    loop_lag_s REAL NOT NULL,
+    timer_overshoot_s REAL NOT NULL,
+    steal_share REAL NOT NULL,
+    compute_share REAL NOT NULL,
+    suspect TEXT NOT NULL,
+    deadline_s REAL NOT NULL,
+    PRIMARY KEY (round, attempt)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE observations (
     round INTEGER NOT NULL REFERENCES rounds(round),
@@ -56,19 +78,21 @@ CREATE TABLE observations (
 
 -- The chosen clients without an accepted update: latencies censored at latency_s.
 CREATE TABLE misses (
-    round INTEGER NOT NULL REFERENCES rounds(round),
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,          -- the round's, or one of failed_attempts
     client_id TEXT NOT NULL,
-    kind TEXT NOT NULL,                -- 'timeout', 'lost' (its stream), 'refused' (by the client) or 'rejected'
+    kind TEXT NOT NULL,                -- 'timeout', 'lost' (its stream), 'refused' (by the client), 'rejected' or 'unneeded'
     waited_s REAL NOT NULL,            -- from the job's hand-over until the server waited no longer
     latency_s REAL NOT NULL,           -- the same at the emulated scale: the latency is longer than this
     reason TEXT NOT NULL,
-    PRIMARY KEY (round, client_id)
+    PRIMARY KEY (round, attempt, client_id)
 ) STRICT, WITHOUT ROWID;
 
 -- Everything else that happened to a client; without these the log could not be replayed.
 CREATE TABLE events (
     sequence INTEGER PRIMARY KEY,
     round INTEGER NOT NULL,            -- the round whose transaction wrote it
+    attempt INTEGER NOT NULL,          -- the attempt at it that knew of it first; 0: none has begun since
     kind TEXT NOT NULL,
     client_id TEXT NOT NULL,
     detail TEXT NOT NULL,
@@ -81,7 +105,7 @@ CREATE INDEX events_by_round ON events(round);
 
 -- What the rows were when they were written: a changed bit that SQLite cannot see is found when the run is resumed.
 CREATE TABLE seals (
-    subject TEXT PRIMARY KEY,          -- 'round 17': its rows here and in observations and events; or a table's name
+    subject TEXT PRIMARY KEY,          -- 'round 17': its rows in all tables of the log; or a table's name
     digest TEXT NOT NULL               -- SHA-256
 ) STRICT, WITHOUT ROWID;
 
@@ -111,20 +135,23 @@ CREATE TABLE optimizer_states (
 ) STRICT;
 
 -- round_latency_s is at least measured_latency_s, the greatest latency of an update. Where it is more, a miss decided
--- it: the round would have taken longer than that (is_censored = 1).
+-- it: the round would have taken longer than that (is_censored = 1). total_latency_s has the waits of failed attempts
+-- at a round as well, failed_latency_s.
 CREATE VIEW round_latency AS
 WITH measured AS (SELECT round, max(latency_s) AS latency_s FROM observations GROUP BY round),
-     missed AS (SELECT round, count(*) AS clients FROM misses GROUP BY round)
+     missed AS (SELECT round, count(*) AS clients FROM misses GROUP BY round),
+     failed AS (SELECT round, sum(round_latency_s) AS latency_s, count(*) AS attempts FROM failed_attempts GROUP BY round)
 SELECT rounds.round, round_latency_s,
-       sum(round_latency_s) OVER (ORDER BY rounds.round) AS total_latency_s,
+       sum(round_latency_s + coalesce(failed.latency_s, 0.0)) OVER (ORDER BY rounds.round) AS total_latency_s,
        cluster_penalty_s, wall_clock_s, selection_s,
        coalesce(measured.latency_s, 0.0) AS measured_latency_s, coalesce(missed.clients, 0) AS misses,
-       round_latency_s > coalesce(measured.latency_s, 0.0) AS is_censored
-FROM rounds LEFT JOIN measured USING (round) LEFT JOIN missed USING (round);
+       round_latency_s > coalesce(measured.latency_s, 0.0) AS is_censored,
+       deadline_s, coalesce(failed.attempts, 0) AS failed_attempts, coalesce(failed.latency_s, 0.0) AS failed_latency_s
+FROM rounds LEFT JOIN measured USING (round) LEFT JOIN missed USING (round) LEFT JOIN failed USING (round);
 
 -- A row per chosen client without an update: its latency is more than latency_s (waited_s at the emulated scale).
 CREATE VIEW censored_latencies AS
-SELECT round, client_id, kind, waited_s, latency_s, reason FROM misses;
+SELECT round, client_id, kind, waited_s, latency_s, reason, attempt FROM misses;
 
 -- exchange_s = framing_s + round_trip_s + server_wait_s; the parts from reconnect_s to propagation_s add up to the
 -- round trip, of which propagation_s is the residual that no clock saw.
@@ -168,7 +195,8 @@ FROM rounds LEFT JOIN spent ON spent.round = rounds.round GROUP BY rounds.round;
 
 CREATE VIEW selections AS
 SELECT chosen.value AS client_id, count(*) AS times_chosen
-FROM rounds, json_each(rounds.chosen) AS chosen GROUP BY chosen.value;
+FROM (SELECT chosen FROM rounds UNION ALL SELECT chosen FROM failed_attempts) AS asked, json_each(asked.chosen) AS chosen
+GROUP BY chosen.value;
 
 -- Who was chosen in which round; twice, where the policy drew a client twice.
 CREATE VIEW choices AS

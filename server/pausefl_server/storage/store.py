@@ -1,13 +1,11 @@
-"""The observation log on disk (run.db), and the actor that writes it from a thread of its own."""
+"""The observation log on disk (run.db)."""
 
-import asyncio
 import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from importlib import resources
 from operator import attrgetter
 from pathlib import Path
@@ -17,18 +15,16 @@ import numpy as np
 
 from pausefl_process.head import Head
 from pausefl_process.host_monitor import HostReport
-from pausefl_proto.actor import Actor
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.storage.checkpoint import Checkpoint
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _ROUND = (
     *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
-    *("wall_clock_s", "selection_s", "model_digest", "details", "suspect"),
+    *("wall_clock_s", "selection_s", "model_digest", "details", "suspect", "deadline_s"),
 )
 _EVENT = tuple(f.name for f in fields(LogEvent))
 _MISS = tuple(f.name for f in fields(Miss))
@@ -60,7 +56,7 @@ class Store:
             except BaseException:
                 self._db.close()
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where what SQLite complains of is damaged
             raise _unusable(path, error) from error
 
     def _open(self, path: Path) -> None:
@@ -91,14 +87,17 @@ class Store:
     ) -> None:
         """Write a round, its events, observations, pings and server optimizer's state in one transaction."""
         with self._transaction():
-            self._db.execute(_INSERT_ROUND, _round_row(record))
-            self._replace_events(record.round, record.events)
+            self._write_attempt(_INSERT_ROUND, record, pings)
             rows = [_observation_row(record.round, o) for o in record.observations]
             self._db.executemany(_INSERT_OBSERVATION, rows)
-            self._db.executemany(_INSERT_MISS, [(record.round, *_miss_values(miss)) for miss in record.misses])
-            self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(record.round, optimizer_state)
+            self._seal_round(record.round)
+
+    def save_failed_attempt(self, record: RoundRecord, pings: Iterable[Ping] = ()) -> None:
+        """Write an attempt at the next round that no client answered; the round is tried again."""
+        with self._transaction():
+            self._write_attempt(_INSERT_FAILED, record, pings)
             self._seal_round(record.round)
 
     def optimizer_state(self, round: int) -> Vector | None:
@@ -110,7 +109,7 @@ class Store:
     def save_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
         """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
         with self._transaction():
-            self._replace_events(round, events)
+            self._replace_late_events(round, events)
             self._seal_round(round)
 
     def save_evaluations(self, round: int, evaluations: Iterable[Evaluation]) -> None:
@@ -130,10 +129,13 @@ class Store:
         return read_rounds(self._db)
 
     def late_events(self) -> list[LogEvent]:
-        """Events written after the last committed round."""
-        last = "(SELECT coalesce(max(round), 0) FROM rounds)"
-        rows = self._db.execute(f"SELECT {', '.join(_EVENT)} FROM events WHERE round > {last} ORDER BY round, sequence")
-        return [LogEvent(*row) for row in rows]
+        """Events that no attempt at a round knows of yet."""
+        query = f"SELECT {', '.join(_EVENT)} FROM events WHERE attempt = 0 ORDER BY round, sequence"
+        return [LogEvent(*row) for row in self._db.execute(query)]
+
+    def failed_attempts(self) -> list[RoundRecord]:
+        """The attempts so far at the round after the last committed one; no client answered them."""
+        return read_failed_attempts(self._db)
 
     def go_back_to(self, round: int, optimizer_state: Vector | None = None) -> None:
         """Take back every round after this one. What its clients spent on them stays spent.
@@ -142,7 +144,7 @@ class Store:
         `optimizer_state` is the server optimizer's after `round`, where it is not here.
         """
         with self._transaction():
-            later = self._db.execute("SELECT round FROM rounds WHERE round > ? ORDER BY round DESC", (round,))
+            later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
             for (taken_back,) in later.fetchall():
                 self._forget_round(taken_back)
             if optimizer_state is not None and optimizer_state.size:
@@ -150,9 +152,11 @@ class Store:
             self._seal_table("evaluations")
 
     def attempts(self) -> dict[int, int]:
-        """Which attempt at a round comes next, for each that was taken back; 1 for all others."""
+        """Which attempt at a round comes next, for each that was taken back or has failed; 1 for all others."""
         rows = self._db.execute("SELECT key, value FROM meta WHERE key LIKE 'attempt of round %'")
-        return {int(key.removeprefix("attempt of round ")): int(value) for key, value in rows}
+        taken_back = {int(key.removeprefix("attempt of round ")): int(value) for key, value in rows}
+        failed = self._db.execute("SELECT round, max(attempt) + 1 FROM failed_attempts GROUP BY round")
+        return taken_back | dict(failed.fetchall())
 
     def close(self) -> None:
         """Close the database, which takes its write-ahead log in."""
@@ -160,7 +164,7 @@ class Store:
         self._head.close()
 
     def _forget_round(self, round: int) -> None:
-        (attempt,) = self._db.execute("SELECT attempt FROM rounds WHERE round = ?", (round,)).fetchone()
+        (attempt,) = self._db.execute(_SELECT_LAST_ATTEMPT, (round,)).fetchone()
         self._set_meta(f"attempt of round {round}", str(attempt + 1))
         spent = self._db.execute(
             "SELECT client_id, epsilon_spent, participation FROM observations WHERE round = ? AND participation > 0",
@@ -168,8 +172,9 @@ class Store:
         ).fetchall()
         corrections = [LogEvent("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
         events = [LogEvent(*e) for e in self._db.execute(_SELECT_EVENTS_OF_ROUND, (round,)).fetchall()]
-        self._replace_events(round, [*events, *corrections])
-        for table in ("observations", "misses", "evaluations", "rounds"):
+        self._db.execute("DELETE FROM events WHERE round = ?", (round,))
+        self._insert_events(round, 0, [*events, *corrections])
+        for table in ("observations", "misses", "evaluations", "failed_attempts", "rounds"):
             self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
         self._seal_round(round)
 
@@ -206,19 +211,47 @@ class Store:
             raise
         self._head.write(commits + 1)
 
-    def _replace_events(self, round: int, events: Iterable[LogEvent]) -> None:
-        self._db.execute("DELETE FROM events WHERE round = ?", (round,))
-        self._db.executemany(_INSERT_EVENT, [(round, *_event_values(event)) for event in events])
+    def _write_attempt(self, insert: str, record: RoundRecord, pings: Iterable[Ping]) -> None:
+        key = record.round, record.attempt
+        self._db.execute(insert, _round_row(record))
+        self._replace_late_events(record.round, ())
+        self._insert_events(*key, record.events)
+        self._db.executemany(_INSERT_MISS, [(*key, *_miss_values(miss)) for miss in record.misses])
+        self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
+
+    def _replace_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
+        self._db.execute("DELETE FROM events WHERE round = ? AND attempt = 0", (round,))
+        self._insert_events(round, 0, events)
+
+    def _insert_events(self, round: int, attempt: int, events: Iterable[LogEvent]) -> None:
+        self._db.executemany(_INSERT_EVENT, [(round, attempt, *_event_values(event)) for event in events])
 
 
 def read_rounds(database: sqlite3.Connection) -> list[RoundRecord]:
     """The whole log of a run's database, in order; it may be open read-only."""
-    observations = _by_round(database, "observations", _OBSERVATION, "client_id", _observation)
-    events = _by_round(database, "events", _EVENT, "sequence", lambda row: LogEvent(*row))
-    misses = _by_round(database, "misses", _MISS, "client_id", lambda row: Miss(*row))
+    failed: dict[int, list[RoundRecord]] = {}
+    for attempt in _read_attempts(database, "failed_attempts", {}):
+        failed.setdefault(attempt.round, []).append(attempt)
+    observations = _grouped(database, "observations", ("round",), _OBSERVATION, "client_id", _observation)
+    records = _read_attempts(database, "rounds", observations)
+    return [replace(r, failed_attempts=tuple(failed[r.round])) if r.round in failed else r for r in records]
+
+
+def read_failed_attempts(database: sqlite3.Connection) -> list[RoundRecord]:
+    """The attempts at the round after the last committed one, in order."""
+    last = database.execute("SELECT coalesce(max(round), 0) FROM rounds").fetchone()[0]
+    return [attempt for attempt in _read_attempts(database, "failed_attempts", {}) if attempt.round > last]
+
+
+def _read_attempts(
+    database: sqlite3.Connection, table: str, observations: dict[tuple[Any, ...], list[Any]]
+) -> list[RoundRecord]:
+    key = "round", "attempt"
+    events = _grouped(database, "events", key, _EVENT, "sequence", lambda row: LogEvent(*row))
+    misses = _grouped(database, "misses", key, _MISS, "client_id", lambda row: Miss(*row))
+    rows = database.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM {table} ORDER BY round, attempt")
     return [
-        _record(row, observations.get(row[0], []), events.get(row[0], []), misses.get(row[0], []))
-        for row in database.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds ORDER BY round")
+        _record(row, observations.get(row[:1], []), events.get(row[:2], []), misses.get(row[:2], [])) for row in rows
     ]
 
 
@@ -266,30 +299,42 @@ def _digest_of_table(database: sqlite3.Connection, table: str) -> str:
     return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
 
 
-def _by_round(
+def _grouped(
     database: sqlite3.Connection,
     table: str,
+    key: Sequence[str],
     columns: Sequence[str],
     order: str,
     build: Callable[[tuple[Any, ...]], Any],
-) -> dict[int, list[Any]]:
-    found: dict[int, list[Any]] = {}
-    query = f"SELECT round, {', '.join(columns)} FROM {table} ORDER BY round, {order}"
-    for round_, *row in database.execute(query):
-        found.setdefault(round_, []).append(build(tuple(row)))
+) -> dict[tuple[Any, ...], list[Any]]:
+    """The rows of a table by their key, in order."""
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    query = f"SELECT {', '.join((*key, *columns))} FROM {table} ORDER BY {', '.join((*key, order))}"
+    for row in database.execute(query):
+        found.setdefault(row[: len(key)], []).append(build(row[len(key) :]))
     return found
 
 
 _INSERT_ROUND = _insert("rounds", (*_ROUND, *_HOST))
 _INSERT_OBSERVATION = _insert("observations", ("round", *_OBSERVATION))
-_INSERT_MISS = _insert("misses", ("round", *_MISS))
+_INSERT_FAILED = _insert("failed_attempts", (*_ROUND, *_HOST))
+_INSERT_MISS = _insert("misses", ("round", "attempt", *_MISS))
 _INSERT_PING = _insert("pings", ("round", "client_id", "ping_s"))
-_INSERT_EVENT = _insert("events", ("round", *_EVENT))
+_INSERT_EVENT = _insert("events", ("round", "attempt", *_EVENT))
+_SELECT_ROUNDS_AFTER = (
+    "SELECT round FROM rounds WHERE round > ? UNION SELECT round FROM failed_attempts WHERE round > ? ORDER BY 1 DESC"
+)
+_SELECT_LAST_ATTEMPT = (
+    "SELECT max(attempt) FROM"
+    " (SELECT round, attempt FROM rounds UNION ALL SELECT round, attempt FROM failed_attempts)"
+    " WHERE round = ?"
+)
 _SELECT_ROUND = (
     f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds WHERE round = ?",
+    f"SELECT {', '.join((*_ROUND, *_HOST))} FROM failed_attempts WHERE round = ? ORDER BY attempt",
     f"SELECT {', '.join(_OBSERVATION)} FROM observations WHERE round = ? ORDER BY client_id",
-    f"SELECT {', '.join(_MISS)} FROM misses WHERE round = ? ORDER BY client_id",
-    f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence",
+    f"SELECT attempt, {', '.join(_MISS)} FROM misses WHERE round = ? ORDER BY attempt, client_id",
+    f"SELECT attempt, {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence",
 )
 _SEALED_TABLES = ("meta", "evaluations", "optimizer_states")
 _SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence"
@@ -337,64 +382,3 @@ def _observation(row: tuple[Any, ...]) -> Observation:
     scalars = dict(zip(_SCALARS, row[:n], strict=True))
     timing, host = Timing(*row[n:m]), HostReport(*row[m:-1])
     return Observation(timing=timing, host=host, statistics=json.loads(row[-1]), **scalars)
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRound:
-    """Make θ_t durable, then the round's row. Answered when both are on disk."""
-
-    record: RoundRecord
-    theta: Vector
-    pings: tuple[Ping, ...] = ()
-    optimizer_state: Vector | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SaveEvaluations:
-    """Write down how good θ_t is."""
-
-    round: int
-    evaluations: tuple[Evaluation, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SaveLateEvents:
-    """Write down what happened after the last round."""
-
-    round: int
-    events: tuple[LogEvent, ...]
-
-
-class StoreActor(Actor[CommitRound | SaveEvaluations | SaveLateEvents]):
-    """Owns run.db and the checkpoint; every write runs on one thread of its own, never on the event loop."""
-
-    def __init__(self, store: Store, checkpoint: Checkpoint, keep_every: int = 0) -> None:
-        """`keep_every`: keep the model of every so many rounds for good, to go back to; 0: of none."""
-        super().__init__("store")
-        self._keep_every = keep_every
-        self._store = store
-        self._checkpoint = checkpoint
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-
-    async def receive(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
-        """Write, and return once it is durable; PauseflError when the disk does not take it."""
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._write, message)
-        except (sqlite3.Error, OSError) as error:
-            raise PauseflError(f"the run's log cannot be written: {error}") from error
-
-    async def on_stop(self) -> None:
-        """Wait for the last write."""
-        self._thread.shutdown(wait=True)
-
-    def _write(self, message: CommitRound | SaveEvaluations | SaveLateEvents) -> None:
-        match message:
-            case CommitRound(record, theta, pings, optimizer_state):
-                self._checkpoint.save(record.round, theta)
-                self._store.commit_round(record, pings, optimizer_state)
-                if self._keep_every and record.round % self._keep_every == 0:
-                    self._checkpoint.keep(record.round, theta, optimizer_state)
-            case SaveEvaluations(round_, evaluations):
-                self._store.save_evaluations(round_, evaluations)
-            case SaveLateEvents(round_, events):
-                self._store.save_late_events(round_, events)

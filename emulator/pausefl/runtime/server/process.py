@@ -93,7 +93,9 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
     """Write the last model and, last of all, summary.json."""
     models.save_last(result.theta)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        summary = summarise(plan, policy, store.rounds(), store.late_events(), result)
+        summary = summarise(
+            plan, policy, store.rounds(), store.late_events(), result, unfinished=store.failed_attempts()
+        )
     write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 

@@ -110,7 +110,10 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "total_latency_s": now.total_latency_s,
         "budgets_end": now.budgets_end,
         "rejected": now.rejected,
-        "missed_jobs": sum(now.missed.values()),
+        "missed_jobs": sum(jobs for kind, jobs in now.missed.items() if kind != "unneeded"),
+        "unneeded_jobs": now.missed.get("unneeded", 0),
+        "late_updates": now.late,
+        "withdrawn_jobs": now.withdrawn,
         "suspect_rounds": now.suspect_rounds,
         "doubts": [{"rounds": n, "advice": advice(d)} for d, n in now.doubts.items()],
         "evaluations": {split: {"round": t, "accuracy": e.accuracy} for split, (t, e) in now.evaluations.items()},
@@ -136,7 +139,7 @@ def _waterfall(record: RoundRecord) -> dict[str, Any]:
         "chosen": len(record.chosen),
         "answered": len(record.observations),
         "suspect": record.suspect,
-        "missed": [miss.client_id for miss in record.misses],
+        "missed": [miss.client_id for miss in record.missed],
         "exchanges": [{"client": o.client_id, "parts": [_digits(p) for p in parts_of(o.timing)]} for o in slowest],
     }
 

@@ -190,6 +190,9 @@ function showNumbers() {
   }
   cells.push(["clients connected", String(frame.connected)]);
   cells.push(["missed jobs", String(frame.missed_jobs)]);
+  if (frame.unneeded_jobs) cells.push(["not waited for", String(frame.unneeded_jobs)]);
+  if (frame.late_updates) cells.push(["late updates", String(frame.late_updates)]);
+  if (frame.withdrawn_jobs) cells.push(["withdrawn jobs", String(frame.withdrawn_jobs)]);
   cells.push(["suspect rounds", String(frame.suspect_rounds)], ["rejected", String(frame.rejected)]);
   byId("numbers").replaceChildren(
     ...cells.map(([name, value, note]) =>

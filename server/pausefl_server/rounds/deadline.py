@@ -1,0 +1,50 @@
+"""When a round ends: how long it waits, derived from what exchanges took so far, and for how many. Pure functions."""
+
+import math
+
+import numpy as np
+
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_server.clients import ClientTable
+
+QUANTILE, FACTOR = 0.9, 3.0
+"""A client is expected to answer within FACTOR times this quantile of its last round trips."""
+UNSEEN_S = 60.0
+"""What a client may take that has not answered yet, or did not when it was asked last."""
+LEAST_S, GREATEST_S = 10.0, 600.0
+RETRY_FACTOR = 3.0
+"""How much longer each further attempt at a round waits: all clients may be slower than they were thought to be."""
+
+
+def derived_deadline_s(
+    table: ClientTable, rows: IntArray, *, failed_attempts: int = 0, time_scale: float = 1.0
+) -> float:
+    """Seconds that a round with the clients of these rows waits from when its jobs are sent (docs/network.md).
+
+    d = min(GREATEST_S · a, RETRY_FACTOR^f · max(LEAST_S, max_k e_k)) with e_k = FACTOR · Q_k, and at least UNSEEN_S · a
+    for a client without an answer or whose last job was a miss. Q_k is the QUANTILE of the client's last round trips,
+    f how many attempts at this round had no answer at all, a = max(1, time_scale): injected delays are so much longer.
+    """
+    stretch = max(1.0, time_scale)
+    expected_s = FACTOR * _upper_quantile(table.recent_round_trips_s[rows])
+    is_unseen = np.isnan(expected_s) | (table.misses_in_a_row[rows] > 0)
+    expected_s = np.where(is_unseen, np.fmax(expected_s, UNSEEN_S * stretch), expected_s)
+    deadline_s = RETRY_FACTOR**failed_attempts * max(LEAST_S, float(expected_s.max()))
+    return min(GREATEST_S * stretch, deadline_s)
+
+
+def answers_needed(asked: int, m: int, spare: int, quorum: float) -> int:
+    """How many of the clients asked must answer before a round ends early: k of m.
+
+    m + `spare` clients are asked where so many are there, m of which are needed; `quorum`, in (0, 1], is the share of
+    these that is enough. Policies that ask more of them, such as newcomers, need these as well.
+    """
+    return max(1, min(asked, math.ceil(quorum * max(m, asked - spare) - 1e-9)))
+
+
+def _upper_quantile(values: FloatArray) -> FloatArray:
+    """The smallest value of each row that at least QUANTILE of its known values do not exceed; NaN without any."""
+    ordered, known = np.sort(values, axis=1), (~np.isnan(values)).sum(axis=1)  # NaN is sorted last
+    place = np.maximum(np.ceil(QUANTILE * known - 1e-9).astype(np.int64) - 1, 0)
+    found: FloatArray = ordered[np.arange(len(ordered)), place]
+    return found

@@ -1,0 +1,160 @@
+"""Rounds that end once enough clients have answered, and updates that come after their round."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pausefl.config.experiment import parse_experiment
+from pausefl.config.server_records import check_policies, selected_policy
+from pausefl_proto.errors import ConfigError
+from pausefl_server.rounds.deadline import answers_needed
+from pausefl_server.rounds.messages import Pinged
+from pausefl_server.selection.policies.everyone import All
+from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, update_of
+
+# -- how many
+
+
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 20), st.floats(0.01, 1.0))
+def test_a_round_needs_some_and_at_most_all_of_the_clients_it_asked(asked: int, m: int, spare: int, q: float) -> None:
+    needed = answers_needed(asked, m, spare, q)
+    assert 1 <= needed <= asked
+    assert answers_needed(asked, m, 0, 1.0) == asked, "by default all are waited for"
+    if asked == m + spare:
+        assert needed == max(1, math.ceil(q * m - 1e-9))
+
+
+def test_without_enough_clients_to_spare_all_are_waited_for() -> None:
+    assert answers_needed(asked=5, m=5, spare=2, quorum=1.0) == 5
+    assert answers_needed(asked=6, m=5, spare=2, quorum=1.0) == 5
+    assert answers_needed(asked=9, m=5, spare=2, quorum=1.0) == 7, "newcomers that a policy asks beyond m"
+    assert answers_needed(asked=10, m=10, spare=0, quorum=0.7) == 7
+
+
+def test_over_selection_asks_for_more_than_m() -> None:
+    experiment = parse_experiment("[selection]\npolicy = 'random'\nm = 5\nover_selection = 0.3\n")
+    assert selected_policy(experiment.selection).m == 7
+
+
+def test_a_policy_that_judges_updates_takes_no_late_ones() -> None:
+    with pytest.raises(ConfigError, match=r'server\.late = "buffer": chr judges updates'):
+        check_policies(parse_experiment("[selection]\npolicy = 'chr'\n[server]\nlate = 'buffer'\n"))
+
+
+# -- rounds
+
+
+async def ask(r: CoordinatorRig, ids: str) -> dict[str, FakePeer]:
+    """Clients that answer when they are told to, with the job of round 1."""
+    peers = {client_id: await r.join(client_id, manual=True) for client_id in ids}
+    for peer in peers.values():
+        await peer.next_job()
+    return peers
+
+
+async def end(r: CoordinatorRig, peers: dict[str, FakePeer], round: int) -> None:
+    """Let all of them answer the next round."""
+    for peer in peers.values():
+        while (await peer.next_job()).round < round:
+            pass
+    for peer in peers.values():
+        await peer.answer(round)
+
+
+async def test_a_round_ends_with_its_quorum_and_blames_no_client_that_it_did_not_wait_for(rig: MakeRig) -> None:
+    async with rig(All(4), rounds=2, minimum_clients=4, quorum=0.5).running() as r:
+        peers = await ask(r, "abcd")
+        for client_id in "ab":
+            await peers[client_id].answer(1)
+        await end(r, {c: peers[c] for c in "cd"}, 2)
+        await r.played()
+        first, second = r.store.rounds()
+        assert [(miss.client_id, miss.kind) for miss in first.misses] == [("c", "unneeded"), ("d", "unneeded")]
+        assert first.missed == ()
+        assert first.round_latency_s == max(o.latency_s for o in first.observations)
+        assert not first.is_censored
+        assert second.chosen == ("a", "b", "c", "d"), "none of them rests"
+        table = r.coordinator.state.table
+        assert table.measured.tolist() == [2, 2, 2, 2]
+        assert table.misses_in_a_row.tolist() == [0, 0, 0, 0]
+        assert (1, 1) in peers["c"].withdrawn
+        assert r.coordinator.state.missed_jobs == 0
+        assert r.telemetry.now.missed == {"unneeded": 4}
+
+
+async def test_the_first_m_of_more_clients_are_waited_for(rig: MakeRig) -> None:
+    async with rig(All(3), rounds=1, minimum_clients=3, spare=1).running() as r:
+        peers = await ask(r, "abc")
+        await peers["c"].answer(1)
+        await peers["a"].answer(1)
+        await r.played()
+        (record,) = r.store.rounds()
+        assert [o.client_id for o in record.observations] == ["a", "c"]
+
+
+async def test_a_dropped_late_update_is_paid_for_and_counted(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=2, quorum=0.5).running() as r:
+        peers = await ask(r, "ab")
+        await peers["a"].answer(1)
+        await peers["a"].next_job()  # round 2
+        await peers["b"].answer(1)  # late
+        await peers["a"].answer(2)
+        await r.played()
+        assert ("late", "b") in r.events()
+        assert r.spent("b") == (1, BUDGET.spent(1))
+        assert r.rejected() == 0
+        assert r.coordinator.state.table.used.tolist() == [2, 0]
+
+
+async def test_a_kept_late_update_enters_the_next_model_with_a_smaller_weight(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
+        peers = await ask(r, "ab")
+        await peers["a"].answer(1)
+        await peers["a"].next_job()  # round 2
+        await peers["b"].answer(1)  # late
+        await peers["a"].answer(2)
+        await r.played()
+        weights = np.array([EXAMPLES["a"], EXAMPLES["b"] / math.sqrt(2)])
+        second = (weights[0] * update_of("a", 2) + weights[1] * update_of("b", 1)) / weights.sum()
+        np.testing.assert_allclose(r.coordinator.theta, r.theta_0 + update_of("a", 1) + second, rtol=1e-5)
+        assert ("merged", "b") in r.events()
+        assert r.coordinator.state.table.used.tolist() == [2, 1]
+        assert r.spent("b") == (1, BUDGET.spent(1))
+
+
+async def test_a_kept_update_that_a_kill_loses_stays_paid_for(rig: MakeRig) -> None:
+    """The buffer is the server's memory. Its client's ledger tells what was spent."""
+    async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
+        peers = await ask(r, "ab")
+        await peers["a"].answer(1)
+        await peers["a"].next_job()
+        await peers["b"].answer(1)  # kept when the server is killed, in the midst of round 2
+        await r.coordinator.ask(Pinged("a", 0.1))  # answered when all before it are handled
+        model = r.coordinator.theta
+    async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
+        np.testing.assert_array_equal(r.coordinator.theta, model)
+        a = await r.join("a", manual=True, released=1)
+        await r.join("b", manual=True, released=1)
+        await a.next_job()
+        await a.answer(2)
+        await r.played()
+        np.testing.assert_allclose(r.coordinator.theta, model + update_of("a", 2), rtol=1e-5)
+        assert r.spent("b") == (1, BUDGET.spent(1))
+        assert ("merged", "b") not in r.events()
+
+
+async def test_late_updates_of_an_attempt_that_failed_count_in_full(rig: MakeRig) -> None:
+    async with rig(All(1), rounds=1, minimum_clients=1, round_timeout_s=0.25, keeps_late_updates=True).running() as r:
+        a = await r.join("a", manual=True)
+        await a.next_job()
+        job = await a.next_job()  # nothing came in the first attempt
+        assert job.attempt == 2
+        await a.answer(1, attempt=1)
+        await a.answer(1, attempt=2)
+        await asyncio.wait_for(r.played(), 20)
+        np.testing.assert_allclose(r.coordinator.theta, r.theta_0 + update_of("a", 1), rtol=1e-5)
+        assert ("merged", "a") in r.events()

@@ -1,0 +1,249 @@
+"""A job whose round is over is taken back: nothing is paid for it that was not paid before."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from pausefl_client.link import Delays
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.training.synthetic import SyntheticTrainer
+from pausefl_client.training.trainer import TrainingOutcome
+from pausefl_client.training.trainer_state import TrainerStates
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import Vector, digest, pack_job
+from pausefl_server.rounds.messages import Update, Withdraw, Withdrawn
+from pausefl_server.selection.policies.everyone import All
+from rigs.client_actor import ClientActorRig, upload, vector
+from rigs.clock import Clock
+from rigs.coordinator import MakeRig
+from rigs.federation import BIG, PRIVATE, SIZE, clients, federation, log_of
+from rigs.federation import private as ledger_of
+from rigs.session import SCHEDULE, ServerEnd, SessionRig, private
+
+
+def withdraw(stream: ServerEnd, round: int) -> None:
+    stream.say(withdraw=pb.Withdraw(round=round, attempt=1))
+
+
+async def answer(stream: ServerEnd) -> tuple[int, int]:
+    """(round, status) of what the client says next."""
+    result = (await stream.heard()).result
+    return result.round, result.status
+
+
+# -- the client
+
+
+async def test_a_job_that_waits_for_another_is_dropped_unpaid(tmp_path: Path) -> None:
+    clock = Clock()
+    privacy = private(tmp_path, clock)
+    with ThreadPoolExecutor(1) as executor:
+        rig = SessionRig(privacy=privacy, executor=executor, clock=clock)
+        rig.trainer.gate.clear()
+        async with rig.running():
+            stream = await rig.server.welcome()
+            for t in (1, 2, 3):
+                stream.give_job(rig.model, t, SCHEDULE)
+            withdraw(stream, 2)
+            stream.say(ping=pb.Ping(nonce=5))
+            assert (await stream.heard()).pong.nonce == 5  # all of that has been read
+            rig.trainer.gate.set()
+            assert [await answer(stream) for _ in range(3)] == [
+                (1, pb.STATUS_OK),
+                (2, pb.STATUS_WITHDRAWN),
+                (3, pb.STATUS_OK),
+            ]
+    assert rig.trainer.rounds == [1, 3]
+    assert privacy.ledger.released == 2
+
+
+async def test_a_job_that_is_held_by_the_link_is_dropped_at_once(tmp_path: Path) -> None:
+    privacy = private(tmp_path, Clock())
+    rig = SessionRig(privacy=privacy, delays=lambda _: Delays(down_s=3600.0))
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, 1, SCHEDULE)
+        withdraw(stream, 1)
+        assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
+    assert (rig.trainer.rounds, privacy.ledger.released) == ([], 0)
+
+
+async def test_a_job_whose_model_has_not_come_whole_is_dropped(tmp_path: Path) -> None:
+    privacy = private(tmp_path, Clock())
+    rig = SessionRig(size=BIG, privacy=privacy)
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give(pack_job(1, 1, rig.model, digest(rig.model), SCHEDULE)[0])
+        withdraw(stream, 1)
+        assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
+        stream.give_job(rig.model, 2, SCHEDULE)
+        assert await answer(stream) == (2, pb.STATUS_OK)
+    assert (rig.trainer.rounds, privacy.ledger.released) == ([2], 1)
+
+
+async def test_training_that_ends_after_its_job_was_withdrawn_is_not_paid_for(tmp_path: Path) -> None:
+    clock = Clock()
+    privacy = private(tmp_path, clock)
+    with ThreadPoolExecutor(1) as executor:
+        rig = SessionRig(privacy=privacy, executor=executor, clock=clock)
+        rig.trainer.gate.clear()
+        async with rig.running():
+            stream = await rig.server.welcome()
+            stream.give_job(rig.model, 1, SCHEDULE)
+            await asyncio.to_thread(rig.trainer.begun.wait, 20)
+            withdraw(stream, 1)
+            stream.say(ping=pb.Ping(nonce=5))
+            assert (await stream.heard()).pong.nonce == 5
+            rig.trainer.gate.set()
+            assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
+            assert privacy.ledger.released == 0
+            stream.give_job(rig.model, 1, SCHEDULE)  # a server that was started again asks for the same once more
+            assert await answer(stream) == (1, pb.STATUS_OK)
+    assert privacy.ledger.released == 1
+
+
+async def test_an_update_that_is_paid_for_is_sent_all_the_same(tmp_path: Path) -> None:
+    privacy = private(tmp_path, Clock())
+    rig = SessionRig(privacy=privacy)
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, 1, SCHEDULE)
+        assert await answer(stream) == (1, pb.STATUS_OK)
+        withdraw(stream, 1)
+        stream.give_job(rig.model, 1, SCHEDULE)  # its answer was lost on the way
+        assert await answer(stream) == (1, pb.STATUS_OK)
+    assert (rig.trainer.rounds, privacy.ledger.released) == ([1], 1)
+
+
+class Remembering(SyntheticTrainer):
+    """Remembers the rounds it was trained in; each training is stopped half-way if its job is withdrawn."""
+
+    def __init__(self) -> None:
+        super().__init__(4, seed=1, client_id="a", train_s=30.0)
+        self.seen = b""
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        self.seen += bytes([round])
+        return super().train(theta, round=round)
+
+    def state(self) -> bytes:
+        return self.seen
+
+    def restore(self, state: bytes) -> None:
+        self.seen = state
+
+
+def test_a_training_that_is_broken_off_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
+    trainer = Remembering()
+    states = TrainerStates(trainer, tmp_path / "a")
+    for t in (1, 2):
+        states.recall(ReleaseKey("run", t, 1, "model"))
+        trainer.seen += bytes([t])
+        states.keep(ReleaseKey("run", t, 1, "model"))
+    states.recall(ReleaseKey("run", 3, 1, "model"))
+    trainer.seen += bytes([3])
+    states.undo()
+    assert trainer.seen == bytes([1, 2])
+
+
+# -- its actor on the server
+
+
+async def test_a_job_that_is_withdrawn_before_it_was_sent_is_not_sent() -> None:
+    async with ClientActorRig().running() as r:
+        r.actor.offer(Withdraw(1, 1))
+        await r.dispatch(round=1)
+        assert pb.ServerMessage.FromString(await r.stream.heard_bytes()).WhichOneof("kind") == "withdraw"
+        assert r.stream.is_silent()
+        await r.accepts_the_next_job()
+
+
+async def test_a_late_update_is_told_to_the_coordinator_also_when_the_next_job_is_out() -> None:
+    async with ClientActorRig(size=5).running() as r:
+        await r.dispatch(round=1)
+        await r.actor.ask(Withdraw(1, 1))
+        r.actor.offer(Withdraw(1, 1))
+        await r.dispatch(round=2)
+        for t in (1, 2):
+            for data in upload(vector(5), round=t):
+                r.stream.give(data)
+        updates = [await r.told(), await r.told()]
+        assert [(type(update), update.round) for update in updates] == [(Update, 1), (Update, 2)]
+
+
+async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
+    async with ClientActorRig().running() as r:
+        await r.dispatch(round=1)
+        r.actor.offer(Withdraw(1, 1))
+        result = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
+        r.stream.give(pb.ClientMessage(result=result).SerializeToString())
+        assert await r.told() == Withdrawn("client-1", 1)
+        await r.accepts_the_next_job()
+
+
+# -- the coordinator
+
+
+async def test_a_job_is_withdrawn_when_its_round_ends_or_its_client_comes_back_later(rig: MakeRig) -> None:
+    async with rig(All(3), rounds=2, minimum_clients=3, round_timeout_s=0.25, rejoin_timeout_s=0.0).running() as r:
+        a = await r.join("a", manual=True)
+        b, c = await r.join("b", manual=True), await r.join("c", manual=True)
+        await c.next_job()
+        await r.lose(c)
+        await a.next_job()
+        await a.answer(1)
+        await b.next_job()
+        await a.next_job()  # round 2: b missed the first
+        back = await r.join("c")
+        await a.answer(2)
+        await r.coordinator.tell(Withdrawn("b", 1))
+        await r.played()
+        assert (1, 1) in b.withdrawn
+        assert back.withdrawn == [(1, 1)]
+        assert a.withdrawn == []
+        assert ("withdrawn", "b") in r.events()
+
+
+# -- both, over gRPC
+
+
+async def test_a_slow_client_neither_works_off_old_jobs_nor_pays_for_them(tmp_path: Path) -> None:
+    rounds, slow = 6, Remembering()
+    privacy = {client_id: ledger_of(tmp_path, client_id) for client_id in "ab"}
+    settings = {"rounds": rounds, "round_timeout_s": 0.4, "minimum_clients": 2, "rest_rounds_max": 0}
+    async with federation(tmp_path / "run", All(2), privacy=PRIVATE, **settings) as run, clients(threads=2) as some:
+        some.start("a", await run.port, privacy=privacy["a"])
+        slow.manifest = SyntheticTrainer(SIZE, seed=1, client_id="b").manifest
+        some.start("b", await run.port, privacy=privacy["b"], trainer=slow)
+        await run.finished()
+    records = log_of(tmp_path / "run")
+    assert [[o.client_id for o in record.observations] for record in records] == [["a"]] * rounds
+    assert (privacy["a"].ledger.released, privacy["b"].ledger.released) == (rounds, 0)
+    withdrawn = [e for record in records for e in record.events if e.kind == "withdrawn"]
+    assert len(withdrawn) >= rounds - 2, "each job was dropped while the next round was played"
+    assert np.all(np.diff(list(slow.seen)) > 0)
+
+
+async def test_a_client_that_comes_and_goes_does_not_hold_rounds_up(tmp_path: Path) -> None:
+    """Its stream breaks at each upload, and it is back at once; each round ends at its deadline."""
+    from test_broken_streams import Proxy  # a line that can be cut
+
+    class Flapping(SyntheticTrainer):
+        def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+            loop.call_soon_threadsafe(proxy.cut)
+            return super().train(theta, round=round)
+
+    loop, timeout_s = asyncio.get_running_loop(), 0.5
+    settings = {"rounds": 3, "round_timeout_s": timeout_s, "rejoin_timeout_s": 5.0, "rest_rounds_max": 0}
+    async with federation(tmp_path / "run", All(2), **settings) as run, clients(threads=2) as some:
+        proxy = Proxy(await run.port)
+        async with proxy.running() as port:
+            some.start("a", await run.port)
+            some.start("b", port, trainer=Flapping(SIZE, seed=1, client_id="b", train_s=30.0))
+            await run.finished()
+    records = log_of(tmp_path / "run")
+    assert proxy.connections > 3
+    assert all(timeout_s <= record.round_latency_s < 5 * timeout_s for record in records)
+    assert [record.deadline_s for record in records] == [timeout_s] * 3
