@@ -85,6 +85,8 @@ def _content(value: Any, kinds: Makers | None) -> tuple[str, list[_Entry]]:
         ]
         if isinstance(value, SelectionTable):
             entries += _policies(value)
+        else:
+            entries += [_Entry(name, part) for name, part in (value.__pydantic_extra__ or {}).items()]
         return sentence_of(type(value)), entries
     if isinstance(value, _Parameters):
         return value.sentence, list(value.entries)
