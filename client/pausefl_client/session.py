@@ -134,6 +134,8 @@ class ClientSession:
         # asked again for the same key, the client sends the same bytes.
         self._kept: tuple[ReleaseKey, asyncio.Future[_Work]] | None = None
         self._writing = asyncio.Lock()
+        self.is_connected = False
+        """Whether a server that has welcomed this client is there."""
 
     async def run(self) -> str:
         """Take part until the server dismisses this client; returns its reason.
@@ -149,9 +151,11 @@ class ClientSession:
                     if not is_damaged:
                         retry_s = self._settings.retry_every_s
                     is_damaged = False
+                    self.is_connected = True
                     try:
                         await self._take_part(stream)
                     finally:
+                        self.is_connected = False
                         last_contact_s = self._clock()
             except Dismissed as goodbye:
                 return str(goodbye)

@@ -14,6 +14,7 @@ from pausefl.arguments import make_parser
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, preset_names
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
+from pausefl_process.ending import sigterm_as_interrupt
 from pausefl_process.events import MetricsServed, print_event
 from pausefl_proto.errors import ConfigError
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; the exit status is as `exit_status` and docs/events.md say."""
-    options = parser().parse_args(arguments)
-    exit_with_status(options.command, options)
+    with sigterm_as_interrupt():
+        options = parser().parse_args(arguments)
+        exit_with_status(options.command, options)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,7 +91,8 @@ def _run(options: argparse.Namespace) -> None:
         with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
             summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
     except KeyboardInterrupt:
-        raise RunInterrupted(f"interrupted twice; go on with: {resume_command(run_dir)}") from None
+        how = f"go on with: {resume_command(run_dir)}" if (run_dir / "run.db").exists() else "no round was played"
+        raise RunInterrupted(f"interrupted, and ended at once; {how}") from None
     _print_summary(console, summary, run_dir)
     check_outcome(summary["outcome"], summary["stopped_because"], resume_command(run_dir))
 
@@ -98,7 +101,8 @@ def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> 
     from pausefl.results.summary import summary_table
 
     console.print(summary_table(summary))
-    console.print(f"report: {run_dir / 'report.html'}", soft_wrap=True)
+    report = run_dir / "report.html"
+    console.print(f"report: {report if report.exists() else f'pausefl report {run_dir} writes it'}", soft_wrap=True)
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from pausefl.config.client_records import tls_of, training_of
 from pausefl.config.experiment import Experiment
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
+from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
 from pausefl_process.http_server import is_loopback
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts
@@ -166,8 +167,13 @@ async def _serve(
     with told_in_one_line(w, "one training step and one evaluation before round 1"):
         evaluator.rehearse(training_of(w))
     server, ended = EvaluatorServer(evaluator, experiment.evaluated_workload, tls), asyncio.Event()
+
+    def end() -> None:
+        end_within(DRAIN_S, status=0)  # an evaluation under way has a thread that nothing breaks off
+        ended.set()
+
     for number in ended_by:
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        asyncio.get_running_loop().add_signal_handler(number, end)
     report(Ready(await server.start(host, port)))
     await ended.wait()
     await server.stop()

@@ -13,12 +13,15 @@ from pausefl_client.privacy.ledger import make_durable
 from pausefl_client.privacy.mechanism import ExactLaplace
 from pausefl_proto.errors import ConfigError
 
+REPORT = "report.html"
+
 
 def run_experiment(
     experiment: Experiment, run_dir: Path, view: View, *, resume: bool = False, back_to: int | None = None
 ) -> dict[str, Any]:
     """Begin a run, or go on with it, to the end; write the report, return the summary.
 
+    A run that SIGTERM ended has no report: its sender waits 30 s at most, and drawing may take longer.
     A run that has come to its last round is left as it is. `back_to` takes back the rounds after that one first.
     Bad input leaves no directory behind.
     """
@@ -35,16 +38,20 @@ def run_experiment(
     with made_run_dir(experiment, run_dir, resume=resume) as lock:
         if back_to is None and _is_finished(experiment, run_dir):
             return _summary(run_dir)
-        Fleet(experiment, run_dir, lock, back_to).run(view)
-    from pausefl.report import write_report
+        fleet = Fleet(experiment, run_dir, lock, back_to)
+        fleet.run(view)
+    if fleet.was_terminated:
+        (run_dir / REPORT).unlink(missing_ok=True)  # of what was played before
+    else:
+        from pausefl.report import write_report
 
-    write_report(run_dir)
+        write_report(run_dir)
     return _summary(run_dir)
 
 
 def _is_finished(experiment: Experiment, run_dir: Path) -> bool:
     """Whether every round was played and all that a run leaves is there."""
-    if not all((run_dir / name).exists() for name in ("summary.json", "report.html")):
+    if not all((run_dir / name).exists() for name in ("summary.json", REPORT)):
         return False
     return bool(_summary(run_dir)["rounds"] == experiment.experiment.rounds)
 

@@ -27,6 +27,7 @@ from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.transport import connect
+from pausefl_process.health import health_routes
 from pausefl_process.host_monitor import HostMonitor
 from pausefl_process.http_server import WebServer
 from pausefl_process.lifetime import (
@@ -129,7 +130,7 @@ async def take_part(
         closing.callback(monitor.close)
         size = trainers[client_ids[0]].manifest.size
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
-        observe = _expose(plan.scrape, privacies, size, on_metrics, closing)
+        observe = _expose(plan.scrape, privacies, size, sessions, on_metrics, closing)
         shared = _Shared(plan, address, executor, monitor, observe, ledgers)
         attendance = _Attendance(sessions)
         async with asyncio.TaskGroup() as group:
@@ -196,10 +197,11 @@ def _expose(
     plan: ScrapePlan | None,
     privacies: Mapping[str, ReleasePrivacy | None],
     model_size: int,
+    sessions: Mapping[str, ClientSession],
     on_metrics: Callable[[str], None],
     closing: ExitStack,
 ) -> Observe:
-    """Serve this process's metrics if it is to have any; returns who is to be told of its exchanges."""
+    """Serve this process's metrics and probes if it is to have any; returns who is to be told of its exchanges."""
     if plan is None:
         return _ignore
     try:
@@ -209,7 +211,13 @@ def _expose(
     ledgers = {client_id: privacy.ledger for client_id, privacy in privacies.items() if privacy is not None}
     units = {"vector": model_size, "coordinate": 1} if plan.unit == "coordinate" else {"vector": 1}
     metrics = HostMetrics(len(privacies), ledgers, units, plan.series_max)
-    web = WebServer(plan.host, plan.port, {"/metrics": metrics.scrape}, key="metrics.client_port")
+
+    def not_ready() -> str:
+        connected = any(session.is_connected for session in sessions.values())
+        return "" if connected else "no client of this process is connected"
+
+    probes = health_routes(asyncio.get_running_loop(), lambda: "", not_ready)
+    web = WebServer(plan.host, plan.port, {"/metrics": metrics.scrape, **probes}, key="metrics.client_port")
     closing.callback(web.close)
     on_metrics(web.address)
     return metrics.exchanged
