@@ -42,6 +42,7 @@ def _add_experiments(command: _AddCommand) -> None:
         "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
     )
     _add_set(sub)
+    _add_log(sub)
 
     sub = command("compare", "the same experiment under several policies; table and figures")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
@@ -74,14 +75,17 @@ def _add_ends(command: _AddCommand) -> None:
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
     _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
     _add_insecure(sub, "server.insecure")
+    _add_log(sub)
 
     sub = command("client", "a client alone, or the clients of a slot")
     _add_config(sub)
     _add_who(sub)
+    _add_log(sub)
 
     sub = command("evaluator", "the evaluator alone, for servers whose evaluation.address names it")
     _add_config(sub)
     _add_insecure(sub, "evaluation.insecure")
+    _add_log(sub)
 
 
 def _add_tools(command: _AddCommand) -> None:
@@ -135,6 +139,13 @@ def _add_insecure(parser: argparse.ArgumentParser, key: str) -> None:
     parser.add_argument(
         "--insecure", action="append_const", const=f"{key}=true", dest="overrides", default=[], help=text
     )
+
+
+def _add_log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-json", action="store_true", help="write logs as JSON, one object a line")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("-q", "--quiet", action="store_true", help="no progress: warnings, errors and results only")
+    group.add_argument("-v", "--verbose", action="store_true", help="also log each exchange of each client")
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:

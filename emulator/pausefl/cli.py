@@ -15,7 +15,8 @@ from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, preset_names
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
 from pausefl_process.ending import sigterm_as_interrupt
-from pausefl_process.events import MetricsServed, print_event
+from pausefl_process.events import MetricsServed
+from pausefl_process.logs import ask_for, set_up_log
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; the exit status is as `exit_status` and docs/events.md say."""
     with sigterm_as_interrupt():
         options = parser().parse_args(arguments)
+        if "log_json" in options:
+            ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
         exit_with_status(options.command, options)
 
 
@@ -166,46 +169,55 @@ def _shower(console: Console) -> "Show":
 def _server(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir
     from pausefl.runtime.server_process import serve_experiment
+    from pausefl.runtime.terminal import printed_events
     from pausefl_process.lifetime import allow_many_files
 
+    set_up_log()
     allow_many_files()
     experiment = _load(options)
     _refuse_netem(experiment, "server")
     if options.resume and options.run_dir is None:
         raise ConfigError("--resume: needs --run-dir")
     run_dir = Path(options.run_dir) if options.resume else new_run_dir(_name(options), options.run_dir)
-    with made_run_dir(experiment, run_dir, resume=options.resume):
-        result = serve_experiment(experiment, run_dir, print_event, _back_to(options))
+    with made_run_dir(experiment, run_dir, resume=options.resume), printed_events(run_dir.name) as report:
+        result = serve_experiment(experiment, run_dir, report, _back_to(options))
     check_outcome(result.outcome, result.stopped_because, f"pausefl server with --resume --run-dir {run_dir}")
 
 
 def _evaluator(options: argparse.Namespace) -> None:
     from pausefl.evaluator.process import serve_evaluator
+    from pausefl.runtime.terminal import printed_events
 
+    set_up_log()
     experiment = load_experiment(options.config, options.overrides)
-    serve_evaluator(experiment, print_event)
+    with printed_events(f"evaluator of {_name(options)}") as report:
+        serve_evaluator(experiment, report)
 
 
 def _client(options: argparse.Namespace) -> None:
     import asyncio
-    import logging
 
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.process import take_part
+    from pausefl.runtime.terminal import printed_events
     from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
 
     experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
     _refuse_netem(experiment, "client")
     allow_many_files()
     keep_freed_memory()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    set_up_log()
+    with (
+        _clients_to_be(experiment, options) as client_ids,
+        printed_events(f"clients of {_name(options)}") as report,
+        first_error(),
+    ):
 
-    def tell(address: str) -> None:
-        print_event(MetricsServed(f"http://{address}/metrics"))
+        def tell(address: str) -> None:
+            report(MetricsServed(f"http://{address}/metrics"))
 
-    with _clients_to_be(experiment, options) as client_ids, first_error():
         asyncio.run(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
 
 

@@ -143,7 +143,7 @@ async def serve(
         telemetry.resumed(store.evaluations(), ends if start.state.round else None)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
         if endpoints.metrics is not None:
-            probes = server_probes(telemetry, store_actor, interruption.asked.is_set)
+            probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
             closing.enter_context(_shown(telemetry, endpoints.metrics, report, probes))
         best_so_far = kept_best(store.evaluations(), best_model)
         evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, best_model)

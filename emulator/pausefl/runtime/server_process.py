@@ -19,7 +19,7 @@ from pausefl.config.server_records import admission_of, aggregation_of, limits_o
 from pausefl.delays import known_means
 from pausefl.results.summary import summarise
 from pausefl.runtime.model_files import ModelFiles
-from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
+from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_json, to_line
 from pausefl_process.files import Lock, write_durably
 from pausefl_process.http_server import is_loopback
 from pausefl_process.lifetime import (
@@ -29,6 +29,7 @@ from pausefl_process.lifetime import (
     keep_freed_memory,
     write_output_to,
 )
+from pausefl_process.logs import is_json, set_up_log
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 from pausefl_server.model.norm_bound import NormBound
@@ -53,9 +54,9 @@ def run_server_process(
     allow_many_files()
     keep_freed_memory()
     write_output_to(run_dir / "server.log")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    set_up_log()
     try:
-        serve_experiment(experiment, run_dir, events.send, back_to)
+        serve_experiment(experiment, run_dir, _logged(events.send), back_to)
     except PauseflError as error:
         log.error("%s", error)
         events.send(Failed(str(error), isinstance(error, ConfigError)))
@@ -75,8 +76,8 @@ def serve_experiment(experiment: Experiment, run_dir: Path, report: Report, back
 
 
 async def _serve(experiment: Experiment, run_dir: Path, report: Report, back_to: int | None) -> RunResult:
-    policy, log_and_report = selected_policy(experiment.selection), _logged(report)
-    async with _evaluator(experiment, log_and_report) as (manifest, theta_0, evaluate):
+    policy = selected_policy(experiment.selection)
+    async with _evaluator(experiment, report) as (manifest, theta_0, evaluate):
         return await serve(
             server_settings(experiment, manifest, run_dir.name),
             policy,
@@ -84,7 +85,7 @@ async def _serve(experiment: Experiment, run_dir: Path, report: Report, back_to:
             evaluate,
             endpoints_of(experiment),
             run_dir,
-            log_and_report,
+            report,
             oracle=_oracle(experiment, policy),
             on_ready=lambda port: report(Ready(port)),
             keep=partial(_keep, experiment, policy, manifest, run_dir),
@@ -187,8 +188,12 @@ def _oracle(experiment: Experiment, policy: Policy) -> Oracle | None:
 
 
 def _logged(report: Report) -> Report:
+    """Report each event, and log it: as the only text of a line, or inside of a JSON line."""
+
     def log_and_report(event: ProgressEvent) -> None:
-        log.info("%s", to_line(event))
+        fields = to_json(event)
+        of_round = {"round": fields["round"]} if "round" in fields else {}
+        log.info("%s", event.kind if is_json() else to_line(event), extra={**of_round, "event": fields})
         report(event)
 
     return log_and_report

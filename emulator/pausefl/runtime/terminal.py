@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -19,9 +20,13 @@ from pausefl_process.events import (
     ModelEvaluated,
     Notice,
     ProgressEvent,
+    Ready,
+    Report,
     RoundCommitted,
     WaitingForClients,
+    print_event,
 )
+from pausefl_process.logs import is_json, is_quiet
 
 LAST_ROUNDS = 8
 LAST_MESSAGES = 3
@@ -44,6 +49,19 @@ class LiveView(Protocol):
 def make_view(console: Console, title: str) -> LiveView:
     """A live display on a terminal, plain lines elsewhere."""
     return TerminalView(console, title) if console.is_terminal else PlainView(console, title)
+
+
+@contextmanager
+def printed_events(title: str) -> Iterator[Report]:
+    """Print a process's events to stdout: lines for people on a terminal, else and with --log-json as JSON."""
+    console = Console()
+    if is_quiet():
+        yield lambda _: None
+    elif is_json() or not console.is_terminal:
+        yield print_event
+    else:
+        with PlainView(console, title) as view:
+            yield view.show
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,8 @@ def fold(progress: RunProgress, event: ProgressEvent) -> RunProgress:
     """The progress after `event`."""
     changes: dict[str, Any] = {}
     match event:
+        case Ready(port):
+            changes = {"status": f"listening at port {port}"}
         case WaitingForClients(connected, minimum):
             changes = {"status": f"waiting for clients: {connected} of {minimum}", "connected": connected}
         case RoundCommitted():
@@ -144,7 +164,7 @@ class PlainView:
         line = _line(self._progress, event)
         if line is None:
             return
-        if isinstance(event, MetricsServed | Interrupted | Finished):
+        if isinstance(event, Ready | MetricsServed | Interrupted | Finished):
             self._flush()
             self._print(line)
         elif self._clock() >= self._next_s:
@@ -182,7 +202,7 @@ class PlainView:
 def _line(progress: RunProgress, event: ProgressEvent) -> str | None:
     """An event in one line; None for what the next round's line will say."""
     match event:
-        case WaitingForClients() | Finished():
+        case Ready() | WaitingForClients() | Finished():
             return progress.status
         case MetricsServed():
             return _where_to_look(progress)
