@@ -104,7 +104,7 @@ def test_why_a_private_client_failed_is_found_in_its_log(tmp_path: Path, as_json
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_server_on_a_terminal_speaks_to_people_unless_asked_for_json(tmp_path: Path, as_json: bool) -> None:
     settings = ("--set", "metrics.enabled=false", "--set", "clients.connect_timeout_s=0.5")
-    command = [*PAUSEFL, "server", synthetic(tmp_path), "--run-dir", tmp_path / "run", *settings]
+    command = [*PAUSEFL, "server", str(synthetic(tmp_path)), "--run-dir", str(tmp_path / "run"), *settings]
     ours, theirs = pty.openpty()
     with subprocess.Popen([*command, *(["--log-json"] if as_json else [])], stdout=theirs) as server:
         server.wait(60)

@@ -109,6 +109,7 @@ def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> 
 
 
 def _compare(options: argparse.Namespace) -> None:
+    from pausefl.campaigns.campaign import check_all_played
     from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
     from pausefl.runtime.run_dir import new_run_dir
 
@@ -130,9 +131,12 @@ def _compare(options: argparse.Namespace) -> None:
         folder, experiment = new_run_dir(f"compare-{_name(options)}", options.run_dir), _load(options)
         comparison = compare_policies(experiment, policies, _seeds(options), folder, _shower(console))
     print_comparison(comparison, folder, console)
+    if not options.runs:  # which were played before
+        check_all_played([run.path for runs in comparison.runs.values() for run in runs], "compare")
 
 
 def _sweep(options: argparse.Namespace) -> None:
+    from pausefl.campaigns.campaign import check_all_played
     from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
     from pausefl.config.toml_source import read_source
     from pausefl.runtime.run_dir import new_run_dir
@@ -148,6 +152,7 @@ def _sweep(options: argparse.Namespace) -> None:
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
+    check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], "sweep")
 
 
 def _names(text: str) -> list[str]:

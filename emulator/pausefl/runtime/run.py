@@ -1,12 +1,12 @@
 """Runs a whole experiment in its own directory: processes, log, summary, report."""
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from pausefl.config.experiment import Experiment
 from pausefl.extras import require
+from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import Fleet, View
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.privacy.ledger import make_durable
@@ -37,7 +37,7 @@ def run_experiment(
         _check_ledger_dir(Path(experiment.privacy.ledger_dir))
     with made_run_dir(experiment, run_dir, resume=resume) as lock:
         if back_to is None and _is_finished(experiment, run_dir):
-            return _summary(run_dir)
+            return {**read_summary(run_dir)}
         fleet = Fleet(experiment, run_dir, lock, back_to)
         fleet.run(view)
     if fleet.was_terminated:
@@ -46,22 +46,14 @@ def run_experiment(
         from pausefl.report import write_report
 
         write_report(run_dir)
-    return _summary(run_dir)
+    return {**read_summary(run_dir)}
 
 
 def _is_finished(experiment: Experiment, run_dir: Path) -> bool:
     """Whether every round was played and all that a run leaves is there."""
     if not all((run_dir / name).exists() for name in ("summary.json", REPORT)):
         return False
-    return bool(_summary(run_dir)["rounds"] == experiment.experiment.rounds)
-
-
-def _summary(run_dir: Path) -> dict[str, Any]:
-    try:
-        summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{run_dir / 'summary.json'}: is damaged ({error}); delete it and resume the run") from error
-    return summary
+    return read_summary(run_dir)["rounds"] == experiment.experiment.rounds
 
 
 def _check_ledger_dir(folder: Path) -> None:
