@@ -61,7 +61,10 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
     ("arguments", "status", "message"),
     [
         (["run"], 2, "needs either CONFIG or --resume RUN_DIR"),
-        (["run", "no-such-preset"], 2, '"no-such-preset" is neither a .toml file nor a preset (demo,'),
+        (["run", "no-such-preset"], 2, '"no-such-preset" is neither a .toml file nor a preset; presets: demo,'),
+        (["run", "demmo"], 2, '"demmo" is neither a .toml file nor a preset; did you mean demo?'),
+        (["simulat", "demo"], 2, "simulat: no such command; did you mean simulate?; see pausefl --help"),
+        (["run", "demo", "-q", "-v"], 2, "argument -v/--verbose: not allowed with argument -q/--quiet"),
         (["run", "--resume", "nowhere"], 2, "nowhere: is not a run directory"),
         (["validate", "demo", "--set", "rounds=3"], 2, "--set rounds=3: must be table.key=value"),
         (["validate", "demo", "--set", "experiment.rounds.x=3"], 2, "experiment.rounds.x"),

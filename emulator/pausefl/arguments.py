@@ -1,22 +1,35 @@
 """The arguments of the `pausefl` command: subcommands, options and their help."""
 
 import argparse
+import difflib
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from pausefl import __version__
-from pausefl.exit_status import EPILOG
+from pausefl.exit_status import BAD_INPUT, EPILOG
 
 _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 """Adds a subcommand: its name and its help."""
 _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what may have been meant instead of a command that is none."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and one line, as for any bad input."""
+        if match := re.search(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            known = [name.strip("' ") for name in match[2].split(",")]
+            close = difflib.get_close_matches(match[1], known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"must be one of {', '.join(known)}"
+            message = f"{match[1]}: no such command; {hint}"
+        self.exit(BAD_INPUT, f"pausefl: {message}; see {self.prog} --help\n")
+
+
 def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
     """Return the parser of every subcommand; `command` in what it parses is the function of that name."""
-    whole = argparse.ArgumentParser(
-        "pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG
-    )
+    whole = _Parser("pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG)
     whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
@@ -42,6 +55,7 @@ def _add_experiments(command: _AddCommand) -> None:
         "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
     )
     _add_set(sub)
+    sub.add_argument("--json", action="store_true", help="print progress events to stdout, the summary to stderr")
     _add_log(sub)
 
     sub = command("compare", "the same experiment under several policies; table and figures")
@@ -109,6 +123,9 @@ def _add_tools(command: _AddCommand) -> None:
     sub.add_argument("name", metavar="NAME")
 
     _add_certs(command("certs", "certificates and tokens by which servers and clients know each other"))
+
+    sub = command("completion", "print a script that completes this command in a shell")
+    sub.add_argument("shell", choices=["bash", "zsh", "tcsh"])
 
     sub = command("validate", "check an experiment without running it, and print it with all defaults")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)

@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
             "data": _data,
             "certs": _certs,
             "validate": _validate,
+            "completion": _completion,
         }
     )
 
@@ -76,7 +77,7 @@ def _name(options: argparse.Namespace) -> str:
 def _run(options: argparse.Namespace) -> None:
     from pausefl.runtime.run import run_experiment
     from pausefl.runtime.run_dir import new_run_dir, stored_experiment
-    from pausefl.runtime.terminal import make_view
+    from pausefl.runtime.terminal import JsonView, make_view
 
     if (options.config is None) == (options.resume is None):
         raise ConfigError("pausefl run: needs either CONFIG or --resume RUN_DIR")
@@ -89,9 +90,10 @@ def _run(options: argparse.Namespace) -> None:
             raise ConfigError(f"--resume {run_dir}: no round was ever played there")
     else:
         experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
-    console, back_to = Console(), _back_to(options)
+    console, back_to = Console(stderr=options.json), _back_to(options)
+    title = f"{experiment.selection.policy} on {experiment.workload.dataset}"
     try:
-        with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
+        with JsonView() if options.json else make_view(console, title) as view:
             summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
     except KeyboardInterrupt:
         how = f"go on with: {resume_command(run_dir)}" if (run_dir / "run.db").exists() else "no round was played"
@@ -172,6 +174,7 @@ def _shower(console: Console) -> "Show":
 
 
 def _server(options: argparse.Namespace) -> None:
+    from pausefl.observers import Observed, load_observers
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir
     from pausefl.runtime.server_process import serve_experiment
     from pausefl.runtime.terminal import printed_events
@@ -184,8 +187,13 @@ def _server(options: argparse.Namespace) -> None:
     if options.resume and options.run_dir is None:
         raise ConfigError("--resume: needs --run-dir")
     run_dir = Path(options.run_dir) if options.resume else new_run_dir(_name(options), options.run_dir)
-    with made_run_dir(experiment, run_dir, resume=options.resume), printed_events(run_dir.name) as report:
-        result = serve_experiment(experiment, run_dir, report, _back_to(options))
+    observers, settings = load_observers(experiment.experiment.observers), experiment.model_dump(mode="json")
+    with (
+        made_run_dir(experiment, run_dir, resume=options.resume),
+        printed_events(run_dir.name) as report,
+        Observed(report, observers, run_dir, settings) as observed,
+    ):
+        result = serve_experiment(experiment, run_dir, observed.show, _back_to(options))
     check_outcome(result.outcome, result.stopped_because, f"pausefl server with --resume --run-dir {run_dir}")
 
 
@@ -316,6 +324,12 @@ def _certs(options: argparse.Namespace) -> None:
             raise ConfigError(f"--clients {client_id}: is no name for a file; letters, digits, - and _ make one")
     for line in make_certificates(Path(options.folder), options.hosts, client_ids):
         print(line)
+
+
+def _completion(options: argparse.Namespace) -> None:
+    import shtab
+
+    print(shtab.complete(parser(), options.shell))
 
 
 def _validate(options: argparse.Namespace) -> None:

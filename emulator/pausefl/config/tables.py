@@ -13,6 +13,8 @@ class ExperimentTable(TomlTable):
 
     rounds: Count = 100
     seed: Annotated[int, Field(ge=0)] = 1
+    observers: tuple[str, ...] = ()
+    """Who else is told of the run's progress: "tensorboard", "mlflow", or "module:name" of a pausefl.Observer."""
 
 
 class ClientGroup(TomlTable):

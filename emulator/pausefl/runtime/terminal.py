@@ -1,5 +1,6 @@
 """The live view of a run: a fold over its progress events, shown on a terminal or as plain lines."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,7 +48,9 @@ class LiveView(Protocol):
 
 
 def make_view(console: Console, title: str) -> LiveView:
-    """A live display on a terminal, plain lines elsewhere."""
+    """A live display on a terminal, plain lines elsewhere; nothing but notices where quiet was asked for."""
+    if is_quiet():
+        return QuietView()
     return TerminalView(console, title) if console.is_terminal else PlainView(console, title)
 
 
@@ -56,7 +59,7 @@ def printed_events(title: str) -> Iterator[Report]:
     """Print a process's events to stdout: lines for people on a terminal, else and with --log-json as JSON."""
     console = Console()
     if is_quiet():
-        yield lambda _: None
+        yield QuietView().show
     elif is_json() or not console.is_terminal:
         yield print_event
     else:
@@ -111,6 +114,31 @@ def fold(progress: RunProgress, event: ProgressEvent) -> RunProgress:
         case Finished(reason):
             changes = {"status": f"finished: {reason}"}
     return replace(progress, **changes)
+
+
+class QuietView:
+    """Shows notices on standard error, and nothing else."""
+
+    def show(self, event: ProgressEvent) -> None:
+        """Take one event."""
+        if isinstance(event, Notice):
+            print(event.message, file=sys.stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave nothing to be done."""
+
+
+class JsonView(QuietView):
+    """Prints every event to standard output, as docs/events.md describes it."""
+
+    def show(self, event: ProgressEvent) -> None:
+        """Take one event."""
+        print_event(event)
 
 
 class TerminalView:
