@@ -186,3 +186,11 @@ def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> Non
     other = subprocess.run([*serve, "--set", "selection.m=3"], capture_output=True, text=True, check=False)
     assert other.returncode == 2
     assert "holds the run of another experiment" in other.stderr
+
+
+def test_a_shell_can_complete_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    main(["completion", "bash"])
+    script = capsys.readouterr().out
+    assert "--log-json" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0

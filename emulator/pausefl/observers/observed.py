@@ -13,7 +13,7 @@ from pausefl_process.plugins import in_one_line
 
 _END_WITHIN_S = 10.0
 
-_Task = Callable[[Observer], None]
+_Call = Callable[[Observer], None]
 
 
 class Observed:
@@ -29,7 +29,7 @@ class Observed:
         """`settings` is the experiment, by table and key."""
         self._report = report
         self._observers = list(observers)
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._tasks: SimpleQueue[_Call | None] = SimpleQueue()
         self._complaints: SimpleQueue[str] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="observers", daemon=True)
         self._tasks.put(lambda observer: observer.begin(run_dir, settings))
