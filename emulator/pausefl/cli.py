@@ -176,7 +176,8 @@ def _shower(console: Console) -> "Show":
 def _server(options: argparse.Namespace) -> None:
     from pausefl.observers import Observed, load_observers
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir
-    from pausefl.runtime.server_process import serve_experiment
+    from pausefl.runtime.server.plan import server_plan
+    from pausefl.runtime.server.process import serve_run
     from pausefl.runtime.terminal import printed_events
     from pausefl_process.lifetime import allow_many_files
 
@@ -193,18 +194,19 @@ def _server(options: argparse.Namespace) -> None:
         printed_events(run_dir.name) as report,
         Observed(report, observers, run_dir, settings) as observed,
     ):
-        result = serve_experiment(experiment, run_dir, observed.show, _back_to(options))
+        result = serve_run(server_plan(experiment, run_dir.name), run_dir, observed.show, _back_to(options))
     check_outcome(result.outcome, result.stopped_because, f"pausefl server with --resume --run-dir {run_dir}")
 
 
 def _evaluator(options: argparse.Namespace) -> None:
+    from pausefl.evaluator.plan import evaluator_endpoint, evaluator_plan
     from pausefl.evaluator.process import serve_evaluator
     from pausefl.runtime.terminal import printed_events
 
     set_up_log()
     experiment = load_experiment(options.config, options.overrides)
     with printed_events(f"evaluator of {_name(options)}") as report:
-        serve_evaluator(experiment, report)
+        serve_evaluator(evaluator_plan(experiment), evaluator_endpoint(experiment), report)
 
 
 def _client(options: argparse.Namespace) -> None:
@@ -338,4 +340,6 @@ def _validate(options: argparse.Namespace) -> None:
         return
     if options.config is None:
         raise ConfigError("pausefl validate: needs CONFIG or --list")
-    print(_load(options).to_toml(), end="")
+    from pausefl.reference.listing import listing
+
+    print(listing(_load(options)), end="")

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
@@ -18,31 +19,37 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 
 
+@dataclass(frozen=True)
+class LocalData:
+    """What one client trains on."""
+
+    examples: Examples
+    classes: int = 0
+    """How many the task has, for `label_counts` to count those without examples here as well."""
+    holding: Holding | None = None
+    """Of the data before anything was done to them; None: nothing was."""
+
+
 class TorchTrainer:
     """Trains a torch model on one client's examples; keeps the optimizer's state between rounds, as published."""
 
     def __init__(
         self,
         model: nn.Module,
-        examples: Examples,
+        data: LocalData,
         settings: TrainingSettings,
         *,
         device: torch.device,
         seed: int,
         client_id: str,
-        holding: Holding | None = None,
-        classes: int = 0,
     ) -> None:
-        """`holding` is that of the data before anything was done to them; that of `examples` unless given.
-
-        `classes` is how many the task has, for `label_counts` to count those without examples here as well.
-        """
+        examples = data.examples
         self.n_examples = len(examples)
         self.label_counts = {
-            f"label_{c}": float(n) for c, n in enumerate(np.bincount(examples.labels, minlength=classes))
+            f"label_{c}": float(n) for c, n in enumerate(np.bincount(examples.labels, minlength=data.classes))
         }
         self.manifest = manifest_of(model)
-        self.holding = holding or holding_of(examples, dealing="")
+        self.holding = data.holding or holding_of(examples, dealing="")
         self._model = model.to(device)
         self._inputs = torch.from_numpy(examples.inputs).to(device)
         self._labels = torch.from_numpy(examples.labels).to(device)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.training.models import build_model, flatten, manifest_of, unflatten
-from pausefl_client.training.torch_trainer import TorchTrainer, normalise, resolve_device
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Manifest, Vector
@@ -52,7 +52,9 @@ class Evaluator:
         held_out = self._splits["validation"]
         sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
         one_step, model = replace(settings, epochs=1, max_steps=1), self._build()
-        trainer = TorchTrainer(model, sample, one_step, device=self._device, seed=self._seed, client_id="rehearsal")
+        trainer = TorchTrainer(
+            model, LocalData(sample), one_step, device=self._device, seed=self._seed, client_id="rehearsal"
+        )
         trainer.train(self.theta_0, round=0)
         self._score(self.theta_0, sample)
 

@@ -27,7 +27,7 @@ Draw = Callable[[int], np.random.Generator]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Honest: changes nothing. Behaviours override what they change."""
+    """An honest client: nothing changes. Behaviours override what they change."""
 
     def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:  # noqa: ARG002
         """The client's training examples, of `classes` labels in all."""
@@ -56,6 +56,7 @@ class LabelNoise(Behaviour):
     """Each label is replaced, with probability `share`, by one drawn uniformly from all."""
 
     share: float = 0.5
+    """The probability that a label is replaced."""
 
     def __post_init__(self) -> None:
         _check_share("share", self.share)
@@ -69,9 +70,10 @@ class LabelNoise(Behaviour):
 
 @dataclass(frozen=True)
 class QuantitySkew(Behaviour):
-    """Of each label the client has a share of its examples only, drawn uniformly from [least_share, 1]."""
+    """The client keeps only a share of its examples of each label, drawn uniformly from [least_share, 1]."""
 
     least_share: float = 0.0
+    """The least share that can be drawn."""
 
     def __post_init__(self) -> None:
         _check_share("least_share", self.least_share)
@@ -84,9 +86,10 @@ class QuantitySkew(Behaviour):
 
 @dataclass(frozen=True)
 class LabelSkew(Behaviour):
-    """The client's labels have proportions q ~ Dirichlet(concentration), as far as its examples go."""
+    """The client's labels have proportions q ~ Dirichlet(concentration), as far as its examples allow."""
 
     concentration: float = 0.5
+    """The concentration. Small values leave few labels."""
 
     def __post_init__(self) -> None:
         _check_positive("concentration", self.concentration)
@@ -100,9 +103,10 @@ class LabelSkew(Behaviour):
 
 @dataclass(frozen=True)
 class LocalEpochs(Behaviour):
-    """The client's number of local epochs, drawn once from `choices`."""
+    """The client has its own number of local epochs, drawn once from `choices`."""
 
     choices: tuple[int, ...] = (2, 3, 4, 5)
+    """The numbers to draw from."""
 
     def __post_init__(self) -> None:
         if not self.choices or min(self.choices) < 1:
@@ -115,9 +119,11 @@ class LocalEpochs(Behaviour):
 
 @dataclass(frozen=True)
 class GaussianUpdate(Behaviour):
-    """Model poisoning: a zero-mean Gaussian vector whose norm is that of the honest update times `scale`."""
+    """Model poisoning: the update becomes a zero-mean Gaussian vector whose norm is that of the honest update times
+    `scale`."""
 
     scale: float = 1.0
+    """The factor of the norm."""
 
     def __post_init__(self) -> None:
         _check_positive("scale", self.scale)
@@ -134,9 +140,10 @@ class GaussianUpdate(Behaviour):
 
 @dataclass(frozen=True)
 class ScaledUpdate(Behaviour):
-    """The honest update times `factor`; a negative one turns it round."""
+    """The client sends its honest update times `factor`. A negative factor reverses it."""
 
     factor: float = 10.0
+    """The factor."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.factor):
@@ -149,9 +156,10 @@ class ScaledUpdate(Behaviour):
 
 @dataclass(frozen=True)
 class SignFlip(ScaledUpdate):
-    """The honest update, turned round."""
+    """The client sends its honest update, reversed."""
 
     factor: float = -1.0
+    """The factor, below 0."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.factor) and self.factor < 0):
@@ -160,9 +168,10 @@ class SignFlip(ScaledUpdate):
 
 @dataclass(frozen=True)
 class StaleModel(Behaviour):
-    """Trains from the model of `participations` of its own rounds ago, or the oldest it has seen."""
+    """The client trains from the model of `participations` of its own rounds ago, or the oldest it has seen."""
 
     participations: int = 1
+    """How many of its own rounds the model is old."""
 
     def __post_init__(self) -> None:
         if self.participations < 1:
@@ -175,9 +184,11 @@ class StaleModel(Behaviour):
 
 @dataclass(frozen=True)
 class Dropout(Behaviour):
-    """In a round it was chosen for, the client trains and then gives no update, with probability `probability`."""
+    """In a round for which it was chosen, the client trains and then gives no update, with probability
+    `probability`."""
 
     probability: float = 0.2
+    """The probability of giving no update."""
 
     def __post_init__(self) -> None:
         _check_share("probability", self.probability)
@@ -195,9 +206,10 @@ class Dropout(Behaviour):
 
 @dataclass(frozen=True)
 class SlowDevice(Behaviour):
-    """With probability `share`, drawn once, training takes `factor` times as long as this machine needs for it."""
+    """With probability `share`, drawn once, training takes `factor` times as long as it does on this machine."""
 
     factor: float = 3.0
+    """The factor of the training time, at least 1."""
     share: float = 1.0
     """The share of the group's clients that are slow, on average (Fed-TS, Fig. 11)."""
 
