@@ -61,7 +61,10 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
     ("arguments", "status", "message"),
     [
         (["run"], 2, "needs either CONFIG or --resume RUN_DIR"),
-        (["run", "no-such-preset"], 2, '"no-such-preset" is neither a .toml file nor a preset (demo,'),
+        (["run", "no-such-preset"], 2, '"no-such-preset" is neither a .toml file nor a preset; presets: demo,'),
+        (["run", "demmo"], 2, '"demmo" is neither a .toml file nor a preset; did you mean demo?'),
+        (["simulat", "demo"], 2, "simulat: no such command; did you mean simulate?; see pausefl --help"),
+        (["run", "demo", "-q", "-v"], 2, "argument -v/--verbose: not allowed with argument -q/--quiet"),
         (["run", "--resume", "nowhere"], 2, "nowhere: is not a run directory"),
         (["validate", "demo", "--set", "rounds=3"], 2, "--set rounds=3: must be table.key=value"),
         (["validate", "demo", "--set", "experiment.rounds.x=3"], 2, "experiment.rounds.x"),
@@ -183,3 +186,11 @@ def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> Non
     other = subprocess.run([*serve, "--set", "selection.m=3"], capture_output=True, text=True, check=False)
     assert other.returncode == 2
     assert "holds the run of another experiment" in other.stderr
+
+
+def test_a_shell_can_complete_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    main(["completion", "bash"])
+    script = capsys.readouterr().out
+    assert "--log-json" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0

@@ -70,7 +70,7 @@ def check(options: argparse.Namespace) -> None:
     for name in getattr(options, "policies", "").split(","):
         if name:
             policy_class(name)
-    if hasattr(options, "json"):
+    if hasattr(options, "payload_bytes"):
         assert options.name in BENCHMARKS
 
 

@@ -18,6 +18,8 @@ PROJECT = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.tom
 @pytest.mark.parametrize("extra", PACKAGES)
 def test_the_packages_of_an_extra_are_those_of_the_project(extra: str) -> None:
     distributions = packages_distributions()
+    if extra == "mlflow" and "mlflow" not in distributions:
+        pytest.skip("mlflow is not installed")
     declared = {re.split(r"[<>=!~]", r)[0].lower() for r in PROJECT["optional-dependencies"][extra]}
     assert {distributions[package][0].lower().replace("_", "-") for package in PACKAGES[extra]} == declared
 

@@ -14,9 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.metrics import HostMetrics
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
-from pausefl_client.session import AnsweredJob
 from pausefl_process.http_server import WebServer
 from pausefl_server.monitoring.metrics import exposition
 from pausefl_server.monitoring.snapshot import Curve

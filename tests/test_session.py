@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.link import Delays
-from pausefl_client.session import AnsweredJob
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -54,7 +54,9 @@ async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Pat
     t = result.timing
     assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.25, 2.0, 0.125)
     assert (t.injected_down_s, t.injected_up_s, t.drawn_down_s, t.drawn_up_s) == (0.0, 0.0, 0.0, 0.0)
-    assert rig.observed == [AnsweredJob("ok", queue_s=0.25, train_s=2.0, privatise_s=0.125)]
+    assert rig.observed == [
+        AnsweredJob("ok", queue_s=0.25, train_s=2.0, privatise_s=0.125, round=1, client_id="client-007")
+    ]
 
 
 async def test_injected_delays_are_reported_as_measured_and_as_drawn() -> None:
@@ -248,7 +250,7 @@ async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> No
         refusal = (await stream.heard()).result
         assert (refusal.round, refusal.status) == (2, pb.STATUS_BUDGET_EXHAUSTED)
         assert "budget" in refusal.reason
-        assert rig.observed[1:] == [AnsweredJob("budget_exhausted")]
+        assert rig.observed[1:] == [AnsweredJob("budget_exhausted", round=2, client_id="client-007")]
         stream.say(ping=pb.Ping(nonce=5))
         assert (await stream.heard()).pong.nonce == 5
 

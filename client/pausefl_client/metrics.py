@@ -12,8 +12,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.privacy.ledger import Ledger
-from pausefl_client.session import AnsweredJob
 from pausefl_process.http_server import Response
 
 # The server's buckets, so that both sides' times can be laid side by side.

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pausefl_client.answered_job import AnsweredJob, Observe
 from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
 from pausefl_client.link import Link
 from pausefl_client.privacy.ledger import ReleaseKey
@@ -59,25 +60,6 @@ class ClientSettings:
     """The first wait between two tries, give or take a half; each further one is twice as long, up to some seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredJob:
-    """One job answered, in the numbers a data holder may watch."""
-
-    status: str
-    """"ok"; "resent": the same bytes once more; else why there was no update, as in the Status of the protocol."""
-    queue_s: float = 0.0
-    train_s: float = 0.0
-    privatise_s: float = 0.0
-    injected_down_s: float = 0.0
-    injected_up_s: float = 0.0
-    loop_lag_s: float = 0.0
-    """The worst of the event loop meanwhile."""
-
-
-Observe = Callable[[AnsweredJob], None]
-"""Told of every exchange once its answer has left."""
-
-
 @dataclass(frozen=True)
 class HostResources:
     """What the sessions of one process share."""
@@ -121,6 +103,8 @@ class ClientSession:
         self._kept: tuple[ReleaseKey, asyncio.Future[Work]] | None = None
         self._withdrawals = Withdrawals()
         self._writing = asyncio.Lock()
+        self.is_connected = False
+        """Whether a server that has welcomed this client is there."""
 
     async def run(self) -> str:
         """Take part until the server dismisses this client; returns its reason.
@@ -136,16 +120,19 @@ class ClientSession:
                     if not is_damaged:
                         retry_s = self._settings.retry_every_s
                     is_damaged = False
+                    self.is_connected = True
                     try:
                         await self._take_part(stream)
                     finally:
+                        self.is_connected = False
                         last_contact_s = self._host.clock()
             except Dismissed as goodbye:
                 return str(goodbye)
             except DamageError as damage:
                 # The server has seen nothing wrong. A fresh stream makes it say everything again.
                 is_damaged = True
-                log.warning("%s: the server %s; connecting again", self._settings.client_id, damage)
+                who = self._settings.client_id
+                log.warning("%s: the server %s; connecting again", who, damage, extra={"client_id": who})
             except OSError as error:
                 if self._host.clock() - last_contact_s > self._settings.give_up_after_s:
                     raise PauseflError(f"the server cannot be reached: {error}") from error
@@ -305,7 +292,8 @@ class ClientSession:
         for index, frame in enumerate(frames[1:], 1):
             await self._write(stream, pb.ClientMessage(frame=pb.Frame(index=index)), frame)
         parts = timing.queue_s, timing.train_s, timing.privatise_s, timing.injected_down_s, timing.injected_up_s
-        self._host.observe(AnsweredJob("resent" if work.is_resent else "ok", *parts, host.loop_lag_s))
+        status, me = "resent" if work.is_resent else "ok", self._settings.client_id
+        self._host.observe(AnsweredJob(status, *parts, host.loop_lag_s, round=job.round, client_id=me))
 
     async def _work(self, download: Download, submitted_s: float) -> Work:
         """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
@@ -369,12 +357,13 @@ class ClientSession:
     async def _refuse(self, stream: StreamToServer, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
         await self._write(stream, pb.ClientMessage(result=result))
-        self._host.observe(AnsweredJob(pb.Status.Name(status).removeprefix("STATUS_").lower()))
+        name = pb.Status.Name(status).removeprefix("STATUS_").lower()
+        self._host.observe(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
 
     def _in_public(self, error: Exception, round: int) -> str:
         """What the server is told of an error in code that may be a user's own: such a text may hold data."""
-        said = in_one_line(error)
-        log.warning("%s: round %d failed: %s", self._settings.client_id, round, said, exc_info=error)
+        said, who = in_one_line(error), {"client_id": self._settings.client_id, "round": round}
+        log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=error, extra=who)
         if self._releaser.ledger is None:
             return said
         return "it failed at the job; its own log says why"

@@ -5,6 +5,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from pieces import (
     BUDGET,
     EPSILON,
+    NO_HOSTS,
     NONE,
     NOT_PRIVATE,
     SECONDS,
@@ -23,7 +24,7 @@ from pieces import (
 def overview() -> Dashboard:
     """Overview."""
     made = board("overview", "Overview", "A run at a glance: progress, accuracy, latency, leakage, clients.")
-    sixth, half, third = WIDTH // 6, WIDTH // 2, WIDTH // 3
+    sixth, quarter, third, half = WIDTH // 6, WIDTH // 4, WIDTH // 3, WIDTH // 2
     panels = (
         number(
             About("Round", "Rounds committed so far, and how many the run is to have.", NONE, sixth, 4),
@@ -118,6 +119,45 @@ def overview() -> Dashboard:
                 no_data="None",
             ),
             Query('sum by (reason) (pausefl_suspect_rounds_total{run="$run"}) or on () vector(0)', "{{reason}}"),
+        ),
+        lines(
+            About(
+                "Jobs without an update",
+                "Per minute: chosen clients that gave no update, as they were late, lost, or said no, or as it was"
+                " rejected.",
+                NONE,
+                quarter,
+            ),
+            Query('60 * sum by (kind) (rate(pausefl_missed_jobs_total{run="$run"}[$__rate_interval]))', "{{kind}}"),
+        ),
+        lines(
+            About("Jobs answered", "Per minute, by what client hosts say they answered.", NONE, quarter, 8, NO_HOSTS),
+            Query(
+                '60 * sum by (status) (rate(pausefl_host_exchanges_total{run="$run"}[$__rate_interval]))',
+                "{{status}}",
+            ),
+        ),
+        lines(
+            About(
+                "Waits for clients that missed",
+                "Total latency, and what it is without these waits. In a censored round a miss decided the latency.",
+                SECONDS,
+                quarter,
+            ),
+            Query('pausefl_total_latency_seconds{run="$run"}', "total"),
+            Query('pausefl_measured_latency_seconds{run="$run"}', "measured"),
+        ),
+        lines(
+            About(
+                "Doubtful latencies and reconnects",
+                "Per minute: rounds that a miss decided, latencies below τ_min, streams that opened and that ended.",
+                NONE,
+                quarter,
+            ),
+            Query('60 * sum(rate(pausefl_censored_rounds_total{run="$run"}[$__rate_interval]))', "censored rounds"),
+            Query('60 * sum(rate(pausefl_clamped_latencies_total{run="$run"}[$__rate_interval]))', "clamped latencies"),
+            Query('60 * sum(rate(pausefl_client_arrivals_total{run="$run"}[$__rate_interval]))', "streams opened"),
+            Query('60 * sum(rate(pausefl_client_departures_total{run="$run"}[$__rate_interval]))', "streams ended"),
         ),
         labels(
             About(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pausefl.campaigns.sweep import Sweep
     from pausefl.config.experiment import Experiment
     from pausefl.library import Simulation, compare, load, open, run, simulate, sweep  # noqa: A004 - as gzip.open
+    from pausefl.observers.base import Observer
     from pausefl.report.comparison import Comparison
     from pausefl.results.run import Run
 
@@ -26,6 +27,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "Experiment",
+    "Observer",
     "PauseflError",
     "Run",
     "Simulation",
@@ -41,6 +43,7 @@ __all__ = [
 _HOMES = {
     "Comparison": "pausefl.report.comparison",
     "Experiment": "pausefl.config.experiment",
+    "Observer": "pausefl.observers.base",
     "Run": "pausefl.results.run",
     "Sweep": "pausefl.campaigns.sweep",
 }

@@ -1,22 +1,35 @@
 """The arguments of the `pausefl` command: subcommands, options and their help."""
 
 import argparse
+import difflib
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from pausefl import __version__
-from pausefl.exit_status import EPILOG
+from pausefl.exit_status import BAD_INPUT, EPILOG
 
 _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 """Adds a subcommand: its name and its help."""
 _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what may have been meant instead of a command that is none."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and one line, as for any bad input."""
+        if match := re.search(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            known = [name.strip("' ") for name in match[2].split(",")]
+            close = difflib.get_close_matches(match[1], known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"must be one of {', '.join(known)}"
+            message = f"{match[1]}: no such command; {hint}"
+        self.exit(BAD_INPUT, f"pausefl: {message}; see {self.prog} --help\n")
+
+
 def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
     """Return the parser of every subcommand; `command` in what it parses is the function of that name."""
-    whole = argparse.ArgumentParser(
-        "pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG
-    )
+    whole = _Parser("pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG)
     whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
@@ -42,6 +55,8 @@ def _add_experiments(command: _AddCommand) -> None:
         "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
     )
     _add_set(sub)
+    sub.add_argument("--json", action="store_true", help="print progress events to stdout, the summary to stderr")
+    _add_log(sub)
 
     sub = command("compare", "the same experiment under several policies; table and figures")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
@@ -74,14 +89,17 @@ def _add_ends(command: _AddCommand) -> None:
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
     _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
     _add_insecure(sub, "server.insecure")
+    _add_log(sub)
 
     sub = command("client", "a client alone, or the clients of a slot")
     _add_config(sub)
     _add_who(sub)
+    _add_log(sub)
 
     sub = command("evaluator", "the evaluator alone, for servers whose evaluation.address names it")
     _add_config(sub)
     _add_insecure(sub, "evaluation.insecure")
+    _add_log(sub)
 
 
 def _add_tools(command: _AddCommand) -> None:
@@ -105,6 +123,9 @@ def _add_tools(command: _AddCommand) -> None:
     sub.add_argument("name", metavar="NAME", help="the data set, as workload.dataset names it")
 
     _add_certs(command("certs", "certificates and tokens by which servers and clients know each other"))
+
+    sub = command("completion", "print a script that completes this command in a shell")
+    sub.add_argument("shell", choices=["bash", "zsh", "tcsh"])
 
     sub = command(
         "validate", "check an experiment without running it; print every key with its value and what it means"
@@ -137,6 +158,13 @@ def _add_insecure(parser: argparse.ArgumentParser, key: str) -> None:
     parser.add_argument(
         "--insecure", action="append_const", const=f"{key}=true", dest="overrides", default=[], help=text
     )
+
+
+def _add_log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-json", action="store_true", help="write logs as JSON, one object a line")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("-q", "--quiet", action="store_true", help="no progress: warnings, errors and results only")
+    group.add_argument("-v", "--verbose", action="store_true", help="also log each exchange of each client")
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,9 @@ from pausefl.arguments import make_parser
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, preset_names
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
-from pausefl_process.events import MetricsServed, print_event
+from pausefl_process.ending import sigterm_as_interrupt
+from pausefl_process.events import MetricsServed
+from pausefl_process.logs import ask_for, set_up_log
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; the exit status is as `exit_status` and docs/events.md say."""
-    options = parser().parse_args(arguments)
-    exit_with_status(options.command, options)
+    with sigterm_as_interrupt():
+        options = parser().parse_args(arguments)
+        if "log_json" in options:
+            ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
+        exit_with_status(options.command, options)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
             "data": _data,
             "certs": _certs,
             "validate": _validate,
+            "completion": _completion,
         }
     )
 
@@ -71,7 +77,7 @@ def _name(options: argparse.Namespace) -> str:
 def _run(options: argparse.Namespace) -> None:
     from pausefl.runtime.run import run_experiment
     from pausefl.runtime.run_dir import new_run_dir, stored_experiment
-    from pausefl.runtime.terminal import make_view
+    from pausefl.runtime.terminal import JsonView, make_view
 
     if (options.config is None) == (options.resume is None):
         raise ConfigError("pausefl run: needs either CONFIG or --resume RUN_DIR")
@@ -84,12 +90,14 @@ def _run(options: argparse.Namespace) -> None:
             raise ConfigError(f"--resume {run_dir}: no round was ever played there")
     else:
         experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
-    console, back_to = Console(), _back_to(options)
+    console, back_to = Console(stderr=options.json), _back_to(options)
+    title = f"{experiment.selection.policy} on {experiment.workload.dataset}"
     try:
-        with make_view(console, f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
+        with JsonView() if options.json else make_view(console, title) as view:
             summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
     except KeyboardInterrupt:
-        raise RunInterrupted(f"interrupted twice; go on with: {resume_command(run_dir)}") from None
+        how = f"go on with: {resume_command(run_dir)}" if (run_dir / "run.db").exists() else "no round was played"
+        raise RunInterrupted(f"interrupted, and ended at once; {how}") from None
     _print_summary(console, summary, run_dir)
     check_outcome(summary["outcome"], summary["stopped_because"], resume_command(run_dir))
 
@@ -98,10 +106,12 @@ def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> 
     from pausefl.results.summary import summary_table
 
     console.print(summary_table(summary))
-    console.print(f"report: {run_dir / 'report.html'}", soft_wrap=True)
+    report = run_dir / "report.html"
+    console.print(f"report: {report if report.exists() else f'pausefl report {run_dir} writes it'}", soft_wrap=True)
 
 
 def _compare(options: argparse.Namespace) -> None:
+    from pausefl.campaigns.campaign import check_all_played
     from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
     from pausefl.runtime.run_dir import new_run_dir
 
@@ -123,9 +133,12 @@ def _compare(options: argparse.Namespace) -> None:
         folder, experiment = new_run_dir(f"compare-{_name(options)}", options.run_dir), _load(options)
         comparison = compare_policies(experiment, policies, _seeds(options), folder, _shower(console))
     print_comparison(comparison, folder, console)
+    if not options.runs:  # which were played before
+        check_all_played([run.path for runs in comparison.runs.values() for run in runs], "compare")
 
 
 def _sweep(options: argparse.Namespace) -> None:
+    from pausefl.campaigns.campaign import check_all_played
     from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
     from pausefl.config.toml_source import read_source
     from pausefl.runtime.run_dir import new_run_dir
@@ -141,6 +154,7 @@ def _sweep(options: argparse.Namespace) -> None:
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
+    check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], "sweep")
 
 
 def _names(text: str) -> list[str]:
@@ -160,50 +174,65 @@ def _shower(console: Console) -> "Show":
 
 
 def _server(options: argparse.Namespace) -> None:
+    from pausefl.observers import Observed, load_observers
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir
     from pausefl.runtime.server.plan import server_plan
     from pausefl.runtime.server.process import serve_run
+    from pausefl.runtime.terminal import printed_events
     from pausefl_process.lifetime import allow_many_files
 
+    set_up_log()
     allow_many_files()
     experiment = _load(options)
     _refuse_netem(experiment, "server")
     if options.resume and options.run_dir is None:
         raise ConfigError("--resume: needs --run-dir")
     run_dir = Path(options.run_dir) if options.resume else new_run_dir(_name(options), options.run_dir)
-    with made_run_dir(experiment, run_dir, resume=options.resume):
-        result = serve_run(server_plan(experiment, run_dir.name), run_dir, print_event, _back_to(options))
+    observers, settings = load_observers(experiment.experiment.observers), experiment.model_dump(mode="json")
+    with (
+        made_run_dir(experiment, run_dir, resume=options.resume),
+        printed_events(run_dir.name) as report,
+        Observed(report, observers, run_dir, settings) as observed,
+    ):
+        result = serve_run(server_plan(experiment, run_dir.name), run_dir, observed.show, _back_to(options))
     check_outcome(result.outcome, result.stopped_because, f"pausefl server with --resume --run-dir {run_dir}")
 
 
 def _evaluator(options: argparse.Namespace) -> None:
     from pausefl.evaluator.plan import evaluator_endpoint, evaluator_plan
     from pausefl.evaluator.process import serve_evaluator
+    from pausefl.runtime.terminal import printed_events
 
+    set_up_log()
     experiment = load_experiment(options.config, options.overrides)
-    serve_evaluator(evaluator_plan(experiment), evaluator_endpoint(experiment), print_event)
+    with printed_events(f"evaluator of {_name(options)}") as report:
+        serve_evaluator(evaluator_plan(experiment), evaluator_endpoint(experiment), report)
 
 
 def _client(options: argparse.Namespace) -> None:
     import asyncio
-    import logging
 
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.process import take_part
+    from pausefl.runtime.terminal import printed_events
     from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
 
     experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
     _refuse_netem(experiment, "client")
     allow_many_files()
     keep_freed_memory()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    set_up_log()
+    with (
+        _clients_to_be(experiment, options) as client_ids,
+        printed_events(f"clients of {_name(options)}") as report,
+        first_error(),
+    ):
 
-    def tell(address: str) -> None:
-        print_event(MetricsServed(f"http://{address}/metrics"))
+        def tell(address: str) -> None:
+            report(MetricsServed(f"http://{address}/metrics"))
 
-    with _clients_to_be(experiment, options) as client_ids, first_error():
         asyncio.run(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
 
 
@@ -297,6 +326,12 @@ def _certs(options: argparse.Namespace) -> None:
             raise ConfigError(f"--clients {client_id}: is no name for a file; letters, digits, - and _ make one")
     for line in make_certificates(Path(options.folder), options.hosts, client_ids):
         print(line)
+
+
+def _completion(options: argparse.Namespace) -> None:
+    import shtab
+
+    print(shtab.complete(parser(), options.shell))
 
 
 def _validate(options: argparse.Namespace) -> None:

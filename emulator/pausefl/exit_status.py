@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.extras import missing_package
+from pausefl_process.ending import INTERRUPTED
 from pausefl_process.events import Outcome
 from pausefl_proto.errors import ConfigError, PauseflError
 
 FAILED = 1
 BAD_INPUT = 2
-INTERRUPTED = 130
 
 EPILOG = (
     f"exit status: 0: done (a run: every round was played, or privacy budgets ended it as planned); {FAILED}: it"
@@ -35,7 +35,7 @@ def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
             raise
         _fail(missing)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        _fail(RunInterrupted("interrupted"))
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone: nothing is left to say, and nobody to say it to
         sys.exit(FAILED)

@@ -14,6 +14,9 @@ PACKAGES = {
     "pandas": ("pandas",),
     "privacy": ("dp_accounting", "scipy"),
     "opendp": ("opendp",),
+    "tensorboard": ("tensorboardX",),
+    "mlflow": ("mlflow",),
+    "completion": ("shtab",),
 }
 """The packages of each extra of pyproject.toml, by the names they are imported by."""
 

@@ -14,6 +14,7 @@ from pausefl.campaigns.sweep import Grid, Sweep
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import Overrides
+from pausefl.observers import Observer
 from pausefl.report.comparison import Comparison
 from pausefl.results.run import Run
 from pausefl.runtime.fleet import View
@@ -43,15 +44,22 @@ def load(source: str | Path, overrides: Overrides = ()) -> Experiment:
     return experiment
 
 
-def run(experiment: Experiment, run_dir: str | Path | None = None, *, progress: bool = True) -> Run:
+def run(
+    experiment: Experiment,
+    run_dir: str | Path | None = None,
+    *,
+    progress: bool = True,
+    observers: Sequence[Observer] = (),
+) -> Run:
     """Run an experiment to its end, with real processes on this machine, and return its results.
 
     `run_dir` is runs/<policy>-<time> by default. Blocks until the run has ended, also inside a running event loop.
+    `observers` are told of its progress, from a thread of their own.
     ConfigError for bad input, PauseflError for a run that failed.
     """
     folder = new_run_dir(experiment.selection.policy, None if run_dir is None else str(run_dir))
     with _show(progress)(f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
-        run_experiment(experiment, folder, view)
+        run_experiment(experiment, folder, view, observers=observers)
     return Run(folder)
 
 
@@ -109,12 +117,12 @@ def _show(progress: bool) -> Show:
     console = Console()
 
     def show(title: str) -> AbstractContextManager[View]:
-        return make_view(console, title) if progress else nullcontext(_Quiet())
+        return make_view(console, title) if progress else nullcontext(_Silent())
 
     return show
 
 
-class _Quiet:
+class _Silent:
     """A view that shows nothing."""
 
     def show(self, event: ProgressEvent) -> None:

@@ -9,6 +9,7 @@ where `asyncio.wait_for(queue.get())` would start a timeout context for each mes
 """
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, Generic, TypeVar
@@ -28,10 +29,17 @@ class Actor(ABC, Generic[Message]):
     def __init__(self, name: str, capacity: int = 64) -> None:
         self.name = name
         self.stopped = False
+        self._began_s: float | None = None  # when the message at hand was taken (the monotonic clock)
         self._capacity = capacity
         self._mailbox: deque[tuple[Message, asyncio.Future[Any] | None]] = deque()
         self._idle: asyncio.Future[None] | None = None  # the actor's own wait for a message
         self._waiting_senders: deque[asyncio.Future[None]] = deque()  # until the mailbox has room
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the message at hand has been handled; 0 without one. Any thread may ask."""
+        began_s = self._began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     async def tell(self, message: Message) -> None:
         """Hand over a message; waits while the mailbox is full, raises ActorStopped if the actor has ended."""
@@ -96,6 +104,13 @@ class Actor(ABC, Generic[Message]):
         """Handle one message; the return value answers an `ask`."""
 
     async def _handle(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
+        self._began_s = time.monotonic()
+        try:
+            await self._answer(message, reply)
+        finally:
+            self._began_s = None
+
+    async def _answer(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
         if reply is None:
             await self.receive(message)
             return

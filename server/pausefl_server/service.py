@@ -4,14 +4,16 @@ import asyncio
 import secrets
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import Finished, MetricsServed, Outcome, Report
 from pausefl_process.host_monitor import HostMonitor
-from pausefl_process.http_server import WebServer
+from pausefl_process.http_server import Route, WebServer
 from pausefl_proto.actor import ActorStopped
 from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
@@ -24,6 +26,7 @@ from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import exposition, make_registry
 from pausefl_server.monitoring.observer import Observers, RunObserver
 from pausefl_server.monitoring.page import LivePage
+from pausefl_server.monitoring.probes import server_probes
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import Evaluation
@@ -41,6 +44,9 @@ from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
 
 _GOODBYE_GRACE_S = 5.0
+# The same, and what the last evaluations may still take, once a run was asked to end.
+_HASTY_GOODBYE_GRACE_S = 2.0
+_LAST_EVALUATIONS_S = 5.0
 # Connections are bounded also where the run does not say how many clients there are to be.
 _MANY_CLIENTS = 1000
 
@@ -85,11 +91,18 @@ class _Interruption:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.reason = ""
+        self._limit: threading.Timer | None = None
 
     def ask(self, reason: str) -> None:
-        """Ask for the end; only the first reason is kept."""
+        """Ask for the end, which then comes within DRAIN_S; only the first reason is kept."""
         self.reason = self.reason or reason
+        self._limit = self._limit or end_within(DRAIN_S)
         self.asked.set()
+
+    def over(self) -> None:
+        """The end has come."""
+        if self._limit is not None:
+            self._limit.cancel()
 
 
 async def serve(
@@ -130,9 +143,10 @@ async def serve(
             )
         ends = budgets_end(start.state.table, settings.budget, start.state.round, policy.m)
         telemetry.resumed(store.evaluations(), ends if start.state.round else None)
-        if endpoints.metrics is not None:
-            closing.enter_context(_shown(telemetry, endpoints.metrics, report))
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
+        if endpoints.metrics is not None:
+            probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
+            closing.enter_context(_shown(telemetry, endpoints.metrics, report, probes))
         best_so_far = kept_best(store.evaluations(), best_model)
         evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, best_model)
         missing = _missing(start, best_model, observer) if evaluate is not None else []
@@ -183,10 +197,13 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _shown(telemetry: Telemetry, settings: MetricsSettings, report: Report) -> Iterator[None]:
-    """Serve metrics, and the live page if it is wanted."""
+def _shown(
+    telemetry: Telemetry, settings: MetricsSettings, report: Report, probes: Mapping[str, Route]
+) -> Iterator[None]:
+    """Serve metrics, the probes, and the live page if it is wanted."""
     page = LivePage(telemetry)
-    routes = {"/metrics": exposition(make_registry(telemetry, settings)), **(page.routes if settings.page else {})}
+    metrics = exposition(make_registry(telemetry, settings))
+    routes = {"/metrics": metrics, **probes, **(page.routes if settings.page else {})}
     web = WebServer(settings.host, settings.port, routes, key="metrics.port")
     url = f"http://{web.address}"
     report(MetricsServed(f"{url}/metrics", f"{url}/" if settings.page else None))
@@ -217,7 +234,7 @@ async def _run_actors(
     """Start: store, evaluator, transport, coordinator. Stop: coordinator, transport, evaluator, store."""
     async with asyncio.TaskGroup() as group:
         group.create_task(store.run())
-        group.create_task(evaluator.run())
+        evaluating = group.create_task(evaluator.run())
         for message in missing:
             await evaluator.tell(message)
         port = await federation.start(endpoints.host, endpoints.port)
@@ -226,16 +243,36 @@ async def _run_actors(
             on_ready(port)
             await coordinator.run()
         finally:
-            await federation.stop(_GOODBYE_GRACE_S)
-        last = coordinator.state.round, coordinator.theta
-        # A user who stopped the run wants its end, not its last accuracy at any price.
-        await evaluator.ask(Evaluate(*last, subset=True, patient=not interruption.asked.is_set()))
-        final = best = await evaluator.ask(Evaluate(*last, subset=False))
-        if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
-            best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
-        ending.cancel()
+            await federation.stop(_HASTY_GOODBYE_GRACE_S if interruption.asked.is_set() else _GOODBYE_GRACE_S)
+        try:
+            async with asyncio.timeout(None) as limit:
+                hurrying = group.create_task(_hurry(limit, interruption))
+                final, best = await _evaluate_last(evaluator, coordinator, patient=not interruption.asked.is_set())
+        except TimeoutError:
+            final = best = ()
+            evaluating.cancel()
+        for task in (ending, hurrying):
+            task.cancel()
         evaluator.stop()
         store.stop()
+    return final, best
+
+
+async def _hurry(limit: asyncio.Timeout, interruption: _Interruption) -> None:
+    """Once the run was asked to end: a user wants its end, not its last accuracy at any price."""
+    await interruption.asked.wait()
+    limit.reschedule(asyncio.get_running_loop().time() + _LAST_EVALUATIONS_S)
+
+
+async def _evaluate_last(
+    evaluator: EvaluatorActor, coordinator: Coordinator, *, patient: bool
+) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
+    """The evaluations of the last model and of the best one on the full sets."""
+    last = coordinator.state.round, coordinator.theta
+    await evaluator.ask(Evaluate(*last, subset=True, patient=patient))
+    final = best = await evaluator.ask(Evaluate(*last, subset=False))
+    if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
+        best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
     return final, best
 
 
@@ -259,6 +296,7 @@ def _interruptible() -> Iterator[_Interruption]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+        interruption.over()
 
 
 async def _end(coordinator: Coordinator, interruption: _Interruption) -> None:

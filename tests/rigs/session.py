@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.data.holdings import synthetic_holding
 from pausefl_client.link import DrawDelays, Link, no_delays
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
-from pausefl_client.session import AnsweredJob, ClientSession, ClientSettings, HostResources
+from pausefl_client.session import ClientSession, ClientSettings, HostResources
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError

@@ -47,7 +47,7 @@ class TrainerStates:
         if of_run and not before and of_run[0].round > key.round:
             before = of_run[:1]
             said = "round %d: the trainer's state before it is gone, the one after %d is taken"
-            log.warning(said, key.round, before[0].round)
+            log.warning(said, key.round, before[0].round, extra={"round": key.round})
         found = before[-1] if before else _Saved(key.run_id, 0, 1, b"")
         if found.state or self._now.round:
             self._trainer.restore(found.state)

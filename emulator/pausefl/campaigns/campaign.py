@@ -9,11 +9,11 @@ from typing import Any
 
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
+from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
-from pausefl_process.events import Outcome
 from pausefl_process.files import write_durably
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 
 PLAN = "campaign.json"
 
@@ -77,22 +77,20 @@ def play(runs: Sequence[Planned], folder: Path, command: str, show: Show) -> lis
             continue
         with show(f"{run.name} ({number} of {len(runs)})") as view:
             summary = run_experiment(run.experiment, run_dir, view, resume=True)
-        if was_interrupted(summary):
+        if summary["outcome"] == "interrupted":
             how = f"pausefl {command} --resume {folder}"
             raise CampaignInterrupted(f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {how}")
     return directories
 
 
 def is_finished(run_dir: Path) -> bool:
-    """Whether a run has come to its own end there."""
-    try:
-        summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return not was_interrupted(summary)
+    """Whether a run has come to its own end there; ConfigError when an older version has played it."""
+    return (run_dir / "summary.json").exists() and read_summary(run_dir)["outcome"] != "interrupted"
 
 
-def was_interrupted(summary: Mapping[str, Any]) -> bool:
-    """Whether a signal ended the run before its own end."""
-    outcome: Outcome = summary["outcome"]
-    return outcome == "interrupted"
+def check_all_played(run_dirs: Sequence[Path], command: str) -> None:
+    """Return if none of a campaign's runs failed; PauseflError that names those that did."""
+    failed = [run_dir.name for run_dir in run_dirs if read_summary(run_dir)["outcome"] == "failed"]
+    if failed:
+        again = f"to play them again, delete their folders, then pausefl {command} --resume {run_dirs[0].parent}"
+        raise PauseflError(f"{len(failed)} of {len(run_dirs)} runs ended early: {', '.join(failed)}; {again}")

@@ -1,7 +1,6 @@
 """Runs an experiment on a grid of settings, with several seeds each, and gathers what came of it."""
 
 import itertools
-import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pausefl.campaigns.campaign import Plan, Planned, Show, begin, play, read_pl
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.sweep import write_sweep
+from pausefl.results.reading import read_summary
 from pausefl_proto.errors import ConfigError
 
 Grid = Mapping[str, Sequence[Any]]
@@ -65,7 +65,7 @@ def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder:
     directories = play([planned for _, planned in runs], folder, "sweep", show)
     rows = []
     for (point, _), run_dir in zip(runs, directories, strict=True):
-        summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
+        summary = read_summary(run_dir)
         rows.append({**point, "seed": summary["seed"], "run_dir": run_dir.name, **_figures(summary)})
     varied = [key for key, values in grid.items() if len(values) > 1]
     write_sweep(rows, varied, folder)

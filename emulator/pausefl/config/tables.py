@@ -17,6 +17,8 @@ class ExperimentTable(TomlTable):
     seed: Annotated[int, Field(ge=0)] = 1
     """The seed of every draw that a run repeats: data, links, selection, behaviours. Private noise never comes from
     it."""
+    observers: tuple[str, ...] = ()
+    """Who else is told of the run's progress: "tensorboard", "mlflow", or "module:name" of a pausefl.Observer."""
 
 
 class ClientGroup(TomlTable):

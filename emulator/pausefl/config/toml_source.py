@@ -1,5 +1,6 @@
 """Experiments as TOML documents: where they are read from, what `--set` changes, and what is filled in before types."""
 
+import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,7 +44,9 @@ def read_source(source: str) -> str:
             raise ConfigError(f"{source}: cannot be read ({error})") from error
     names = preset_names()
     if source not in names:
-        raise ConfigError(f'"{source}" is neither a .toml file nor a preset ({", ".join(names)})')
+        close = difflib.get_close_matches(source, names, 1)
+        hint = f"did you mean {close[0]}?" if close else f"presets: {', '.join(names)}"
+        raise ConfigError(f'"{source}" is neither a .toml file nor a preset; {hint}')
     return resources.files("pausefl").joinpath("presets", f"{source}.toml").read_text("utf-8")
 
 

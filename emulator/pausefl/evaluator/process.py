@@ -14,6 +14,7 @@ from typing import Any
 
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorEndpoint, EvaluatorPlan
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
+from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
@@ -150,8 +151,13 @@ async def _serve(
     with told_in_one_line(plan, "one training step and one evaluation before round 1"):
         evaluator.rehearse(plan.training)
     server, ended = EvaluatorServer(evaluator, plan.subject, endpoint.tls), asyncio.Event()
+
+    def end() -> None:
+        end_within(DRAIN_S, status=0)  # an evaluation under way has a thread that nothing breaks off
+        ended.set()
+
     for number in ended_by:
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        asyncio.get_running_loop().add_signal_handler(number, end)
     report(Ready(await server.start(endpoint.host, endpoint.port)))
     await ended.wait()
     await server.stop()

@@ -221,7 +221,7 @@ def read_run(path: Path) -> RunData:
     """Read the run directory `path`; a ConfigError says what is missing from it."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such run directory")
-    config, summary = _text(path, "config.toml"), _summary(path)
+    config, summary = _text(path, "config.toml"), read_summary(path)
     with open_database(path) as database:
         tables = {view: read_columns(database, f"SELECT * FROM {view}") for view in VIEWS}
         clients, records = read_columns(database, CLIENTS), read_rounds(database)
@@ -269,13 +269,16 @@ def _text(path: Path, name: str) -> str:
         raise ConfigError(f"{path}: it has no {name}; the run did not end, or this is not a run directory") from None
 
 
-def _summary(path: Path) -> Summary:
+def read_summary(path: Path) -> Summary:
+    """summary.json of the run directory `path`; ConfigError when it is missing, damaged or of an older version."""
     try:
         summary = json.loads(_text(path, "summary.json"))
     except ValueError as error:
-        raise ConfigError(f"{path / 'summary.json'}: not JSON ({error})") from error
+        raise ConfigError(f"{path / 'summary.json'}: not JSON ({error}); delete it and resume the run") from error
     expected = Summary.__required_keys__
     missing = expected - summary.keys() if isinstance(summary, dict) else expected
     if missing:
-        raise ConfigError(f"{path / 'summary.json'}: lacks {', '.join(sorted(missing))}")
+        raise ConfigError(
+            f"{path / 'summary.json'}: lacks {', '.join(sorted(missing))}; an older version may have written it"
+        )
     return cast(Summary, summary)

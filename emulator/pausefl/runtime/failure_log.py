@@ -1,11 +1,12 @@
 """Why jobs failed, read from the clients' own log: in a private run the server is not told, as it might hold data."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 # As `pausefl_client.session` writes it.
-_FAILED = re.compile(rb"WARNING (\S+): round (\d+) failed: (.*)\n")
+_FAILED = re.compile(r"(?:.* WARNING )?(\S+): round (\d+) failed: (.*)")
 _SHOWN = 10
 
 
@@ -15,14 +16,15 @@ class FailureLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read_bytes = path.stat().st_size if path.exists() else 0
-        self._seen: set[bytes] = set()
+        self._seen: set[str] = set()
 
     def news(self) -> Iterator[str]:
         """A sentence for each reason that was not there before; of ten reasons at most."""
-        for client_id, number, reason in _FAILED.findall(self._unread()):
-            if reason not in self._seen and len(self._seen) < _SHOWN:
-                self._seen.add(reason)
-                yield f"client {client_id.decode()} failed at round {int(number)}: {reason.decode('utf-8', 'replace')}"
+        for line in self._unread().decode("utf-8", "replace").splitlines():
+            match = _FAILED.fullmatch(_message(line)) if " failed: " in line else None
+            if match is not None and match[3] not in self._seen and len(self._seen) < _SHOWN:
+                self._seen.add(match[3])
+                yield f"client {match[1]} failed at round {match[2]}: {match[3]}"
 
     def _unread(self) -> bytes:
         """Whole lines written since the last call."""
@@ -35,3 +37,11 @@ class FailureLog:
         whole = data[: data.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
         return whole
+
+
+def _message(line: str) -> str:
+    """What a line says, as text or as JSON (`pausefl_process.logs`)."""
+    try:
+        return str(json.loads(line)["message"])
+    except (ValueError, TypeError, KeyError):
+        return line

@@ -23,6 +23,7 @@ from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server.plan import server_plan
 from pausefl.runtime.server.process import run_server_process
+from pausefl_process.ending import DRAIN_S
 from pausefl_process.events import (
     Done,
     Failed,
@@ -39,7 +40,9 @@ from pausefl_process.files import Lock
 from pausefl_process.lifetime import BAD_INPUT, start
 from pausefl_proto.errors import ConfigError, PauseflError
 
-_END_WITHIN_S = 10.0
+# Once the server has ended, or was asked to and did not: with its DRAIN_S, `pausefl run` ends within 30 s of a SIGTERM.
+_END_WITHIN_S = 8.0
+_SERVER_LATE_S = 1.0
 # A client process that was killed in mid-run is started again so often in a row, after waits of 1, 2, 4, ... seconds.
 _RESTARTS_MAX = 5
 # One that lasted this long before it ended begins a row of its own.
@@ -99,6 +102,9 @@ class Fleet:
         self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
         self._failures = FailureLog(run_dir / "clients.log") if experiment.privacy.enabled else None
         self._interrupts = 0
+        self._ends_by_s: float | None = None  # when the server, which was asked to end, is given up
+        self.was_terminated = False
+        """Whether SIGTERM ended the run: its sender waits for no figures."""
         if experiment.metrics.client_port > 0 and len(self._hosts) > 1:
             raise ConfigError(
                 f"metrics.client_port = {experiment.metrics.client_port}: {len(self._hosts)} client processes run here,"
@@ -106,7 +112,10 @@ class Fleet:
             )
 
     def run(self, view: View) -> None:
-        """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind."""
+        """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind.
+
+        KeyboardInterrupt where a signal ended it before it had anything to write, or a second one at once.
+        """
         with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as self._experiment:
             try:
                 self._watch(self._start_server(), view)
@@ -131,6 +140,8 @@ class Fleet:
         playing = False
         while True:
             self._start_again()
+            if self._is_late():
+                raise KeyboardInterrupt
             expected = self._targets.expected if self._targets else ()
             for ready in wait([events, *self._clients, *expected], self._patience_s()):
                 if self._targets is not None and ready in self._targets.expected:
@@ -139,11 +150,7 @@ class Fleet:
                 if ready is not events:
                     self._on_exit(self._clients.pop(ready), view, playing)  # type: ignore[arg-type]  # a sentinel
                     continue
-                try:
-                    event: ProgressEvent = events.recv()
-                except EOFError:
-                    raise PauseflError(f"the server ended unexpectedly, see {self._run_dir / 'server.log'}") from None
-                match event:
+                match event := self._next(events):
                     case Ready(port):
                         self._address = f"{self._experiment.server.host}:{port}"
                         if self._presence is None:
@@ -160,6 +167,16 @@ class Fleet:
                         playing = playing or isinstance(event, RoundCommitted)
                         self._show(event, view)
 
+    def _next(self, events: "Connection[Any, Any]") -> ProgressEvent:
+        """The server's next event."""
+        try:
+            event: ProgressEvent = events.recv()
+        except EOFError:
+            if self._interrupts:
+                raise KeyboardInterrupt from None
+            raise PauseflError(f"the server ended unexpectedly, see {self._run_dir / 'server.log'}") from None
+        return event
+
     def _show(self, event: ProgressEvent, view: View) -> None:
         """Show the event, with what the server is not told: why jobs failed in a private run."""
         view.show(event)
@@ -167,10 +184,16 @@ class Fleet:
             for text in self._failures.news():
                 view.show(Notice(text))
 
+    def _is_late(self) -> bool:
+        """Whether the run was asked to end, and the server should have done so by now."""
+        return self._ends_by_s is not None and time.monotonic() > self._ends_by_s
+
     def _patience_s(self) -> float | None:
-        """How long until a client process is to be started again; None where none is."""
-        due_s = (host.starts_at_s for host in self._returning)
-        return max(0.0, min(due_s) - time.monotonic()) if self._returning else None
+        """How long until a client process is to be started again, or the server given up; None where neither is."""
+        due_s = [host.starts_at_s for host in self._returning]
+        if self._ends_by_s is not None:
+            due_s.append(self._ends_by_s)
+        return max(0.0, min(due_s) - time.monotonic()) if due_s else None
 
     def _start_again(self) -> None:
         due = [host for host in self._returning if host.starts_at_s <= time.monotonic()]
@@ -232,11 +255,10 @@ class Fleet:
             if host.roll_calls is not None:
                 host.roll_calls.close()
         processes = [p for p in (self._server, *self._clients.values()) if p is not None]
-        graceful = self._interrupts < 2
+        at_once = self._interrupts > 1 or self._is_late()
+        until_s = time.monotonic() + (0.0 if at_once else _END_WITHIN_S)
         for process in processes:
-            if graceful:
-                process.join(_END_WITHIN_S if process is self._server or process.exitcode is None else None)
-                graceful = process.exitcode is not None
+            process.join(max(0.0, until_s - time.monotonic()))
             if process.exitcode is None:
                 process.kill()
         for process in processes:
@@ -246,8 +268,10 @@ class Fleet:
     def _interruptible(self, view: View) -> Iterator[None]:
         """The first Ctrl-C asks the server to finish, the second ends everything at once."""
 
-        def interrupt(*_: object) -> None:
+        def interrupt(number: int, _: object) -> None:
             self._interrupts += 1
+            self.was_terminated = number == signal.SIGTERM
+            self._ends_by_s = time.monotonic() + DRAIN_S + _SERVER_LATE_S
             if self._interrupts > 1 or self._server is None or self._server.pid is None:
                 for process in (self._server, *self._clients.values()):
                     if process is not None:

@@ -1,28 +1,40 @@
 """Runs a whole experiment in its own directory: processes, log, summary, report."""
 
-import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pausefl.config.experiment import Experiment
 from pausefl.extras import require
+from pausefl.observers import Observed, Observer, load_observers
+from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import Fleet, View
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.privacy.ledger import make_durable
 from pausefl_client.privacy.mechanism import ExactLaplace
 from pausefl_proto.errors import ConfigError
 
+REPORT = "report.html"
+
 
 def run_experiment(
-    experiment: Experiment, run_dir: Path, view: View, *, resume: bool = False, back_to: int | None = None
+    experiment: Experiment,
+    run_dir: Path,
+    view: View,
+    *,
+    resume: bool = False,
+    back_to: int | None = None,
+    observers: Sequence[Observer] = (),
 ) -> dict[str, Any]:
     """Begin a run, or go on with it, to the end; write the report, return the summary.
 
+    A run that SIGTERM ended has no report: its sender waits 30 s at most, and drawing may take longer.
     A run that has come to its last round is left as it is. `back_to` takes back the rounds after that one first.
-    Bad input leaves no directory behind.
+    Bad input leaves no directory behind. `observers` are told of its progress besides those of the experiment.
     """
     require("server", "report")  # before hours of rounds whose report could not be drawn
+    observers = [*observers, *load_observers(experiment.experiment.observers)]
     if experiment.workload.model != "synthetic":
         require("client")
         from pausefl_client.data.datasets import prepare_dataset
@@ -34,27 +46,24 @@ def run_experiment(
         _check_ledger_dir(Path(experiment.privacy.ledger_dir))
     with made_run_dir(experiment, run_dir, resume=resume) as lock:
         if back_to is None and _is_finished(experiment, run_dir):
-            return _summary(run_dir)
-        Fleet(experiment, run_dir, lock, back_to).run(view)
-    from pausefl.report import write_report
+            return {**read_summary(run_dir)}
+        fleet = Fleet(experiment, run_dir, lock, back_to)
+        with Observed(view.show, observers, run_dir, experiment.model_dump(mode="json")) as observed:
+            fleet.run(observed)
+    if fleet.was_terminated:
+        (run_dir / REPORT).unlink(missing_ok=True)  # of what was played before
+    else:
+        from pausefl.report import write_report
 
-    write_report(run_dir)
-    return _summary(run_dir)
+        write_report(run_dir)
+    return {**read_summary(run_dir)}
 
 
 def _is_finished(experiment: Experiment, run_dir: Path) -> bool:
     """Whether every round was played and all that a run leaves is there."""
-    if not all((run_dir / name).exists() for name in ("summary.json", "report.html")):
+    if not all((run_dir / name).exists() for name in ("summary.json", REPORT)):
         return False
-    return bool(_summary(run_dir)["rounds"] == experiment.experiment.rounds)
-
-
-def _summary(run_dir: Path) -> dict[str, Any]:
-    try:
-        summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{run_dir / 'summary.json'}: is damaged ({error}); delete it and resume the run") from error
-    return summary
+    return read_summary(run_dir)["rounds"] == experiment.experiment.rounds
 
 
 def _check_ledger_dir(folder: Path) -> None:

@@ -1,7 +1,9 @@
 """The live view of a run: a fold over its progress events, shown on a terminal or as plain lines."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -19,9 +21,13 @@ from pausefl_process.events import (
     ModelEvaluated,
     Notice,
     ProgressEvent,
+    Ready,
+    Report,
     RoundCommitted,
     WaitingForClients,
+    print_event,
 )
+from pausefl_process.logs import is_json, is_quiet
 
 LAST_ROUNDS = 8
 LAST_MESSAGES = 3
@@ -42,8 +48,23 @@ class LiveView(Protocol):
 
 
 def make_view(console: Console, title: str) -> LiveView:
-    """A live display on a terminal, plain lines elsewhere."""
+    """A live display on a terminal, plain lines elsewhere; nothing but notices where quiet was asked for."""
+    if is_quiet():
+        return QuietView()
     return TerminalView(console, title) if console.is_terminal else PlainView(console, title)
+
+
+@contextmanager
+def printed_events(title: str) -> Iterator[Report]:
+    """Print a process's events to stdout: lines for people on a terminal, else and with --log-json as JSON."""
+    console = Console()
+    if is_quiet():
+        yield QuietView().show
+    elif is_json() or not console.is_terminal:
+        yield print_event
+    else:
+        with PlainView(console, title) as view:
+            yield view.show
 
 
 @dataclass(frozen=True)
@@ -77,6 +98,8 @@ def fold(progress: RunProgress, event: ProgressEvent) -> RunProgress:
     """The progress after `event`."""
     changes: dict[str, Any] = {}
     match event:
+        case Ready(port):
+            changes = {"status": f"listening at port {port}"}
         case WaitingForClients(connected, minimum):
             changes = {"status": f"waiting for clients: {connected} of {minimum}", "connected": connected}
         case RoundCommitted():
@@ -91,6 +114,31 @@ def fold(progress: RunProgress, event: ProgressEvent) -> RunProgress:
         case Finished(reason):
             changes = {"status": f"finished: {reason}"}
     return replace(progress, **changes)
+
+
+class QuietView:
+    """Shows notices on standard error, and nothing else."""
+
+    def show(self, event: ProgressEvent) -> None:
+        """Take one event."""
+        if isinstance(event, Notice):
+            print(event.message, file=sys.stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave nothing to be done."""
+
+
+class JsonView(QuietView):
+    """Prints every event to standard output, as docs/events.md describes it."""
+
+    def show(self, event: ProgressEvent) -> None:
+        """Take one event."""
+        print_event(event)
 
 
 class TerminalView:
@@ -144,7 +192,7 @@ class PlainView:
         line = _line(self._progress, event)
         if line is None:
             return
-        if isinstance(event, MetricsServed | Interrupted | Finished):
+        if isinstance(event, Ready | MetricsServed | Interrupted | Finished):
             self._flush()
             self._print(line)
         elif self._clock() >= self._next_s:
@@ -182,7 +230,7 @@ class PlainView:
 def _line(progress: RunProgress, event: ProgressEvent) -> str | None:
     """An event in one line; None for what the next round's line will say."""
     match event:
-        case WaitingForClients() | Finished():
+        case Ready() | WaitingForClients() | Finished():
             return progress.status
         case MetricsServed():
             return _where_to_look(progress)

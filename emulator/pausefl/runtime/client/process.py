@@ -20,13 +20,15 @@ from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.links import make_links
 from pausefl.runtime.client.plan import ClientPlan, ConnectionPlan, ScrapePlan, TrainingPlan
 from pausefl.runtime.client.privacy import open_privacies
+from pausefl_client.answered_job import AnsweredJob, Observe
 from pausefl_client.link import Link
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings, Connect, HostResources, Observe
+from pausefl_client.session import ClientSession, ClientSettings, Connect, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.transport import connect
+from pausefl_process.health import health_routes
 from pausefl_process.host_monitor import HostMonitor
 from pausefl_process.http_server import WebServer
 from pausefl_process.lifetime import (
@@ -38,6 +40,7 @@ from pausefl_process.lifetime import (
     keep_freed_memory,
     write_output_to,
 )
+from pausefl_process.logs import is_verbose, set_up_log
 from pausefl_process.tokens import read_token
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import MAX_FRAME_BYTES
@@ -48,6 +51,7 @@ _TRAINER_NICENESS = 10
 Result = TypeVar("Result")
 
 log = logging.getLogger("pausefl.client")
+rounds_log = logging.getLogger("pausefl.client.rounds")
 
 
 def _ignore(_: object) -> None:
@@ -77,7 +81,9 @@ def run_host(
     allow_many_files()
     keep_freed_memory()
     write_output_to(run_dir / "clients.log")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, force=True)
+    set_up_log()
+    if not is_verbose():  # of a run's clients, its server tells enough
+        rounds_log.setLevel(logging.WARNING)
     try:
         if plan.latency.injection == "netem":
             from pausefl.runtime.netem import enter_namespace
@@ -127,7 +133,7 @@ async def take_part(
         closing.callback(monitor.close)
         size = trainers[client_ids[0]].manifest.size
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
-        observe = _expose(plan.scrape, privacies, size, on_metrics, closing)
+        observe = _logged(_expose(plan.scrape, privacies, size, sessions, on_metrics, closing))
         host = HostResources(executor, monitor=monitor, observe=observe)
         shared = _Shared(plan, address, host, ledgers)
         attendance = _Attendance(sessions)
@@ -193,10 +199,11 @@ def _expose(
     plan: ScrapePlan | None,
     privacies: Mapping[str, ReleasePrivacy | None],
     model_size: int,
+    sessions: Mapping[str, ClientSession],
     on_metrics: Callable[[str], None],
     closing: ExitStack,
 ) -> Observe:
-    """Serve this process's metrics if it is to have any; returns who is to be told of its exchanges."""
+    """Serve this process's metrics and probes if it is to have any; returns who is to be told of its exchanges."""
     if plan is None:
         return _ignore
     try:
@@ -206,10 +213,30 @@ def _expose(
     ledgers = {client_id: privacy.ledger for client_id, privacy in privacies.items() if privacy is not None}
     units = {"vector": model_size, "coordinate": 1} if plan.unit == "coordinate" else {"vector": 1}
     metrics = HostMetrics(len(privacies), ledgers, units, plan.series_max)
-    web = WebServer(plan.host, plan.port, {"/metrics": metrics.scrape}, key="metrics.client_port")
+
+    def not_ready() -> str:
+        connected = any(session.is_connected for session in sessions.values())
+        return "" if connected else "no client of this process is connected"
+
+    probes = health_routes(asyncio.get_running_loop(), lambda: "", not_ready)
+    web = WebServer(plan.host, plan.port, {"/metrics": metrics.scrape, **probes}, key="metrics.client_port")
     closing.callback(web.close)
     on_metrics(web.address)
     return metrics.exchanged
+
+
+def _logged(observe: Observe) -> Observe:
+    """Log each exchange in one line, and pass it on."""
+
+    def log_and_observe(job: AnsweredJob) -> None:
+        rounds_log.info(
+            "%s: round %d: %s after %.3f s in the queue, %.3f s of training, %.3f s of privatising",
+            *(job.client_id, job.round, job.status, job.queue_s, job.train_s, job.privatise_s),
+            extra={"client_id": job.client_id, "round": job.round},
+        )
+        observe(job)
+
+    return log_and_observe
 
 
 class _Attendance:
@@ -222,10 +249,11 @@ class _Attendance:
     async def take_part(self, client_id: str) -> None:
         """Run one client to its end; its failure is no end of the others."""
         try:
-            log.info("%s: %s", client_id, await self.sessions[client_id].run())
+            reason = await self.sessions[client_id].run()
+            log.info("%s: %s", client_id, reason, extra={"client_id": client_id})
         except PauseflError as error:
             if len(self.sessions) > 1:
-                log.error("%s: %s", client_id, error)
+                log.error("%s: %s", client_id, error, extra={"client_id": client_id})
             self._failures.append(error)
 
     def raise_first_failure(self) -> None:

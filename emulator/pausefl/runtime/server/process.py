@@ -17,7 +17,7 @@ from pausefl.config.server_records import selected_policy
 from pausefl.results.summary import SummaryPlan, summarise
 from pausefl.runtime.server.model_files import ModelFiles
 from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
-from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
+from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_json, to_line
 from pausefl_process.files import Lock, write_durably
 from pausefl_process.lifetime import (
     allow_many_files,
@@ -26,6 +26,7 @@ from pausefl_process.lifetime import (
     keep_freed_memory,
     write_output_to,
 )
+from pausefl_process.logs import is_json, set_up_log
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.rounds.evaluation import EvaluateModel
@@ -48,9 +49,9 @@ def run_server_process(
     allow_many_files()
     keep_freed_memory()
     write_output_to(run_dir / "server.log")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    set_up_log()
     try:
-        serve_run(plan, run_dir, events.send, back_to)
+        serve_run(plan, run_dir, _logged(events.send), back_to)
     except PauseflError as error:
         log.error("%s", error)
         events.send(Failed(str(error), isinstance(error, ConfigError)))
@@ -70,8 +71,8 @@ def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | No
 
 
 async def _serve(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None) -> RunResult:
-    policy, log_and_report = selected_policy(plan.selection), _logged(report)
-    async with _initial_model(plan.model, log_and_report) as (manifest, theta_0, evaluate):
+    policy = selected_policy(plan.selection)
+    async with _initial_model(plan.model, report) as (manifest, theta_0, evaluate):
         models = ModelFiles(run_dir, manifest)
         return await serve(
             replace(plan.settings, manifest=manifest),
@@ -80,7 +81,7 @@ async def _serve(plan: ServerPlan, run_dir: Path, report: Report, back_to: int |
             evaluate,
             plan.endpoints,
             run_dir,
-            log_and_report,
+            report,
             oracle=plan.oracle,
             on_ready=lambda port: report(Ready(port)),
             keep=partial(_keep, plan.summary, policy, models, run_dir),
@@ -115,8 +116,12 @@ async def _initial_model(
 
 
 def _logged(report: Report) -> Report:
+    """Report each event, and log it: as the only text of a line, or inside of a JSON line."""
+
     def log_and_report(event: ProgressEvent) -> None:
-        log.info("%s", to_line(event))
+        fields = to_json(event)
+        of_round = {"round": fields["round"]} if "round" in fields else {}
+        log.info("%s", event.kind if is_json() else to_line(event), extra={**of_round, "event": fields})
         report(event)
 
     return log_and_report

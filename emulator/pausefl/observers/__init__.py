@@ -1,0 +1,10 @@
+"""Observers: whom a run tells of its progress besides its own display. TensorBoard, MLflow, or code of one's own.
+
+May live here: observers, how they are found, and the thread that they run in.
+"""
+
+from pausefl.observers.base import Observer
+from pausefl.observers.loading import load_observers
+from pausefl.observers.observed import Observed
+
+__all__ = ["Observed", "Observer", "load_observers"]

@@ -1,0 +1,29 @@
+"""Writes a run's progress for TensorBoard: `tensorboard --logdir RUN_DIR/tensorboard`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+from pausefl.observers.base import Observer
+from pausefl.observers.figures import figures
+from pausefl_process.events import ProgressEvent
+
+
+class TensorBoard(Observer):
+    """Event files in the folder `tensorboard` of the run directory, a scalar a figure."""
+
+    def begin(self, run_dir: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        """Open the writer."""
+        del settings
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+
+    def on_event(self, event: ProgressEvent) -> None:
+        """Write what rounds and evaluations say."""
+        for name, (number, value) in figures(event).items():
+            self._writer.add_scalar(name, value, number)
+
+    def end(self) -> None:
+        """Write what is buffered."""
+        self._writer.close()

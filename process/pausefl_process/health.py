@@ -1,0 +1,38 @@
+"""Whether a process is alive and ready, as probes of containers and clusters ask: `/healthz` and `/readyz`."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+
+from pausefl_process.http_server import Response, Route
+
+_TURNS_WITHIN_S = 2.0
+
+Trouble = Callable[[], str]
+"""What stands in the way, in a few words; empty: nothing. Called in any thread."""
+
+
+def health_routes(loop: asyncio.AbstractEventLoop, trouble: Trouble, not_ready: Trouble) -> dict[str, Route]:
+    """The routes of both probes: status 200 and "ok", or 503 and the reason.
+
+    A process is healthy while its event loop turns and it has no `trouble`; it is ready when nothing is `not_ready`.
+    """
+    return {
+        "/healthz": lambda _: _answer(trouble() or _stalled(loop)),
+        "/readyz": lambda _: _answer(not_ready()),
+    }
+
+
+def _stalled(loop: asyncio.AbstractEventLoop) -> str:
+    turned = threading.Event()
+    try:
+        loop.call_soon_threadsafe(turned.set)
+    except RuntimeError:
+        return "the event loop has ended"
+    return "" if turned.wait(_TURNS_WITHIN_S) else f"the event loop has not turned for {_TURNS_WITHIN_S:g} s"
+
+
+def _answer(reason: str) -> Response:
+    status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
+    return Response("text/plain; charset=utf-8", [f"{reason or 'ok'}\n".encode()], status=status)

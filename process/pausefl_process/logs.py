@@ -1,0 +1,65 @@
+"""The log of a process: lines for people, or JSON objects for machines."""
+
+import json
+import logging
+import os
+from datetime import UTC, datetime
+
+VARIABLE = "PAUSEFL_LOG"
+"""The environment variable that names json, quiet or verbose, separated by commas; child processes inherit it."""
+
+_FIELDS = ("round", "client_id", "event")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC, ISO 8601), level, logger, message.
+
+    `round` and `client_id` follow where a line is about them, `event` where it is about a progress event, and
+    `exception` with a traceback.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{name: getattr(record, name) for name in _FIELDS if hasattr(record, name)},
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def ask_for(*, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+    """Set how this process and those it starts log: as JSON, no more than warnings, or a line an exchange as well."""
+    asked = {"json": json, "quiet": quiet, "verbose": verbose}
+    if any(asked.values()):
+        os.environ[VARIABLE] = ",".join(word for word, is_asked in asked.items() if is_asked)
+
+
+def is_json() -> bool:
+    """Whether logs and progress are to be JSON, also on a terminal."""
+    return "json" in _words()
+
+
+def is_quiet() -> bool:
+    """Whether nothing but warnings, errors and results is to be shown."""
+    return "quiet" in _words()
+
+
+def is_verbose() -> bool:
+    """Whether each exchange of each client is to be logged."""
+    return "verbose" in _words()
+
+
+def set_up_log() -> None:
+    """Log to standard error from now on, whatever was set up before."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if is_json() else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING if is_quiet() else logging.INFO, force=True)
+
+
+def _words() -> list[str]:
+    return os.environ.get(VARIABLE, "").split(",")

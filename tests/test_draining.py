@@ -1,0 +1,152 @@
+"""SIGTERM ends every process of a run in order, and within a bound; the status says that a signal ended it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pausefl.cli import main
+from pausefl.runtime import fleet
+from pausefl_process.ending import DRAIN_S, INTERRUPTED
+from pausefl_proto.wire import Vector
+from pausefl_server import service
+from pausefl_server.records import Evaluation
+from pausefl_server.selection.policies.everyone import All
+from rigs.command import rounds_in, synthetic
+from rigs.federation import clients, federation
+from rigs.waiting import wait_for
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+async def test_a_slow_evaluator_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds have left it more to do than it can before the run must end."""
+    monkeypatch.setattr(service, "_LAST_EVALUATIONS_S", 0.1)
+    begun = asyncio.Event()
+
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        begun.set()
+        await asyncio.Event().wait()
+        return ()
+
+    async with federation(tmp_path, All(1), evaluate=evaluate, evaluation_every=1, rounds=1000) as run, clients() as c:
+        c.start("a", await run.port)
+        c.start("b", await run.port)
+        await run.event("round")
+        await begun.wait()
+        signal.raise_signal(signal.SIGTERM)
+        result = await run.finished()
+    assert result.outcome == "interrupted"
+    assert result.final_evaluations == result.best_evaluations == ()
+
+
+STUCK = """
+import threading
+from pausefl.cli import main
+from pausefl.runtime import fleet
+from pausefl_process.ending import sigterm_as_interrupt
+
+with sigterm_as_interrupt(0.1):
+    said = "ready"
+    while True:
+        try:
+            print(said, flush=True)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            said = "asked"
+"""
+
+
+def test_what_does_not_end_in_time_is_ended() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        said, complaint = process.communicate(timeout=30)
+    assert (process.returncode, said) == (INTERRUPTED, "asked\n")
+    assert complaint == "pausefl: not at its end 0.1 s after it was asked to end: ended at once\n"
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_waits_for_its_evaluator_can_be_ended(
+    tmp_path: Path, background: Start, number: signal.Signals
+) -> None:
+    settings = ("--set", "evaluation.address=127.0.0.1:1", "--set", "evaluation.connect_timeout_s=300.0")
+    process = background("server", "demo", "--run-dir", tmp_path / "run", *settings)
+    output = tmp_path / "output"
+    wait_for(lambda: b"waiting up to 300 s" in output.read_bytes(), "the wait", running=process)
+    process.send_signal(number)
+    assert process.wait(DRAIN_S) == INTERRUPTED
+    assert output.read_text().splitlines()[-1] == "pausefl: interrupted"
+
+
+@pytest.mark.end_to_end
+def test_a_client_that_looks_for_its_server_can_be_ended(tmp_path: Path, background: Start) -> None:
+    config, ledgers = synthetic(tmp_path), tmp_path / "ledgers"
+    who = ("--server", "127.0.0.1:1", "--slot", "0", "--ledger-dir", ledgers)
+    process = background("client", config, *who, "--set", "metrics.client_port=0")
+    wait_for(lambda: b'"metrics"' in (tmp_path / "output").read_bytes(), "the client", running=process)
+    process.terminate()
+    assert process.wait(DRAIN_S) == INTERRUPTED
+    assert (tmp_path / "output").read_text().splitlines()[-1] == "pausefl: interrupted"
+
+
+@pytest.mark.end_to_end
+def test_a_run_that_is_terminated_draws_nothing(tmp_path: Path, background: Start) -> None:
+    run_dir = tmp_path / "run"
+    process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", run_dir)
+    wait_for(lambda: rounds_in(run_dir) >= 1, "round 1", running=process)
+    process.terminate()
+    assert process.wait(DRAIN_S) == INTERRUPTED
+    assert (run_dir / "summary.json").exists()
+    assert not (run_dir / "report.html").exists()
+    assert f"report: pausefl report {run_dir} writes it" in (tmp_path / "output").read_text()
+
+
+@pytest.mark.end_to_end
+def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(tmp_path: Path, background: Start) -> None:
+    process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
+    children: list[psutil.Process] = []
+
+    def server_started() -> bool:
+        children[:] = psutil.Process(process.pid).children()
+        return any("spawn_main" in " ".join(child.cmdline()) for child in children)
+
+    wait_for(server_started, "the server's process", running=process)
+    process.terminate()
+    assert process.wait(60) == INTERRUPTED
+    assert "interrupted" in (tmp_path / "output").read_text().splitlines()[-1]
+
+
+@pytest.mark.end_to_end
+def test_a_run_whose_server_is_stopped_ends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stopped process takes no signal but SIGKILL."""
+    monkeypatch.setattr(fleet, "DRAIN_S", 0.0)
+    run_dir = tmp_path / "run"
+
+    def stop() -> None:
+        wait_for(lambda: rounds_in(run_dir) >= 1, "round 1")
+        (server,) = (c for c in psutil.Process().children() if "spawn_main" in " ".join(c.cmdline()))
+        server.suspend()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(synthetic(tmp_path, rounds=100_000)), "--run-dir", str(run_dir)])
+    stopping.join()
+    assert ended.value.code == INTERRUPTED
+    said = capsys.readouterr().err
+    assert said == f"pausefl: interrupted, and ended at once; go on with: pausefl run --resume {run_dir}\n"

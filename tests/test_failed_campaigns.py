@@ -1,0 +1,52 @@
+"""What `pausefl compare` and `sweep` say of runs that failed, and of runs of older versions, and how they end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pausefl.cli import main
+from rigs.command import synthetic
+
+
+def ended(*arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return end.value.code
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_a_campaign_with_a_failed_run_fails_and_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    config, folder = str(synthetic(tmp_path, rounds=3, clients=3, m=1, train_s=0.2)), tmp_path / "all"
+    failing = ["--set", "server.round_timeout_s=0.02", "--set", "server.rounds_without_update_max=1"]
+    if command == "compare":
+        arguments, names = [*failing, "--policies", "random"], "random-seed1"
+    else:
+        arguments, names = [*failing, "--set", "workload.train_s=0.0,0.5"], "train_s=0.5-seed1"
+    assert ended(command, config, "--run-dir", str(folder), *arguments) == 1
+    said = capsys.readouterr()
+    runs = "1 of 2" if command == "sweep" else "1 of 1"
+    again = f"to play them again, delete their folders, then pausefl {command} --resume {folder}"
+    assert said.err == f"pausefl: {runs} runs ended early: {names}; {again}\n"
+    assert "figure" in said.out or (folder / f"{command}.csv").exists()  # what there is stays
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("lost", ["outcome", "failures"])
+def test_a_run_of_an_older_version_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str
+) -> None:
+    folder = tmp_path / "all"
+    arguments = ["compare", str(synthetic(tmp_path, rounds=2)), "--policies", "random", "--run-dir", str(folder)]
+    main(arguments)
+    path = folder / "random-seed1/summary.json"
+    summary = json.loads(path.read_text())
+    del summary[lost]
+    path.write_text(json.dumps(summary))
+    capsys.readouterr()
+    assert ended("compare", "--resume", str(folder)) == 2
+    assert capsys.readouterr().err == f"pausefl: {path}: lacks {lost}; an older version may have written it\n"
+    assert ended("report", str(path.parent)) == 2
