@@ -85,6 +85,9 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["client", "demo", "--server", "h:1", "--slot", "0", "--count", "0"], 2, "--count 0: must be at least 1"),
         (["client", "demo", "--server", "h:1", "--client-id", "a", "--count", "2"], 2, "--count: goes with --slot"),
         (["client", "demo", "--server", "h:1", "--slot", "0", *NETEM], 2, 'latency.injection = "netem": goes with'),
+        (["client", "--server", "localhost", "--client-id", "a"], 2, "--server localhost: must be HOST:PORT"),
+        (["client", "--server", "h:1", "--slot", "0"], 2, "--slot: needs CONFIG"),
+        (["client", "demo", "--own", "a.toml", "--server", "h:1", "--client-id", "a"], 2, "--own: goes without CONFIG"),
         (["server", "demo", *NETEM], 2, 'latency.injection = "netem": goes with pausefl run'),
     ],
 )
@@ -140,7 +143,7 @@ def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) ->
 
 @pytest.mark.end_to_end
 def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
-    """As containers start them: `pausefl server`, and one `pausefl client` each."""
+    """As containers start them: `pausefl server`, and one `pausefl client` each; the last is given no file."""
     serve = [*PAUSEFL, "server", str(tiny), "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -148,10 +151,10 @@ def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
         port = next(event["port"] for event in events if event["kind"] == "ready")
         clients = [
             subprocess.Popen(
-                [*PAUSEFL, "client", str(tiny), "--server", f"127.0.0.1:{port}", "--client-id", f"client-{k:03}"],
+                [*PAUSEFL, "client", *config, "--server", f"127.0.0.1:{port}", "--client-id", f"client-{k:03}"],
                 cwd=tmp_path,
             )
-            for k in range(3)
+            for k, config in enumerate(([str(tiny)], [str(tiny)], []))
         ]
         kinds = [event["kind"] for event in events]
         assert server.wait(60) == 0

@@ -75,8 +75,11 @@ def _add_ends(command: _AddCommand) -> None:
     _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
     _add_insecure(sub, "server.insecure")
 
-    sub = command("client", "a client alone, or the clients of a slot")
-    _add_config(sub)
+    sub = command("client", "a client alone, or the clients of a slot; without CONFIG the server tells the experiment")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    own = "without CONFIG: a TOML file of what this client decides itself: privacy, tls, admission, its device or data"
+    sub.add_argument("--own", metavar="FILE", help=own)
+    _add_set(sub)
     _add_who(sub)
 
     sub = command("evaluator", "the evaluator alone, for servers whose evaluation.address names it")

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from pausefl.arguments import make_parser
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.config.toml_source import is_file, naming, preset_names
+from pausefl.config.toml_source import is_file, naming, own_document, preset_names
+from pausefl.config.validation import check_address
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
 from pausefl_process.events import MetricsServed, print_event
 from pausefl_proto.errors import ConfigError
@@ -194,7 +195,8 @@ def _client(options: argparse.Namespace) -> None:
     from pausefl.runtime.client.process import take_part
     from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
 
-    experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
+    check_address("--server", options.server)
+    experiment, ledgers = _experiment_of_client(options), Path(options.ledger_dir)
     _refuse_netem(experiment, "client")
     allow_many_files()
     keep_freed_memory()
@@ -205,6 +207,20 @@ def _client(options: argparse.Namespace) -> None:
 
     with _clients_to_be(experiment, options) as client_ids, first_error():
         asyncio.run(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
+
+
+def _experiment_of_client(options: argparse.Namespace) -> Experiment:
+    """From the file that was given, or else from the server, but for what is this client's own."""
+    if options.config is not None:
+        if options.own is not None:
+            raise ConfigError("--own: goes without CONFIG, which is all the client's own")
+        return load_experiment(options.config, options.overrides)
+    if options.client_id is None:
+        raise ConfigError("--slot: needs CONFIG, which names the clients of a slot")
+    from pausefl.runtime.client.offer import fetch_experiment
+
+    own = own_document(options.own, options.overrides)
+    return fetch_experiment(options.server, options.client_id, own)
 
 
 def _refuse_netem(experiment: Experiment, command: str) -> None:
