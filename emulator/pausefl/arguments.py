@@ -110,7 +110,7 @@ def _add_tools(command: _AddCommand) -> None:
     _add_certs(command("certs", "certificates and tokens by which servers and clients know each other"))
 
     sub = command(
-        "validate", "check an experiment without running it; print every key with its value and what it means"
+        "validate", "print every key with its value and meaning; try data, partition and model without running them"
     )
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--list", action="store_true", help="list the presets")

@@ -3,6 +3,7 @@ without evaluation no torch."""
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -321,6 +322,9 @@ def _validate(options: argparse.Namespace) -> None:
         return
     if options.config is None:
         raise ConfigError("pausefl validate: needs CONFIG or --list")
+    from pausefl.evaluator.preflight import try_out
     from pausefl.reference.listing import listing
 
-    print(listing(_load(options)), end="")
+    experiment = _load(options)
+    print(listing(experiment), end="", flush=True)
+    try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr))
