@@ -62,6 +62,11 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
     [
         (["run"], 2, "needs either CONFIG or --resume RUN_DIR"),
         (["run", "no-such-preset"], 2, '"no-such-preset" is neither a .toml file nor a preset (demo,'),
+        (
+            ["run", "demo", "--rounds", "9"],
+            2,
+            "--rounds 9: goes with --resume; a new run takes --set experiment.rounds",
+        ),
         (["run", "--resume", "nowhere"], 2, "nowhere: is not a run directory"),
         (["validate", "demo", "--set", "rounds=3"], 2, "--set rounds=3: must be table.key=value"),
         (["validate", "demo", "--set", "experiment.rounds.x=3"], 2, "experiment.rounds.x"),
@@ -139,6 +144,12 @@ def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) ->
     )
     assert "report.html" in csv.stdout
     assert (tmp_path / "out/pause-seed1/csv/breakdown.csv").read_text().count("\n") == 1 + 4 * 2
+
+    lost = [tmp_path / "out" / name for name in ("comparison.html", "comparison.png", "random-seed2/report.html")]
+    for path in lost:
+        path.unlink()
+    main(["report", str(tmp_path / "out")])
+    assert all(path.stat().st_size > 0 for path in lost)
 
 
 @pytest.mark.end_to_end

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl.evaluator import preflight
 from pausefl.evaluator.preflight import try_out
 from pausefl_proto.errors import PauseflError
-from rigs.command import run
 
 PLUGINS = """
 from torch import nn
@@ -79,10 +79,11 @@ def test_without_torch_it_says_what_it_has_not_tried(monkeypatch: pytest.MonkeyP
     assert said == ['data and model were not tried: that needs pip install "pausefl[client]"']
 
 
-@pytest.mark.end_to_end
-def test_validate_prints_the_experiment_and_ends_with_what_is_wrong() -> None:
-    done = run("validate", "demo", "--set", "workload.model=resnet18")
-    assert done.returncode == 2
-    assert 'model = "resnet18"' in done.stdout
-    (line,) = done.stderr.splitlines()
+def test_validate_prints_the_experiment_and_ends_with_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "demo", "--set", "workload.model=resnet18"])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert 'model = "resnet18"' in printed.out
+    (line,) = printed.err.splitlines()
     assert line.startswith('pausefl: workload.model = "resnet18": must be one of')

@@ -37,6 +37,9 @@ def _add_experiments(command: _AddCommand) -> None:
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
     _add_resume(sub, metavar="RUN_DIR", help="go on with an interrupted run")
+    sub.add_argument(
+        "--rounds", type=int, metavar="N", help="with --resume: play on to round N, beyond what it began with"
+    )
     netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
     sub.add_argument(
         "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
@@ -89,8 +92,8 @@ def _add_ends(command: _AddCommand) -> None:
 
 def _add_tools(command: _AddCommand) -> None:
     """Commands that check, measure and report."""
-    sub = command("report", "write the figures and the report of finished runs again")
-    sub.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="a finished run")
+    sub = command("report", "write the figures and the report of finished runs again, also of a comparison or a sweep")
+    sub.add_argument("run_dirs", nargs="+", metavar="DIR", help="a run, or the folder of a comparison or a sweep")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
 
     sub = command("audit", "attack the privacy mechanism of an experiment; check the ledgers of a run")

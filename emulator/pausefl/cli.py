@@ -72,7 +72,7 @@ def _name(options: argparse.Namespace) -> str:
 
 def _run(options: argparse.Namespace) -> None:
     from pausefl.runtime.run import run_experiment
-    from pausefl.runtime.run_dir import new_run_dir, stored_experiment
+    from pausefl.runtime.run_dir import new_run_dir, stored_experiment, with_rounds
     from pausefl.runtime.terminal import make_view
 
     if (options.config is None) == (options.resume is None):
@@ -80,10 +80,14 @@ def _run(options: argparse.Namespace) -> None:
     if options.resume:
         run_dir = Path(options.resume)
         if options.overrides:
-            raise ConfigError("--set: a resumed run goes on as it was begun")
+            raise ConfigError("--set: a resumed run goes on as it was begun; --rounds N plays on to round N")
         experiment = stored_experiment(run_dir)
+        if options.rounds is not None:
+            experiment = with_rounds(experiment, _at_least_1("--rounds", options.rounds))
         if not (run_dir / "run.db").exists():
             raise ConfigError(f"--resume {run_dir}: no round was ever played there")
+    elif options.rounds is not None:
+        raise ConfigError(f"--rounds {options.rounds}: goes with --resume; a new run takes --set experiment.rounds=N")
     else:
         experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
     console, back_to = Console(), _back_to(options)
@@ -123,7 +127,9 @@ def _compare(options: argparse.Namespace) -> None:
         if not policies:
             raise ConfigError("--policies: needs at least one name")
         folder, experiment = new_run_dir(f"compare-{_name(options)}", options.run_dir), _load(options)
-        comparison = compare_policies(experiment, policies, _seeds(options), folder, _shower(console))
+        comparison = compare_policies(
+            experiment, policies, _at_least_1("--seeds", options.seeds), folder, _shower(console)
+        )
     print_comparison(comparison, folder, console)
 
 
@@ -139,7 +145,9 @@ def _sweep(options: argparse.Namespace) -> None:
         sweep = resume_sweep(Path(options.resume), _shower(console))
     else:
         grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{_name(options)}", options.run_dir)
-        sweep = run_sweep(read_source(options.config), grid, _seeds(options), folder, _shower(console))
+        sweep = run_sweep(
+            read_source(options.config), grid, _at_least_1("--seeds", options.seeds), folder, _shower(console)
+        )
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
@@ -149,10 +157,10 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _seeds(options: argparse.Namespace) -> int:
-    if options.seeds < 1:
-        raise ConfigError(f"--seeds {options.seeds}: must be at least 1")
-    return int(options.seeds)
+def _at_least_1(option: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{option} {value}: must be at least 1")
+    return value
 
 
 def _shower(console: Console) -> "Show":
@@ -236,8 +244,7 @@ def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> Abstr
     """The ids of the clients this process is, held against others where they go by slot."""
     from pausefl.runtime.client.slots import claimed_clients
 
-    if options.count < 1:
-        raise ConfigError(f"--count {options.count}: must be at least 1")
+    _at_least_1("--count", options.count)
     if options.slot is None:
         if options.count > 1:
             raise ConfigError("--count: goes with --slot")
@@ -252,8 +259,7 @@ def _simulate(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import new_run_dir
     from pausefl.simulation.outputs import in_words, run_simulation
 
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds {options.rounds}: must be at least 1")
+    _at_least_1("--rounds", options.rounds)
     folder = new_run_dir(f"simulate-{_name(options)}", options.run_dir)
     console, experiment = Console(), _load(options)
     with console.status(f"simulating {options.rounds:,} rounds of {experiment.selection.policy}"):
@@ -264,10 +270,11 @@ def _simulate(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from pausefl.report import report_runs
+    from pausefl.campaigns.redrawing import report_folder
 
-    for path in report_runs([Path(run_dir) for run_dir in options.run_dirs], csv=options.csv):
-        print(path)
+    for folder in options.run_dirs:
+        for path in report_folder(Path(folder), csv=options.csv):
+            print(path)
 
 
 def _audit(options: argparse.Namespace) -> None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from pausefl.config.client_records import partitioner_of, training_of
+from pausefl.config.client_records import partitioner_of
 from pausefl.config.experiment import Experiment
+from pausefl.evaluator.plan import evaluator_plan
 from pausefl.evaluator.rehearsal import told_in_one_line
 from pausefl.extras import is_installed
 from pausefl_client.data.datasets import check_is_here, load_dataset
@@ -22,14 +23,15 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> None:
         say('data and model were not tried: that needs pip install "pausefl[client]"')
         return
     check_is_here(workload.dataset)
-    with told_in_one_line(workload, "making the data"):
+    plan = evaluator_plan(experiment)
+    with told_in_one_line(plan, "making the data"):
         _deal_out(experiment)
     from pausefl.evaluator.model import Evaluator
 
-    with told_in_one_line(workload, "making the model and its data"):
-        evaluator = Evaluator(workload.dataset, workload.model, seed=experiment.experiment.seed, device=workload.device)
-    with told_in_one_line(workload, "one training step and one evaluation"):
-        evaluator.rehearse(training_of(workload))
+    with told_in_one_line(plan, "making the model and its data"):
+        evaluator = Evaluator(plan.dataset, plan.model, seed=plan.seed, device=plan.device)
+    with told_in_one_line(plan, "one training step and one evaluation"):
+        evaluator.rehearse(plan.training)
 
 
 def _deal_out(experiment: Experiment) -> None:
