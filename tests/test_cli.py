@@ -79,6 +79,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
             "--seeds 2: goes without privacy.ledger_dir",
         ),
         (["simulate", "demo", "--rounds", "0"], 2, "--rounds 0: must be at least 1"),
+        (["simulate", "demo", "--rounds", "9", "--policies", ","], 2, "--policies: needs at least one name"),
         (["bench", "sprint"], 2, 'bench "sprint": must be one of'),
         (["bench", "selection", "--payload-bytes", "1"], 2, "bench selection: takes no --payload-bytes"),
         (["data", "mnist9"], 2, 'workload.dataset = "mnist9": must be one of'),

@@ -46,21 +46,21 @@ def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """Ctrl-C goes to every process. No further run is begun, nothing is compared, and --resume repeats no run."""
-    config, folder = synthetic(tmp_path, rounds=25, train_s=0.1), tmp_path / "compared"
-    process = background("compare", config, "--policies", "random,all", "--seeds", 2, "--run-dir", folder)
-    wait_for(lambda: rounds_in(folder / "all-seed1") >= 2, "the second run", 60)
+    config, folder = synthetic(tmp_path, rounds=30, train_s=0.03), tmp_path / "compared"
+    process = background("compare", config, "--policies", "random,all,ucb", "--run-dir", folder)
+    wait_for(lambda: rounds_in(folder / "all-seed1") >= 2, "the second run", 120, running=process)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
     assert f"go on with: pausefl compare --resume {folder}".encode() in (tmp_path / "output").read_bytes()
     assert not (folder / "comparison.json").exists()
-    assert not (folder / "random-seed2").exists()
+    assert not (folder / "ucb-seed1").exists()
     first = (folder / "random-seed1/summary.json").read_bytes()
-    assert json.loads(first)["rounds"] == 25
+    assert json.loads(first)["rounds"] == 30
 
     resumed = run("compare", "--resume", folder)
     assert resumed.returncode == 0, resumed.stderr
     assert (folder / "random-seed1/summary.json").read_bytes() == first
-    assert [rounds_in(folder / name) for name in ("all-seed1", "random-seed2", "all-seed2")] == [25, 25, 25]
+    assert [rounds_in(folder / f"{policy}-seed1") for policy in ("all", "ucb")] == [30, 30]
     assert json.loads((folder / "comparison.json").read_text())["warning"] == ""
 
 

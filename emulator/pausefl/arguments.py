@@ -67,6 +67,9 @@ def _add_experiments(command: _AddCommand) -> None:
     sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
     _add_config(sub)
     sub.add_argument("--rounds", type=int, required=True, metavar="N", help="how many rounds to simulate")
+    sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas: drawn side by side")
+    seeds = "simulations per policy, from the seed on, drawn as a band (default 1)"
+    sub.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
 
 

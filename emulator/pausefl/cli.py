@@ -123,13 +123,9 @@ def _compare(options: argparse.Namespace) -> None:
         folder = new_run_dir("compare-runs", options.run_dir)
         comparison = compare_runs(run_dirs, labels, folder)
     else:
-        policies = _names(options.policies or "")
-        if not policies:
-            raise ConfigError("--policies: needs at least one name")
-        folder, experiment = new_run_dir(f"compare-{_name(options)}", options.run_dir), _load(options)
-        comparison = compare_policies(
-            experiment, policies, _at_least_1("--seeds", options.seeds), folder, _shower(console)
-        )
+        policies, seeds = _policies(options), _at_least_1("--seeds", options.seeds)
+        folder = new_run_dir(f"compare-{_name(options)}", options.run_dir)
+        comparison = compare_policies(_load(options), policies, seeds, folder, _shower(console))
     print_comparison(comparison, folder, console)
 
 
@@ -155,6 +151,13 @@ def _sweep(options: argparse.Namespace) -> None:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _policies(options: argparse.Namespace) -> list[str]:
+    policies = _names(options.policies or "")
+    if not policies:
+        raise ConfigError("--policies: needs at least one name")
+    return policies
 
 
 def _at_least_1(option: str, value: int) -> int:
@@ -256,17 +259,24 @@ def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> Abstr
 
 
 def _simulate(options: argparse.Namespace) -> None:
+    from pausefl.campaigns import simulations
     from pausefl.runtime.run_dir import new_run_dir
-    from pausefl.simulation.outputs import in_words, run_simulation
+    from pausefl.simulation import outputs
 
     _at_least_1("--rounds", options.rounds)
     folder = new_run_dir(f"simulate-{_name(options)}", options.run_dir)
-    console, experiment = Console(), _load(options)
-    with console.status(f"simulating {options.rounds:,} rounds of {experiment.selection.policy}"):
-        summary = run_simulation(experiment, options.rounds, folder)
-    for line in in_words(summary):
+    console, experiment, seeds = Console(), _load(options), _at_least_1("--seeds", options.seeds)
+    policies = [experiment.selection.policy] if options.policies is None else _policies(options)
+    with console.status(f"simulating {options.rounds:,} rounds of {', '.join(policies)}"):
+        if options.policies is None and seeds == 1:
+            lines = outputs.in_words(outputs.run_simulation(experiment, options.rounds, folder))
+            figure = folder / "simulation.png"
+        else:
+            summary = simulations.run_simulations(experiment, policies, seeds, options.rounds, folder)
+            lines, figure = simulations.in_words(summary), folder / "simulations.png"
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"figure: {folder / 'simulation.png'}", soft_wrap=True)
+    console.print(f"figure: {figure}", soft_wrap=True)
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -89,13 +89,13 @@ def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> lis
     runs = []
     for i in range(seeds):
         for policy in policies:
-            variant = _variant(experiment, policy, i)
+            variant = variant_of(experiment, policy, i)
             name = f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
             runs.append((policy, Planned(name, variant)))
     return runs
 
 
-def _variant(experiment: Experiment, policy: str, i: int) -> Experiment:
+def variant_of(experiment: Experiment, policy: str, i: int) -> Experiment:
     """The same experiment with another policy and the i-th seed; ConfigError when the policy does not fit it."""
     variant = experiment.model_copy(
         update={
