@@ -10,7 +10,7 @@ import numpy as np
 
 from pausefl.campaigns.compare import variant_of
 from pausefl.config.experiment import Experiment
-from pausefl.report.bands import Curves, draw_simulations
+from pausefl.report.bands import SimulatedCurves, draw_simulations
 from pausefl.report.style import save_png
 from pausefl.simulation.outputs import run_simulation
 from pausefl_process.files import write_durably
@@ -28,7 +28,7 @@ def run_simulations(
     """
     variants = {policy: [variant_of(experiment, policy, i) for i in range(seeds)] for policy in policies}
     summaries: dict[str, list[dict[str, Any]]] = {}
-    curves: dict[str, list[Curves]] = {}
+    curves: dict[str, list[SimulatedCurves]] = {}
     for policy, of_policy in variants.items():
         for variant in of_policy:
             own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
@@ -48,7 +48,7 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{policy}: {', '.join(spreads)}"
 
 
-def _read(path: Path) -> Curves:
+def _read(path: Path) -> SimulatedCurves:
     """The columns of a simulation's table, (recorded rounds,) each."""
     with path.open(newline="", encoding="utf-8") as file:
         columns, *rows = csv.reader(file)

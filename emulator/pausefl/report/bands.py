@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pausefl.report.comparison.figure import draw_band, policy_looks
 from pausefl.report.style import RC
 
-Curves = Mapping[str, NDArray[np.float64]]
+SimulatedCurves = Mapping[str, NDArray[np.float64]]
 """The columns of one simulation by name, "round" among them."""
 
 _PANELS = {
@@ -22,7 +22,7 @@ _PANELS = {
 """column -> title and label of its panel."""
 
 
-def draw_simulations(curves: Mapping[str, Sequence[Curves]]) -> Figure:
+def draw_simulations(curves: Mapping[str, Sequence[SimulatedCurves]]) -> Figure:
     """A panel for each column of which some policy has values; `curves` are one per seed, by policy."""
     names = [name for name in _PANELS if any(_is_known(of_policy, name) for of_policy in curves.values())]
     looks = policy_looks(curves)
@@ -42,6 +42,6 @@ def draw_simulations(curves: Mapping[str, Sequence[Curves]]) -> Figure:
     return figure
 
 
-def _is_known(of_policy: Sequence[Curves], name: str) -> bool:
+def _is_known(of_policy: Sequence[SimulatedCurves], name: str) -> bool:
     """Whether every seed has values of this column."""
     return all(name in each and np.isfinite(each[name]).all() for each in of_policy)
