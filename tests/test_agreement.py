@@ -62,7 +62,7 @@ def test_what_is_a_clients_own_need_not_agree() -> None:
 
 async def test_a_client_without_a_file_takes_the_experiment_from_its_server(tmp_path: Path) -> None:
     experiment = parse_experiment(TWO, ["workload.learning_rate=0.5"])
-    agreed = {"agreement": agreement_of(experiment), "offer": offer_of(experiment)}
+    agreed: dict[str, Any] = {"agreement": agreement_of(experiment), "offer": offer_of(experiment)}
     async with federation(tmp_path, rounds=3, **agreed) as run:
         address = f"127.0.0.1:{await run.port}"
         taken = [await asyncio.to_thread(fetch_experiment, address, client_id, NO_PRIVACY) for client_id in ("a", "b")]
