@@ -14,7 +14,7 @@ import pytest
 from pausefl.certificates import make_certificates
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.server.plan import server_plan
-from pausefl_client.transport import connect
+from pausefl_client.transport import connect, fetch_offer
 from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
@@ -84,6 +84,15 @@ async def test_a_client_is_who_its_token_was_made_for(files: Path) -> None:
         assert "neither" in await answer_to("b", port, token=token)
         for wrong in ("", token[:-1], "a"):
             assert "neither" in await answer_to("a", port, token=wrong)
+
+
+async def test_the_experiment_is_shown_to_those_who_may_say_hello(files: Path) -> None:
+    admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
+    token = read_token(str(files / "clients/a.token"))
+    async with listening(admission=admission, offer="{}") as port:
+        assert await fetch_offer(f"127.0.0.1:{port}", None, token, patience_s=10.0) == "{}"
+        with pytest.raises(ConfigError, match="neither certificate nor token is a client's"):
+            await fetch_offer(f"127.0.0.1:{port}", None, "wrong", patience_s=10.0)
 
 
 @pytest.mark.parametrize(

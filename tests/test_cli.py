@@ -43,7 +43,7 @@ def test_presets_are_listed_and_each_is_valid(capsys: pytest.CaptureFixture[str]
     assert listed == preset_names()
     assert {"demo", "small_mnist", "small_cifar", "large_mnist"} <= set(listed)
     for name in listed:
-        main(["validate", name])
+        main(["validate", name, "--set", "workload.model=synthetic"])  # whose data need not be on this machine
         assert "[experiment]" in capsys.readouterr().out
 
 
@@ -65,6 +65,11 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["run", "demmo"], 2, '"demmo" is neither a .toml file nor a preset; did you mean demo?'),
         (["simulat", "demo"], 2, "simulat: no such command; did you mean simulate?; see pausefl --help"),
         (["run", "demo", "-q", "-v"], 2, "argument -v/--verbose: not allowed with argument -q/--quiet"),
+        (
+            ["run", "demo", "--rounds", "9"],
+            2,
+            "--rounds 9: goes with --resume; a new run takes --set experiment.rounds",
+        ),
         (["run", "--resume", "nowhere"], 2, "nowhere: is not a run directory"),
         (["validate", "demo", "--set", "rounds=3"], 2, "--set rounds=3: must be table.key=value"),
         (["validate", "demo", "--set", "experiment.rounds.x=3"], 2, "experiment.rounds.x"),
@@ -77,6 +82,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
             "--seeds 2: goes without privacy.ledger_dir",
         ),
         (["simulate", "demo", "--rounds", "0"], 2, "--rounds 0: must be at least 1"),
+        (["simulate", "demo", "--rounds", "9", "--policies", ","], 2, "--policies: needs at least one name"),
         (["bench", "sprint"], 2, 'bench "sprint": must be one of'),
         (["bench", "selection", "--payload-bytes", "1"], 2, "bench selection: takes no --payload-bytes"),
         (["data", "mnist9"], 2, 'workload.dataset = "mnist9": must be one of'),
@@ -88,6 +94,9 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["client", "demo", "--server", "h:1", "--slot", "0", "--count", "0"], 2, "--count 0: must be at least 1"),
         (["client", "demo", "--server", "h:1", "--client-id", "a", "--count", "2"], 2, "--count: goes with --slot"),
         (["client", "demo", "--server", "h:1", "--slot", "0", *NETEM], 2, 'latency.injection = "netem": goes with'),
+        (["client", "--server", "localhost", "--client-id", "a"], 2, "--server localhost: must be HOST:PORT"),
+        (["client", "--server", "h:1", "--slot", "0"], 2, "--slot: needs CONFIG"),
+        (["client", "demo", "--own", "a.toml", "--server", "h:1", "--client-id", "a"], 2, "--own: goes without CONFIG"),
         (["server", "demo", *NETEM], 2, 'latency.injection = "netem": goes with pausefl run'),
     ],
 )
@@ -140,10 +149,16 @@ def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) ->
     assert "report.html" in csv.stdout
     assert (tmp_path / "out/pause-seed1/csv/breakdown.csv").read_text().count("\n") == 1 + 4 * 2
 
+    lost = [tmp_path / "out" / name for name in ("comparison.html", "comparison.png", "random-seed2/report.html")]
+    for path in lost:
+        path.unlink()
+    main(["report", str(tmp_path / "out")])
+    assert all(path.stat().st_size > 0 for path in lost)
+
 
 @pytest.mark.end_to_end
 def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
-    """As containers start them: `pausefl server`, and one `pausefl client` each."""
+    """As containers start them: `pausefl server`, and one `pausefl client` each; the last is given no file."""
     serve = [*PAUSEFL, "server", str(tiny), "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -151,10 +166,10 @@ def test_the_two_ends_run_alone(tiny: Path, tmp_path: Path) -> None:
         port = next(event["port"] for event in events if event["kind"] == "ready")
         clients = [
             subprocess.Popen(
-                [*PAUSEFL, "client", str(tiny), "--server", f"127.0.0.1:{port}", "--client-id", f"client-{k:03}"],
+                [*PAUSEFL, "client", *config, "--server", f"127.0.0.1:{port}", "--client-id", f"client-{k:03}"],
                 cwd=tmp_path,
             )
-            for k in range(3)
+            for k, config in enumerate(([str(tiny)], [str(tiny)], []))
         ]
         kinds = [event["kind"] for event in events]
         assert server.wait(60) == 0

@@ -148,6 +148,17 @@ def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
     assert "3 of 24 rounds are suspect" in write_comparison(comparison, tmp_path / "spoilt").read_text()
 
 
+def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    path = runs["pause"][0] / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rounds": 2}))
+    comparison = compare(runs)
+    assert comparison.warning == "runs have 2 to 4 rounds: their totals do not compare"
+    page = write_comparison(comparison, tmp_path)
+    for said in (str(as_table(comparison).caption), page.read_text(), str(as_json(comparison)["warning"])):
+        assert comparison.warning in said
+
+
 def test_one_run_with_older_ledgers_is_enough_not_to_call_budgets_new(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs")
     assert "Privacy budgets are per run" in write_comparison(compare(runs), tmp_path / "new").read_text()

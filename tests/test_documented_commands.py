@@ -67,7 +67,7 @@ def check(options: argparse.Namespace) -> None:
         assert config in preset_names()
         experiment = load_experiment(config, getattr(options, "overrides", []))
         check_policies(experiment)
-    for name in getattr(options, "policies", "").split(","):
+    for name in (getattr(options, "policies", None) or "").split(","):
         if name:
             policy_class(name)
     if hasattr(options, "payload_bytes"):

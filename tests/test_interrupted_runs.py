@@ -42,6 +42,29 @@ def test_the_second_interrupt_ends_it_at_once(
     wait_for(lambda: not any(is_alive(child) for child in group), "every process to end", 10)
 
 
+@pytest.mark.timeout(400)  # it starts four fleets
+def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Ctrl-C goes to every process. No further run is begun, nothing is compared, and --resume repeats no run."""
+    config, folder = synthetic(tmp_path, rounds=30, clients=2, m=1, train_s=0.05), tmp_path / "compared"
+    process = background("compare", config, "--policies", "random,all,ucb", "--run-dir", folder)
+    wait_for(lambda: rounds_in(folder / "all-seed1") >= 2, "the second run", 120, running=process)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    assert f"go on with: pausefl compare --resume {folder}".encode() in (tmp_path / "output").read_bytes()
+    assert not (folder / "comparison.json").exists()
+    assert not (folder / "ucb-seed1").exists()
+    first = (folder / "random-seed1/summary.json").read_bytes()
+    assert json.loads(first)["rounds"] == 30
+
+    resumed = run("compare", "--resume", folder, timeout_s=240)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (folder / "random-seed1/summary.json").read_bytes() == first
+    assert [rounds_in(folder / f"{policy}-seed1") for policy in ("all", "ucb")] == [30, 30]
+    assert "runs have" not in json.loads((folder / "comparison.json").read_text())["warning"]
+
+
 def test_one_interrupt_ends_the_lingering_after_a_run(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

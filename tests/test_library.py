@@ -1,5 +1,6 @@
 """`import pausefl`: the public surface, and what its functions return."""
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ TINY = {
     "workload.model": "synthetic",
     "latency.time_scale": 0.01,
 }
+SIX = {"clients.count": 6, "selection.m": 2}
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,19 @@ def test_a_script_needs_no_guard_and_a_running_loop_is_no_obstacle(tmp_path: Pat
 
 
 def test_simulate_returns_what_it_wrote(tmp_path: Path) -> None:
-    found = pausefl.simulate(pausefl.load("demo", {"clients.count": 6, "selection.m": 2}), 50, tmp_path)
+    found = pausefl.simulate(pausefl.load("demo", SIX), 50, tmp_path)
     assert found.summary["rounds"] == 50
     assert (found.folder / "simulation.png").exists()
+
+
+def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path) -> None:
+    experiment = pausefl.load("demo", SIX)
+    found = pausefl.simulate(experiment, 50, tmp_path, policies=["pause", "random"], seeds=3)
+    pause, random = (found.summary["policies"][name]["total_latency_s"] for name in ("pause", "random"))
+    assert pause["least"] <= pause["mean"] <= pause["greatest"] < random["least"]
+    with (found.folder / "simulations.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["policy"], row["seed"]) for row in rows] == [(p, s) for p in ("pause", "random") for s in "123"]
+    alone = pausefl.simulate(pausefl.load("demo", {**SIX, "selection.policy": "random"}), 50, tmp_path / "alone")
+    assert float(rows[3]["total_latency_s"]) == alone.summary["total_latency_s"]
+    assert (found.folder / "simulations.png").stat().st_size > 10_000

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,9 +18,11 @@ import pytest
 from pausefl.audit.ledgers import check_ledgers
 from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
+from pausefl.runtime import run_dir as run_dir_module
 from pausefl.runtime.run_dir import made_run_dir, stored_experiment
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
+from rigs.command import query
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -203,6 +206,61 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_in(tmp_path / "run")} == before
     assert "3 with 3 clients, 2 a round; all rounds done" in capsys.readouterr().out
     assert "all rounds done" in printed
+
+
+def test_a_finished_run_is_given_more_rounds(tmp_path: Path) -> None:
+    """It goes on as a run of so many rounds would have, and is bound to the new number from then on."""
+    run_dir, whole = tmp_path / "run", tmp_path / "whole"
+    main(["run", str(config_in(tmp_path)), "--run-dir", str(run_dir)])
+    main(["run", "--resume", str(run_dir), "--rounds", "6"])
+    main(["run", str(config_in(tmp_path, rounds=6)), "--run-dir", str(whole)])
+    assert stored_experiment(run_dir) == stored_experiment(whole)
+    assert json.loads((run_dir / "summary.json").read_text())["rounds"] == 6
+    chosen = "SELECT round, chosen FROM rounds ORDER BY round"
+    assert query(run_dir, chosen) == query(whole, chosen)
+
+
+def test_a_run_may_be_extended_by_its_configuration_alone(tmp_path: Path) -> None:
+    """As `pausefl server --resume` is given one."""
+    made = tmp_path / "run"
+    for rounds in (3, 9):
+        with made_run_dir(parse_experiment(SYNTHETIC.format(rounds=rounds, train_s=0.0)), made, resume=True):
+            pass
+        assert stored_experiment(made).experiment.rounds == rounds
+
+
+def test_an_extension_that_was_cut_short_leaves_a_run_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorter, longer = (parse_experiment(SYNTHETIC.format(rounds=rounds, train_s=0.0)) for rounds in (3, 9))
+    with made_run_dir(shorter, tmp_path / "run"):
+        pass
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_dir_module, "write_durably", die)
+        with pytest.raises(KeyboardInterrupt), made_run_dir(longer, tmp_path / "run", resume=True):
+            pass
+    assert stored_experiment(tmp_path / "run") == shorter
+    with made_run_dir(longer, tmp_path / "run", resume=True):
+        assert stored_experiment(tmp_path / "run") == longer
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 2}, "experiment.rounds = 2: the run in .* was begun for 3, give it more"),
+        ({"rounds": 9, "train_s": 1.0}, "holds the run of another experiment"),
+    ],
+)
+def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with made_run_dir(parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0)), tmp_path / "run"):
+        pass
+    other = parse_experiment(SYNTHETIC.format(**{"rounds": 3, "train_s": 0.0, **changes}))
+    with pytest.raises(ConfigError, match=message), made_run_dir(other, tmp_path / "run", resume=True):
+        pass
 
 
 def files_in(folder: Path) -> list[Path]:

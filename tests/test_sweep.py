@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pausefl.campaigns.campaign import CampaignInterrupted, Plan, begin, is_finished, read_plan
+from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
 from pausefl.config.toml_source import read_source
 from pausefl.report.sweep import draw_sweep
@@ -83,6 +84,17 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
     assert again.titles == ["m=2-seed1 (2 of 2)"]
     assert is_finished(lost)
 
+    written = (folder / "sweep.csv").read_bytes()
+    for path in (folder / "sweep.csv", folder / "sweep.png", lost / "report.html"):
+        path.unlink()
+    assert report_folder(folder, csv=False)[-1] == folder / "sweep.csv"
+    assert (folder / "sweep.csv").read_bytes() == written
+    assert (folder / "sweep.png").exists()
+    assert (lost / "report.html").exists()
+    shutil.rmtree(lost)
+    with pytest.raises(ConfigError, match=r"1 of its 2 runs are not finished; go on with: pausefl sweep --resume"):
+        report_folder(folder, csv=False)
+
 
 def test_two_varied_keys_are_drawn_as_heat_maps() -> None:
     rows = [
@@ -107,6 +119,17 @@ def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypat
     with pytest.raises(CampaignInterrupted, match=r"go on with: pausefl sweep --resume .*/s$"):
         run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", Quiet())
     assert played == ["m=1-seed1"]
+
+
+def test_a_campaign_that_is_interrupted_twice_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pausefl.campaigns.campaign.run_experiment", killed)
+    with pytest.raises(CampaignInterrupted, match=r"interrupted twice in run 1 of 2 .*pausefl sweep --resume .*/s$"):
+        run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", Quiet())
 
 
 def test_only_a_campaign_of_the_same_command_can_go_on(tmp_path: Path) -> None:

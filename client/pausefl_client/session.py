@@ -51,6 +51,8 @@ class ClientSettings:
     client_id: str
     schedule: str
     """The privacy it agreed to (`release.schedule_key`), empty in a run without privacy."""
+    agreement: Mapping[str, str] = field(default_factory=dict)
+    """What the run must have as this client has it: key of the experiment -> value as JSON."""
     discloses_loss: bool = False
     statistics: Mapping[str, float] = field(default_factory=dict)
     """What else it was told to disclose, un-noised, with every update."""
@@ -147,6 +149,7 @@ class ClientSession:
             client_id=self._settings.client_id,
             n_examples=self._trainer.n_examples,
             manifest=self._trainer.manifest.to_message(),
+            agreement=self._settings.agreement,
         )
         if ledger is not None:
             state = pb.Ledger(

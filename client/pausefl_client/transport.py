@@ -1,6 +1,7 @@
 """The client's only door to gRPC: bytes in, bytes out."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,8 +9,12 @@ from typing import Any
 import grpc
 
 from pausefl_proto.endpoint import DEAD_AFTER_S, failure, open_channel
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.tls import Tls
-from pausefl_proto.wire import SERVICE
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import SERVICE, decode
+
+_RETRY_EVERY_S, _ANSWER_WITHIN_S = 0.5, 10.0
 
 
 class GrpcStreamToServer:
@@ -42,6 +47,39 @@ class GrpcStreamToServer:
             raise OSError(str(error)) from error
 
 
+async def fetch_offer(address: str, tls: Tls | None, token: str, patience_s: float) -> str:
+    """The experiment that the server at HOST:PORT plays, as JSON, not to be trusted.
+
+    ConfigError when it refuses or knows no such question, PauseflError when it cannot be reached for `patience_s`.
+    """
+    give_up_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return await _ask_for_offer(address, tls, token)
+        except OSError as error:
+            if time.monotonic() > give_up_s:
+                raise PauseflError(f"the server cannot be reached: {error}") from error
+        await asyncio.sleep(_RETRY_EVERY_S)
+
+
+async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> str:
+    async with open_channel(address, tls) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Offer")
+        try:
+            data: Any = await call(b"", timeout=_ANSWER_WITHIN_S, metadata=_shown(token))
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED):
+                raise ConfigError(f"--server {address}: gives no experiment ({error.details()})") from error
+            raise failure(error, address, tls) from error
+    offer, _ = decode(pb.ExperimentOffer, data)
+    return offer.experiment
+
+
+def _shown(token: str) -> tuple[tuple[str, str], ...] | None:
+    """The metadata by which a client shows its token."""
+    return (("authorization", f"Bearer {token}"),) if token else None
+
+
 @asynccontextmanager
 async def connect(
     address: str, tls: Tls | None = None, dead_after_s: float = DEAD_AFTER_S, token: str = ""
@@ -51,9 +89,10 @@ async def connect(
     Reading and writing raise OSError once the server has been silent for `dead_after_s`, pings included. `token`, where
     there is one, shows the server that the client's id is its own.
     """
-    metadata = (("authorization", f"Bearer {token}"),) if token else None
     async with open_channel(address, tls, dead_after_s) as channel:
-        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(metadata=metadata)
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(
+            metadata=_shown(token)
+        )
         try:
             yield GrpcStreamToServer(call, address, tls)
         finally:

@@ -50,6 +50,9 @@ def _add_experiments(command: _AddCommand) -> None:
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
     _add_resume(sub, metavar="RUN_DIR", help="go on with an interrupted run")
+    sub.add_argument(
+        "--rounds", type=int, metavar="N", help="with --resume: play on to round N, beyond what it began with"
+    )
     netem = "links made by the kernel: a network namespace per client, shaped by tc netem and tbf (needs root)"
     sub.add_argument(
         "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
@@ -79,6 +82,9 @@ def _add_experiments(command: _AddCommand) -> None:
     sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
     _add_config(sub)
     sub.add_argument("--rounds", type=int, required=True, metavar="N", help="how many rounds to simulate")
+    sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas: drawn side by side")
+    seeds = "simulations per policy, from the seed on, drawn as a band (default 1)"
+    sub.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
 
 
@@ -91,8 +97,11 @@ def _add_ends(command: _AddCommand) -> None:
     _add_insecure(sub, "server.insecure")
     _add_log(sub)
 
-    sub = command("client", "a client alone, or the clients of a slot")
-    _add_config(sub)
+    sub = command("client", "a client alone, or the clients of a slot; without CONFIG the server tells the experiment")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    own = "without CONFIG: a TOML file of what this client decides itself: privacy, tls, admission, its device or data"
+    sub.add_argument("--own", metavar="FILE", help=own)
+    _add_set(sub)
     _add_who(sub)
     _add_log(sub)
 
@@ -104,8 +113,8 @@ def _add_ends(command: _AddCommand) -> None:
 
 def _add_tools(command: _AddCommand) -> None:
     """Commands that check, measure and report."""
-    sub = command("report", "write the figures and the report of finished runs again")
-    sub.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="a finished run")
+    sub = command("report", "write the figures and the report of finished runs again, also of a comparison or a sweep")
+    sub.add_argument("run_dirs", nargs="+", metavar="DIR", help="a run, or the folder of a comparison or a sweep")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
 
     sub = command("audit", "attack the privacy mechanism of an experiment; check the ledgers of a run")
@@ -128,7 +137,7 @@ def _add_tools(command: _AddCommand) -> None:
     sub.add_argument("shell", choices=["bash", "zsh", "tcsh"])
 
     sub = command(
-        "validate", "check an experiment without running it; print every key with its value and what it means"
+        "validate", "print every key with its value and meaning; try data, partition and model without running them"
     )
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--list", action="store_true", help="list the presets")

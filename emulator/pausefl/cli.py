@@ -3,6 +3,7 @@ without evaluation no torch."""
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,7 +13,8 @@ from rich.console import Console
 
 from pausefl.arguments import make_parser
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.config.toml_source import is_file, naming, preset_names
+from pausefl.config.toml_source import is_file, naming, own_document, preset_names
+from pausefl.config.validation import check_address
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
 from pausefl_process.ending import sigterm_as_interrupt
 from pausefl_process.events import MetricsServed
@@ -76,7 +78,7 @@ def _name(options: argparse.Namespace) -> str:
 
 def _run(options: argparse.Namespace) -> None:
     from pausefl.runtime.run import run_experiment
-    from pausefl.runtime.run_dir import new_run_dir, stored_experiment
+    from pausefl.runtime.run_dir import new_run_dir, stored_experiment, with_rounds
     from pausefl.runtime.terminal import JsonView, make_view
 
     if (options.config is None) == (options.resume is None):
@@ -84,10 +86,14 @@ def _run(options: argparse.Namespace) -> None:
     if options.resume:
         run_dir = Path(options.resume)
         if options.overrides:
-            raise ConfigError("--set: a resumed run goes on as it was begun")
+            raise ConfigError("--set: a resumed run goes on as it was begun; --rounds N plays on to round N")
         experiment = stored_experiment(run_dir)
+        if options.rounds is not None:
+            experiment = with_rounds(experiment, _at_least_1("--rounds", options.rounds))
         if not (run_dir / "run.db").exists():
             raise ConfigError(f"--resume {run_dir}: no round was ever played there")
+    elif options.rounds is not None:
+        raise ConfigError(f"--rounds {options.rounds}: goes with --resume; a new run takes --set experiment.rounds=N")
     else:
         experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
     console, back_to = Console(stderr=options.json), _back_to(options)
@@ -127,11 +133,9 @@ def _compare(options: argparse.Namespace) -> None:
         folder = new_run_dir("compare-runs", options.run_dir)
         comparison = compare_runs(run_dirs, labels, folder)
     else:
-        policies = _names(options.policies or "")
-        if not policies:
-            raise ConfigError("--policies: needs at least one name")
-        folder, experiment = new_run_dir(f"compare-{_name(options)}", options.run_dir), _load(options)
-        comparison = compare_policies(experiment, policies, _seeds(options), folder, _shower(console))
+        policies, seeds = _policies(options), _at_least_1("--seeds", options.seeds)
+        folder = new_run_dir(f"compare-{_name(options)}", options.run_dir)
+        comparison = compare_policies(_load(options), policies, seeds, folder, _shower(console))
     print_comparison(comparison, folder, console)
     if not options.runs:  # which were played before
         check_all_played([run.path for runs in comparison.runs.values() for run in runs], "compare")
@@ -150,7 +154,9 @@ def _sweep(options: argparse.Namespace) -> None:
         sweep = resume_sweep(Path(options.resume), _shower(console))
     else:
         grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{_name(options)}", options.run_dir)
-        sweep = run_sweep(read_source(options.config), grid, _seeds(options), folder, _shower(console))
+        sweep = run_sweep(
+            read_source(options.config), grid, _at_least_1("--seeds", options.seeds), folder, _shower(console)
+        )
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
@@ -161,10 +167,17 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _seeds(options: argparse.Namespace) -> int:
-    if options.seeds < 1:
-        raise ConfigError(f"--seeds {options.seeds}: must be at least 1")
-    return int(options.seeds)
+def _policies(options: argparse.Namespace) -> list[str]:
+    policies = _names(options.policies or "")
+    if not policies:
+        raise ConfigError("--policies: needs at least one name")
+    return policies
+
+
+def _at_least_1(option: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{option} {value}: must be at least 1")
+    return value
 
 
 def _shower(console: Console) -> "Show":
@@ -219,7 +232,8 @@ def _client(options: argparse.Namespace) -> None:
     from pausefl.runtime.terminal import printed_events
     from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
 
-    experiment, ledgers = load_experiment(options.config, options.overrides), Path(options.ledger_dir)
+    check_address("--server", options.server)
+    experiment, ledgers = _experiment_of_client(options), Path(options.ledger_dir)
     _refuse_netem(experiment, "client")
     allow_many_files()
     keep_freed_memory()
@@ -236,6 +250,20 @@ def _client(options: argparse.Namespace) -> None:
         asyncio.run(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
 
 
+def _experiment_of_client(options: argparse.Namespace) -> Experiment:
+    """From the file that was given, or else from the server, but for what is this client's own."""
+    if options.config is not None:
+        if options.own is not None:
+            raise ConfigError("--own: goes without CONFIG, which is all the client's own")
+        return load_experiment(options.config, options.overrides)
+    if options.client_id is None:
+        raise ConfigError("--slot: needs CONFIG, which names the clients of a slot")
+    from pausefl.runtime.client.offer import fetch_experiment
+
+    own = own_document(options.own, options.overrides)
+    return fetch_experiment(options.server, options.client_id, own)
+
+
 def _refuse_netem(experiment: Experiment, command: str) -> None:
     if experiment.latency.injection == "netem":
         raise ConfigError(
@@ -248,8 +276,7 @@ def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> Abstr
     """The ids of the clients this process is, held against others where they go by slot."""
     from pausefl.runtime.client.slots import claimed_clients
 
-    if options.count < 1:
-        raise ConfigError(f"--count {options.count}: must be at least 1")
+    _at_least_1("--count", options.count)
     if options.slot is None:
         if options.count > 1:
             raise ConfigError("--count: goes with --slot")
@@ -261,25 +288,32 @@ def _clients_to_be(experiment: Experiment, options: argparse.Namespace) -> Abstr
 
 
 def _simulate(options: argparse.Namespace) -> None:
+    from pausefl.campaigns import simulations
     from pausefl.runtime.run_dir import new_run_dir
-    from pausefl.simulation.outputs import in_words, run_simulation
+    from pausefl.simulation import outputs
 
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds {options.rounds}: must be at least 1")
+    _at_least_1("--rounds", options.rounds)
     folder = new_run_dir(f"simulate-{_name(options)}", options.run_dir)
-    console, experiment = Console(), _load(options)
-    with console.status(f"simulating {options.rounds:,} rounds of {experiment.selection.policy}"):
-        summary = run_simulation(experiment, options.rounds, folder)
-    for line in in_words(summary):
+    console, experiment, seeds = Console(), _load(options), _at_least_1("--seeds", options.seeds)
+    policies = [experiment.selection.policy] if options.policies is None else _policies(options)
+    with console.status(f"simulating {options.rounds:,} rounds of {', '.join(policies)}"):
+        if options.policies is None and seeds == 1:
+            lines = outputs.in_words(outputs.run_simulation(experiment, options.rounds, folder))
+            figure = folder / "simulation.png"
+        else:
+            summary = simulations.run_simulations(experiment, policies, seeds, options.rounds, folder)
+            lines, figure = simulations.in_words(summary), folder / "simulations.png"
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"figure: {folder / 'simulation.png'}", soft_wrap=True)
+    console.print(f"figure: {figure}", soft_wrap=True)
 
 
 def _report(options: argparse.Namespace) -> None:
-    from pausefl.report import report_runs
+    from pausefl.campaigns.redrawing import report_folder
 
-    for path in report_runs([Path(run_dir) for run_dir in options.run_dirs], csv=options.csv):
-        print(path)
+    for folder in options.run_dirs:
+        for path in report_folder(Path(folder), csv=options.csv):
+            print(path)
 
 
 def _audit(options: argparse.Namespace) -> None:
@@ -340,6 +374,9 @@ def _validate(options: argparse.Namespace) -> None:
         return
     if options.config is None:
         raise ConfigError("pausefl validate: needs CONFIG or --list")
+    from pausefl.evaluator.preflight import try_out
     from pausefl.reference.listing import listing
 
-    print(listing(_load(options)), end="")
+    experiment = _load(options)
+    print(listing(experiment), end="", flush=True)
+    try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr))

@@ -21,9 +21,14 @@ PACKAGES = {
 """The packages of each extra of pyproject.toml, by the names they are imported by."""
 
 
+def is_installed(extra: str) -> bool:
+    """Whether every package of an extra is there."""
+    return all(find_spec(package) is not None for package in PACKAGES[extra])
+
+
 def require(*extras: str) -> None:
     """Do nothing if every package of these extras is installed; ConfigError that names the rest and what to install."""
-    missing = [extra for extra in extras if any(find_spec(package) is None for package in PACKAGES[extra])]
+    missing = [extra for extra in extras if not is_installed(extra)]
     if missing:
         packages = sorted({name for extra in missing for name in PACKAGES[extra] if find_spec(name) is None})
         raise ConfigError(f'{", ".join(packages)}: not installed; pip install "pausefl[{",".join(missing)}]"')

@@ -97,15 +97,27 @@ def sweep(
     return run_sweep(experiment.to_toml(), grid, seeds, _folder("sweep", folder), _show(progress))
 
 
-def simulate(experiment: Experiment, rounds: int, folder: str | Path | None = None) -> Simulation:
+def simulate(
+    experiment: Experiment,
+    rounds: int,
+    folder: str | Path | None = None,
+    *,
+    policies: Sequence[str] = (),
+    seeds: int = 1,
+) -> Simulation:
     """Play policy and latencies alone, without network or training: regret, latency and leakage.
 
-    Tables and a figure are written to `folder`, runs/simulate-<time> by default.
+    With several policies or seeds, each is simulated under the same latencies, and the figure has a line a policy in
+    a band over the seeds. Tables and a figure are written to `folder`, runs/simulate-<time> by default.
     """
+    from pausefl.campaigns.simulations import run_simulations
     from pausefl.simulation.outputs import run_simulation
 
     out = _folder("simulate", folder)
-    return Simulation(out, run_simulation(experiment, rounds, out))
+    if not policies and seeds == 1:
+        return Simulation(out, run_simulation(experiment, rounds, out))
+    of = policies or [experiment.selection.policy]
+    return Simulation(out, run_simulations(experiment, of, seeds, rounds, out))
 
 
 def _folder(command: str, folder: str | Path | None) -> Path:

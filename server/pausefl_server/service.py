@@ -66,6 +66,8 @@ class Endpoints:
     hello_timeout_s: float = HELLO_TIMEOUT_S
     """How long a connection may last whose client has not said hello."""
     admission: Admission = field(default_factory=Admission)
+    offer: str = ""
+    """The experiment as JSON, for clients that ask for it."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ def _federation(
         UpdateLimits(model_size, settings.privacy.norm_bound if settings.privacy else None),
         endpoints.tls,
         admission=endpoints.admission,
+        offer=endpoints.offer,
         most_clients=settings.clients or _MANY_CLIENTS,
         dead_after_s=endpoints.dead_after_s,
         hello_timeout_s=endpoints.hello_timeout_s,

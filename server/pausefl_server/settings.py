@@ -1,6 +1,6 @@
 """What the server needs to know about a run: a validated record, made from the experiment by the emulator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -108,6 +108,8 @@ class ServerSettings:
     total_delays: bool = False
     """Drawn delays are of whole exchanges, transfer and work included, not what comes on top of these."""
     info: RunInfo = field(default_factory=RunInfo)
+    agreement: Mapping[str, str] | None = None
+    """What clients must have as the run has it: key of the experiment -> value as JSON; None: nothing is compared."""
 
     @property
     def budget(self) -> Budget | None:

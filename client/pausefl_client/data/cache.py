@@ -21,6 +21,12 @@ def data_folder() -> Path:
     return Path(named) if named else _cache_folder() / "data"
 
 
+def missing_files(name: str) -> list[str]:
+    """The published files of a data set of `PUBLISHED` that are not in its folder."""
+    source = data_folder() / PUBLISHED[name].folder
+    return [file for file in PUBLISHED[name].sha256 if not (source / file).is_file()]
+
+
 def cached_folder(name: str) -> Path:
     """The folder that caches a data set of `PUBLISHED` as .npy files; made if it is not there.
 
@@ -28,7 +34,7 @@ def cached_folder(name: str) -> Path:
     """
     published = PUBLISHED[name]
     source = data_folder() / published.folder
-    if missing := [file for file in published.sha256 if not (source / file).is_file()]:
+    if missing := missing_files(name):
         download(name, published, source, missing)
     folder = _cache_folder() / f"{name}-{_fingerprint(source, published)}"
     if not folder.is_dir():

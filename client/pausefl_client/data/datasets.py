@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from pausefl_client.data.cache import FILES, cached_folder
+from pausefl_client.data.cache import FILES, cached_folder, data_folder, missing_files
 from pausefl_client.data.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
 from pausefl_client.factories import is_factory, resolve_factory
 from pausefl_proto.draws import generator
@@ -105,6 +105,15 @@ def prepare_dataset(name: str) -> None:
     """
     if not is_factory(name) and name != "digits":
         cached_folder(_checked(name))
+
+
+def check_is_here(name: str) -> None:
+    """ConfigError for an unknown data set, and for one whose files would have to be downloaded first."""
+    if is_factory(name) or name == "digits":
+        return
+    if missing := missing_files(_checked(name)):
+        folder = data_folder() / PUBLISHED[name].folder
+        raise ConfigError(f'{_KEY} = "{name}": {missing[0]} is not in {folder}; fetch it with: pausefl data {name}')
 
 
 def split_note(name: str, test_examples: int) -> str:

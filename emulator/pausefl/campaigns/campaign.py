@@ -55,12 +55,19 @@ def begin(folder: Path, plan: Plan) -> None:
         raise ConfigError(f"--run-dir {folder}: cannot be written ({error.strerror})") from error
 
 
+def plan_of(folder: Path) -> Plan | None:
+    """What a folder's campaign was asked for; None where it is no campaign's."""
+    try:
+        return Plan(**json.loads((folder / PLAN).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
 def read_plan(folder: Path, command: str) -> Plan:
     """The plan of a campaign that is to go on; ConfigError when the folder holds none of this command."""
-    try:
-        plan = Plan(**json.loads((folder / PLAN).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
-        raise ConfigError(f"--resume {folder}: holds no interrupted pausefl {command} (no valid {PLAN})") from None
+    plan = plan_of(folder)
+    if plan is None:
+        raise ConfigError(f"--resume {folder}: holds no interrupted pausefl {command} (no valid {PLAN})")
     if plan.command != command:
         raise ConfigError(f"--resume {folder}: was begun by pausefl {plan.command}, go on with that command")
     return plan
@@ -75,12 +82,28 @@ def play(runs: Sequence[Planned], folder: Path, command: str, show: Show) -> lis
     for number, (run, run_dir) in enumerate(zip(runs, directories, strict=True), start=1):
         if is_finished(run_dir):
             continue
-        with show(f"{run.name} ({number} of {len(runs)})") as view:
-            summary = run_experiment(run.experiment, run_dir, view, resume=True)
+        where = f"in run {number} of {len(runs)} ({run.name}); go on with: {_resume_command(command, folder)}"
+        try:
+            with show(f"{run.name} ({number} of {len(runs)})") as view:
+                summary = run_experiment(run.experiment, run_dir, view, resume=True)
+        except KeyboardInterrupt:
+            raise CampaignInterrupted(f"interrupted twice {where}") from None
         if summary["outcome"] == "interrupted":
-            how = f"pausefl {command} --resume {folder}"
-            raise CampaignInterrupted(f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {how}")
+            raise CampaignInterrupted(f"interrupted {where}")
     return directories
+
+
+def finished(runs: Sequence[Planned], folder: Path, command: str) -> list[Path]:
+    """All run directories of a campaign, in order; ConfigError unless every run is finished."""
+    directories = [folder / run.name for run in runs]
+    if n_left := sum(not is_finished(run_dir) for run_dir in directories):
+        go_on = _resume_command(command, folder)
+        raise ConfigError(f"{folder}: {n_left} of its {len(runs)} runs are not finished; go on with: {go_on}")
+    return directories
+
+
+def _resume_command(command: str, folder: Path) -> str:
+    return f"pausefl {command} --resume {folder}"
 
 
 def is_finished(run_dir: Path) -> bool:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.campaigns.campaign import Plan, Planned, Show, begin, play, read_plan
+from pausefl.campaigns.campaign import Plan, Planned, Show, begin, finished, play, read_plan
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
 from pausefl_proto.errors import ConfigError
+
+_OF_RUNS = "compare --runs"
 
 
 def compare_policies(
@@ -26,9 +28,18 @@ def compare_policies(
 
 def resume_comparison(folder: Path, show: Show) -> Comparison:
     """Go on with an interrupted comparison; runs that have finished are not repeated."""
-    plan = read_plan(folder, "compare")
-    experiment = parse_experiment(plan.source, file=str(folder))
-    return _play(_planned(experiment, plan.arguments["policies"], plan.arguments["seeds"]), folder, show)
+    return _play(_planned_in(read_plan(folder, "compare"), folder), folder, show)
+
+
+def redraw_comparison(plan: Plan, folder: Path) -> list[Path]:
+    """Write a finished comparison's page and figures again; returns its run directories."""
+    if plan.command == _OF_RUNS:
+        by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
+    else:
+        runs = _planned_in(plan, folder)
+        by_label = _by_policy(runs, finished([planned for _, planned in runs], folder, plan.command))
+    write_comparison(compare(by_label), folder)
+    return [run_dir for dirs in by_label.values() for run_dir in dirs]
 
 
 def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) -> Comparison:
@@ -39,6 +50,8 @@ def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) 
     for label, run_dir in zip(labels, run_dirs, strict=True):
         by_label[label].append(run_dir)
     comparison = compare(by_label)
+    where = {label: [str(run_dir.absolute()) for run_dir in dirs] for label, dirs in by_label.items()}
+    begin(folder, Plan(_OF_RUNS, "", {"runs": where}))
     write_comparison(comparison, folder)
     return comparison
 
@@ -52,13 +65,21 @@ def print_comparison(comparison: Comparison, folder: Path, console: Console) -> 
 
 
 def _play(runs: Sequence[tuple[str, Planned]], folder: Path, show: Show) -> Comparison:
-    directories = play([planned for _, planned in runs], folder, "compare", show)
+    comparison = compare(_by_policy(runs, play([planned for _, planned in runs], folder, "compare", show)))
+    write_comparison(comparison, folder)
+    return comparison
+
+
+def _by_policy(runs: Sequence[tuple[str, Planned]], directories: Sequence[Path]) -> dict[str, list[Path]]:
     by_policy: dict[str, list[Path]] = {}
     for (policy, _), run_dir in zip(runs, directories, strict=True):
         by_policy.setdefault(policy, []).append(run_dir)
-    comparison = compare(by_policy)
-    write_comparison(comparison, folder)
-    return comparison
+    return by_policy
+
+
+def _planned_in(plan: Plan, folder: Path) -> list[tuple[str, Planned]]:
+    experiment = parse_experiment(plan.source, file=str(folder))
+    return _planned(experiment, plan.arguments["policies"], plan.arguments["seeds"])
 
 
 def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> list[tuple[str, Planned]]:
@@ -68,13 +89,13 @@ def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> lis
     runs = []
     for i in range(seeds):
         for policy in policies:
-            variant = _variant(experiment, policy, i)
+            variant = variant_of(experiment, policy, i)
             name = f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
             runs.append((policy, Planned(name, variant)))
     return runs
 
 
-def _variant(experiment: Experiment, policy: str, i: int) -> Experiment:
+def variant_of(experiment: Experiment, policy: str, i: int) -> Experiment:
     """The same experiment with another policy and the i-th seed; ConfigError when the policy does not fit it."""
     variant = experiment.model_copy(
         update={

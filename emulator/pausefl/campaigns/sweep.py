@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pausefl.campaigns.campaign import Plan, Planned, Show, begin, play, read_plan
+from pausefl.campaigns.campaign import Plan, Planned, Show, begin, finished, play, read_plan
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.sweep import write_sweep
@@ -61,8 +61,22 @@ def resume_sweep(folder: Path, show: Show) -> Sweep:
     return _play(_planned(plan.source, grid, plan.arguments["seeds"]), grid, folder, show)
 
 
+def redraw_sweep(plan: Plan, folder: Path) -> list[Path]:
+    """Write a finished sweep's table and figure again; returns its run directories."""
+    grid = plan.arguments["grid"]
+    runs = _planned(plan.source, grid, plan.arguments["seeds"])
+    directories = finished([planned for _, planned in runs], folder, plan.command)
+    _gather(runs, directories, grid, folder)
+    return directories
+
+
 def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder: Path, show: Show) -> Sweep:
-    directories = play([planned for _, planned in runs], folder, "sweep", show)
+    return _gather(runs, play([planned for _, planned in runs], folder, "sweep", show), grid, folder)
+
+
+def _gather(
+    runs: Sequence[tuple[Mapping[str, Any], Planned]], directories: Sequence[Path], grid: Grid, folder: Path
+) -> Sweep:
     rows = []
     for (point, _), run_dir in zip(runs, directories, strict=True):
         summary = read_summary(run_dir)

@@ -4,6 +4,8 @@ Every mistake becomes one `ConfigError` line that names the key, with its table,
 """
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
@@ -28,7 +30,7 @@ from pausefl.config.tables import (
     WorkloadTable,
 )
 from pausefl.config.toml_source import Overrides, document_of, is_file, naming, read_source
-from pausefl.config.validation import as_json, explain, unknown_key
+from pausefl.config.validation import as_json, check_address, explain, unknown_key
 from pausefl.delays import Delay
 from pausefl_proto.errors import ConfigError
 
@@ -126,11 +128,16 @@ def parse_experiment(text: str, overrides: Overrides = (), file: str = "") -> Ex
     """Validate an experiment given as TOML text; ConfigError, which begins with the file it came from if it is told."""
     document = document_of(text, overrides, file)
     with naming(file):
-        try:
-            experiment = Experiment.model_validate_json(as_json(document))
-        except ValidationError as error:
-            raise ConfigError(explain(error, Experiment)) from None
-        check(experiment)
+        return experiment_of(document)
+
+
+def experiment_of(document: Mapping[str, Any]) -> Experiment:
+    """Validate an experiment given as tables; ConfigError."""
+    try:
+        experiment = Experiment.model_validate_json(as_json(document))
+    except ValidationError as error:
+        raise ConfigError(explain(error, Experiment)) from None
+    check(experiment)
     return experiment
 
 
@@ -143,9 +150,8 @@ def check(experiment: Experiment) -> None:
     training_of(experiment.workload)
     partitioner_of(experiment.workload)
     tls_of(experiment.tls)
-    host, _, port = (address := experiment.evaluation.address).rpartition(":")
-    if address and not (host and port.isdecimal()):
-        raise ConfigError(f'evaluation.address = "{address}": must be HOST:PORT')
+    if experiment.evaluation.address:
+        check_address("evaluation.address", experiment.evaluation.address)
     _check_links(experiment)
     for name, parameters in (experiment.selection.__pydantic_extra__ or {}).items():
         if not isinstance(parameters, dict):

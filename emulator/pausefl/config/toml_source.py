@@ -50,6 +50,15 @@ def read_source(source: str) -> str:
     return resources.files("pausefl").joinpath("presets", f"{source}.toml").read_text("utf-8")
 
 
+def own_document(file: str | None, overrides: Overrides) -> dict[str, Any]:
+    """The tables that a client decides itself: of a TOML file, if there is one, and of overrides; ConfigError."""
+    document = document_of(read_source(file) if file else "", overrides, file or "")
+    for table, values in document.items():
+        if not isinstance(values, dict):
+            raise ConfigError(f"{table} = {values!r}: should be a table")
+    return document
+
+
 def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, Any]:
     """The tables of an experiment given as TOML text, with overrides; ConfigError where it is no TOML."""
     try:

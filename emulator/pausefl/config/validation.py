@@ -79,6 +79,14 @@ def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     return sorted(model.model_fields)
 
 
+def check_address(key: str, address: str) -> None:
+    """ConfigError unless an address, the value of an option or a key, is HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 1 << 16):
+        said = f"{key} {address}" if key.startswith("--") else f'{key} = "{address}"'
+        raise ConfigError(f"{said}: must be HOST:PORT")
+
+
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """What is wrong with a key that is none, and which one may have been meant."""
     table, _, name = key.rpartition(".")

@@ -65,19 +65,20 @@ def stored_experiment(run_dir: Path) -> Experiment:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
     begun_with = _begun_with(run_dir / "run.db")
-    if begun_with is not None and begun_with != _digest(data):
+    if begun_with and _digest(data) not in begun_with:
         what = "was changed since the run began" if data else "is empty"
         raise ConfigError(f"{path}: {what}; restore the file that it began with from a copy")
     return parse_experiment(data.decode("utf-8", "replace"), file=str(path))
 
 
 def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> None:
-    """Bind the run to its configuration; the file is written once, and read ever after."""
+    """Bind the run to its configuration; the file is written once, and read until the run is given more rounds."""
     if (run_dir / "run.db").exists():
         if not resume:
             _refuse_run_in(run_dir)
-        if stored_experiment(run_dir) != experiment:
-            raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment, see its config.toml")
+        if (stored := stored_experiment(run_dir)) != experiment:
+            _check_extends(stored, experiment, run_dir)
+            _extend(run_dir, experiment)
         text = (run_dir / "config.toml").read_bytes()
     else:
         text = experiment.to_toml().encode()
@@ -85,6 +86,29 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     with closing(Store(run_dir / "run.db")) as store:  # which finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
             store.set_meta(_CONFIG_DIGEST, _digest(text))
+
+
+def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
+    """The same experiment with another number of rounds."""
+    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"rounds": rounds})})
+
+
+def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) -> None:
+    """ConfigError unless the experiment is the stored one with more rounds."""
+    begun, wanted = stored.experiment.rounds, experiment.experiment.rounds
+    if with_rounds(stored, wanted) != experiment:
+        raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment, see its config.toml")
+    if wanted < begun:
+        raise ConfigError(f"experiment.rounds = {wanted}: the run in {run_dir} was begun for {begun}, give it more")
+
+
+def _extend(run_dir: Path, experiment: Experiment) -> None:
+    """Write the configuration with more rounds. While it is replaced, the log names the old and the new one."""
+    path, text = run_dir / "config.toml", experiment.to_toml().encode()
+    with closing(Store(run_dir / "run.db")) as store:
+        store.set_meta(_CONFIG_DIGEST, f"{_digest(path.read_bytes())} {_digest(text)}")
+        write_durably(path, text)
+        store.set_meta(_CONFIG_DIGEST, _digest(text))
 
 
 def _refuse_run_in(run_dir: Path) -> None:
@@ -96,14 +120,14 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _begun_with(log: Path) -> str | None:
-    """The digest of the configuration that a run's log names; None where it names none yet."""
+def _begun_with(log: Path) -> frozenset[str]:
+    """The digests of configurations that a run's log names, two while it is being extended; none yet: empty."""
     try:
         with closing(_open_read_only(log)) as database:
             row = database.execute("SELECT value FROM meta WHERE key = ?", (_CONFIG_DIGEST,)).fetchone()
     except sqlite3.Error:  # there is none yet, or it is damaged, which the server says
-        return None
-    return None if row is None else str(row[0])
+        return frozenset()
+    return frozenset() if row is None else frozenset(str(row[0]).split())
 
 
 def _was_played(run_dir: Path) -> bool:

@@ -159,14 +159,70 @@ class ServerMessage(_message.Message):
 Global___ServerMessage: _TypeAlias = ServerMessage  # noqa: Y015
 
 @_typing.final
+class OfferRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferRequest: _TypeAlias = OfferRequest  # noqa: Y015
+
+@_typing.final
+class ExperimentOffer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPERIMENT_FIELD_NUMBER: _builtins.int
+    experiment: _builtins.str
+    """JSON: tables of the experiment file; a client takes from it what is not its own"""
+    def __init__(
+        self,
+        *,
+        experiment: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["experiment", b"experiment"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExperimentOffer: _TypeAlias = ExperimentOffer  # noqa: Y015
+
+@_typing.final
 class Hello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AgreementEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     N_EXAMPLES_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     client_id: _builtins.str
     n_examples: _builtins.int
@@ -179,6 +235,10 @@ class Hello(_message.Message):
     def ledger(self) -> Global___Ledger:
         """absent: a client without privacy"""
 
+    @_builtins.property
+    def agreement(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """how it trains, on what, beside whom: key of the experiment -> value as JSON"""
+
     def __init__(
         self,
         *,
@@ -187,10 +247,11 @@ class Hello(_message.Message):
         n_examples: _builtins.int = ...,
         manifest: Global___Manifest | None = ...,
         ledger: Global___Ledger | None = ...,
+        agreement: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "ledger", b"ledger", "manifest", b"manifest", "n_examples", b"n_examples", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "client_id", b"client_id", "ledger", b"ledger", "manifest", b"manifest", "n_examples", b"n_examples", "protocol_version", b"protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

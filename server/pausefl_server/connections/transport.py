@@ -49,6 +49,7 @@ class FederationServer:
         tls: Tls | None = None,
         *,
         admission: Admission | None = None,
+        offer: str = "",
         most_clients: int = 1000,
         dead_after_s: float = DEAD_AFTER_S,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
@@ -58,11 +59,14 @@ class FederationServer:
         self._limits = limits
         self._tls = tls
         self._admission = admission or Admission()
+        self._offer = pb.ExperimentOffer(experiment=offer).SerializeToString()
         self._owners, self._strangers = Reception(hello_timeout_s), Reception(hello_timeout_s)
         self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
         self._server = make_server(dead_after_s, _limits(most_clients, hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Join": join}),))
+        show: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self._show_offer)
+        handlers = {"Join": join, "Offer": show}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port (port 0: any free one).
@@ -76,6 +80,12 @@ class FederationServer:
     async def stop(self, grace_s: float) -> None:
         """Give clients `grace_s` to close their streams after the goodbye, then cut them off."""
         await self._server.stop(grace_s)
+
+    async def _show_offer(self, _: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        """The experiment, for those who may say hello."""
+        if not (self._admission.is_open or self._admission.knows(_names(context), _token(context))):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "neither certificate nor token is a client's")
+        return self._offer
 
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         stream = _GrpcStreamToClient(context)

@@ -17,6 +17,8 @@ from pausefl_server.settings import ServerSettings
 # Sums of so many over any number of clients stay exact in int64 and float64.
 _MOST_EXAMPLES = 10**9
 _LONGEST_ID = 128
+# A refusal names so many differences, each value with so many characters at most.
+_MOST_NAMED, _LONGEST_VALUE = 4, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         raise TryLaterError(f"client id {hello.client_id!r} is connected already")
     if not 1 <= hello.n_examples <= _MOST_EXAMPLES:
         raise WireError(f"has {hello.n_examples} examples, must be 1 to {_MOST_EXAMPLES}")
+    if settings.agreement is not None and (differences := _differences(hello.agreement, settings.agreement)):
+        raise WireError(f"the experiments differ: {'; '.join(differences[:_MOST_NAMED])}")
     if Manifest.from_message(hello.manifest) != settings.manifest:
         raise WireError("the client's model is not this run's: its tensors differ in name, shape or order")
     schedule = privacy.schedule if privacy else ""
@@ -85,6 +89,20 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
     row = table.row_of.get(hello.client_id)
     proven = int(table.proven[row]) if row is not None else 0
     check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, privacy.budget if privacy else None, proven)
+
+
+def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
+    """Each key of the experiment whose value is another at the client than in the run, with both values."""
+    return [
+        f"{_shortened(key)} is {_shortened(client.get(key, 'not stated'))} at the client,"
+        f" {_shortened(run.get(key, 'not stated'))} in the run"
+        for key in sorted(client.keys() | run.keys())
+        if client.get(key) != run.get(key)
+    ]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def joined(hello: pb.Hello, is_owner: bool) -> list[LogEvent]:

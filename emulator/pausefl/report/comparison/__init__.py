@@ -129,10 +129,13 @@ class Comparison:
 
     @property
     def warning(self) -> str:
-        """What speaks against the latencies compared; empty where nothing does."""
+        """What speaks against comparing these latencies; empty where nothing does."""
         summaries = [run.summary for runs in self.runs.values() for run in runs]
         suspect, rounds = (sum(summary[key] for summary in summaries) for key in ("suspect_rounds", "rounds"))
-        return f"{suspect} of {rounds} rounds are suspect; each run's report says why" if suspect else ""
+        played = sorted({summary["rounds"] for summary in summaries})
+        unequal = f"runs have {played[0]} to {played[-1]} rounds: their totals do not compare"
+        doubted = f"{suspect} of {rounds} rounds are suspect; each run's report says why"
+        return "; ".join([*([unequal] if len(played) > 1 else []), *([doubted] if suspect else [])])
 
     @property
     def budget_per(self) -> str:
@@ -189,6 +192,7 @@ def as_json(comparison: Comparison) -> Mapping[str, Any]:
         "common_accuracy": comparison.common_accuracy,
         "privacy_unit": privacy.unit if privacy else None,
         "epsilon_budget": privacy.epsilon_budget if privacy else None,
+        "warning": comparison.warning,
         "policies": [asdict(row) for row in comparison.rows],
     }
 

@@ -11,6 +11,7 @@ from pausefl.config.links import LatencyTable, LinkPlan
 from pausefl.config.tables import TlsTable, WorkloadTable
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import Behaviour
+from pausefl.runtime.client.agreement import agreement_of
 from pausefl_client.privacy.mechanism import Mechanism, PrivacyUnit
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
@@ -82,6 +83,8 @@ class ClientPlan:
     privacy: PrivacyPlan | None
     schedule: str
     """The privacy both ends agree on, empty in a run without."""
+    agreement: Mapping[str, str]
+    """What the run must have as its clients have it (`agreement.agreement_of`)."""
     disclosed: frozenset[str]
     latency: LatencyTable
     links: Mapping[str, LinkPlan]
@@ -99,6 +102,7 @@ def client_plan(experiment: Experiment) -> ClientPlan:
         training=_training(experiment),
         privacy=_privacy(experiment),
         schedule=schedule_of(experiment.privacy),
+        agreement=agreement_of(experiment),
         disclosed=experiment.disclosed,
         latency=experiment.latency,
         links=experiment.links(),

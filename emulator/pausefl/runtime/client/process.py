@@ -180,6 +180,7 @@ def _make_session(
     settings = ClientSettings(
         client_id=client_id,
         schedule=plan.schedule,
+        agreement=plan.agreement,
         discloses_loss="loss" in plan.disclosed,
         statistics=trainer.label_counts if "labels" in plan.disclosed else {},
         give_up_after_s=plan.give_up_after_s,

@@ -10,6 +10,7 @@ from pausefl.config.tables import PrivacyTable, SelectionTable, WorkloadTable
 from pausefl.delays import known_means
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan, evaluator_connection, evaluator_plan
 from pausefl.results.summary import SummaryPlan
+from pausefl.runtime.client.agreement import agreement_of, offer_of
 from pausefl_process.http_server import is_loopback
 from pausefl_proto.wire import Manifest, TensorSpec
 from pausefl_server.model.norm_bound import NormBound
@@ -79,6 +80,7 @@ def endpoints_of(experiment: Experiment) -> Endpoints:
         dead_after_s=server.dead_after_s,
         hello_timeout_s=server.hello_timeout_s,
         admission=admission_of(experiment),
+        offer=offer_of(experiment),
     )
 
 
@@ -114,6 +116,7 @@ def _settings(experiment: Experiment, run: str) -> ServerSettings:
         clients=experiment.clients.count,
         total_delays=experiment.latency.mode == "total",
         info=RunInfo(run, experiment.selection.policy, _dataset(experiment.workload), experiment.workload.model),
+        agreement=agreement_of(experiment),
     )
 
 

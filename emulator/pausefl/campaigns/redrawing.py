@@ -1,0 +1,21 @@
+"""Writes again what finished runs leave to read, also those of a comparison or a sweep."""
+
+from pathlib import Path
+
+from pausefl.campaigns.campaign import plan_of
+from pausefl.campaigns.compare import redraw_comparison
+from pausefl.campaigns.sweep import redraw_sweep
+from pausefl.report import report_runs
+
+
+def report_folder(folder: Path, *, csv: bool) -> list[Path]:
+    """Report on a run, or on a comparison or a sweep and each of its runs; returns what was written.
+
+    `csv` exports the tables of every run, too. ConfigError for a folder that is none of these, or not finished.
+    """
+    plan = plan_of(folder)
+    if plan is None:
+        return report_runs([folder], csv=csv)
+    if plan.command == "sweep":
+        return [*report_runs(redraw_sweep(plan, folder), csv=csv), folder / "sweep.csv"]
+    return [*report_runs(redraw_comparison(plan, folder), csv=csv), folder / "comparison.html"]

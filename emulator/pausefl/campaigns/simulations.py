@@ -1,0 +1,76 @@
+"""Simulates an experiment under several policies and seeds, and draws them side by side."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pausefl.campaigns.compare import variant_of
+from pausefl.config.experiment import Experiment
+from pausefl.report.bands import SimulatedCurves, draw_simulations
+from pausefl.report.style import save_png
+from pausefl.simulation.outputs import run_simulation
+from pausefl_process.files import write_durably
+
+_SUMMED = ("total_latency_s", "max_epsilon_spent", "regret", "genie_regret")
+"""The figures of each simulation that are summarised over the seeds, where it has them."""
+
+
+def run_simulations(
+    experiment: Experiment, policies: Sequence[str], seeds: int, rounds: int, folder: Path
+) -> dict[str, Any]:
+    """Simulate each policy with the same seeds, so the same latencies; write simulations.json, .csv and .png.
+
+    Each simulation has a folder of its own. Returns what simulations.json holds.
+    """
+    variants = {policy: [variant_of(experiment, policy, i) for i in range(seeds)] for policy in policies}
+    summaries: dict[str, list[dict[str, Any]]] = {}
+    curves: dict[str, list[SimulatedCurves]] = {}
+    for policy, of_policy in variants.items():
+        for variant in of_policy:
+            own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
+            summaries.setdefault(policy, []).append(run_simulation(variant, rounds, own))
+            curves.setdefault(policy, []).append(_read(own / "simulation.csv"))
+    summary = {"rounds": rounds, "policies": {policy: _spreads(found) for policy, found in summaries.items()}}
+    write_durably(folder / "simulations.json", json.dumps(summary, indent=2) + "\n")
+    _write_csv(folder / "simulations.csv", [each for found in summaries.values() for each in found])
+    save_png(draw_simulations(curves), folder / "simulations.png")
+    return summary
+
+
+def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What the simulations found, a line per policy."""
+    for policy, found in summary["policies"].items():
+        spreads = (f"{name} {s['mean']:.4g} ({s['least']:.4g} to {s['greatest']:.4g})" for name, s in found.items())
+        yield f"{policy}: {', '.join(spreads)}"
+
+
+def _read(path: Path) -> SimulatedCurves:
+    """The columns of a simulation's table, (recorded rounds,) each."""
+    with path.open(newline="", encoding="utf-8") as file:
+        columns, *rows = csv.reader(file)
+    values = np.array(rows, np.float64).reshape(len(rows), len(columns))
+    return dict(zip(columns, values.T, strict=True))
+
+
+def _spreads(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean, least and greatest over the seeds, of the figures that every seed has."""
+    spreads = {}
+    for name in _SUMMED:
+        values = [summary.get(name) for summary in summaries]
+        known = [float(value) for value in values if value is not None]
+        if len(known) == len(values):
+            spreads[name] = {"mean": float(np.mean(known)), "least": min(known), "greatest": max(known)}
+    return spreads
+
+
+def _write_csv(path: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
+    """One row a simulation."""
+    columns = ("policy", "seed", "rounds", *(name for name in _SUMMED if any(name in each for each in summaries)))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(summaries)

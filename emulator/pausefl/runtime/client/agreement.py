@@ -1,0 +1,131 @@
+"""What server and clients must agree on, and what a client that has no experiment file takes from its server."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from pausefl.config.client_records import schedule_of
+from pausefl.config.experiment import Experiment, experiment_of
+from pausefl.config.tables import PrivacyTable
+from pausefl.config.validation import as_json
+from pausefl_proto.errors import ConfigError
+
+_OFFERED = {
+    "experiment": {"rounds", "seed"},
+    "clients": {"count", "groups"},
+    "latency": None,
+    "workload": None,
+}
+"""The keys that a client may take from a server, by table; None: all of the table's, but for `_OWN`."""
+_OWN = {"workload": {"device"}}
+"""Keys of these tables that each client decides by itself."""
+_SCHEDULE = (
+    *("enabled", "epsilon_budget", "eta", "unit", "clip", "epsilon_floor", "noise_to_clip_max"),
+    *("sampler", "reproducible_noise"),
+)
+"""The keys of [privacy] that server and clients compare."""
+
+
+def agreement_of(experiment: Experiment) -> dict[str, str]:
+    """What a client must have as the run has it, by key, as JSON: its work, its data, and beside whom it trains.
+
+    Privacy is compared by itself (`client_records.schedule_of`).
+    """
+    workload = experiment.workload.model_dump(mode="json", exclude=_OWN["workload"])
+    if isinstance(workload["partition"], str):
+        workload["partition"] = {"kind": workload["partition"]}
+    values = {
+        "experiment.seed": experiment.experiment.seed,
+        "clients.count": experiment.clients.count,
+        "clients.groups": {name: group.count for name, group in experiment.clients.groups.items()},
+        "latency.mode": experiment.latency.mode,
+        "latency.time_scale": experiment.latency.time_scale,
+        **{f"workload.{key}": value for key, value in workload.items()},
+    }
+    return {key: json.dumps(value) for key, value in values.items()}
+
+
+def offer_of(experiment: Experiment) -> str:
+    """What a server tells a client that asks for the experiment, as JSON: its part, and the privacy of the run.
+
+    The privacy is told so that a client can say what it would have to agree to. No client takes it.
+    """
+    document = experiment.model_dump(mode="json", exclude_none=True, include={*_OFFERED, "privacy"})
+    offered = {table: _taken(document, table) for table in _OFFERED}
+    privacy = {key: document["privacy"][key] for key in _SCHEDULE if key in document["privacy"]}
+    return json.dumps({**offered, "privacy": privacy})
+
+
+def accepted(offer: str, own: Mapping[str, Any]) -> Experiment:
+    """The experiment of a client that was offered one: its own tables, and for the keys these lack, the server's.
+
+    Taken are `_OFFERED` keys alone, and neither code nor files. ConfigError for an offer that makes no experiment, and
+    where the client would have to agree to other privacy than its own.
+    """
+    try:
+        document = json.loads(offer)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise ConfigError("the server offers no experiment; give the client a CONFIG")
+    taken = {table: {**_taken(document, table), **own.get(table, {})} for table in _OFFERED}
+    _refuse_foreign(taken, own)
+    experiment = experiment_of({**own, **taken, "selection": {"m": 1}})  # which is no client's business
+    _check_privacy(document.get("privacy"), experiment)
+    return experiment
+
+
+def _taken(document: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """What may be taken of one table; nothing of what is no table."""
+    keys, values = _OFFERED[table], document.get(table)
+    if not isinstance(values, dict):
+        return {}
+    own = _OWN.get(table, ())
+    return {key: value for key, value in values.items() if (keys is None or key in keys) and key not in own}
+
+
+def _refuse_foreign(taken: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> None:
+    """ConfigError where the server would choose what code this client runs, or what files it reads."""
+    for table, values in taken.items():
+        for key in values.keys() - own.get(table, {}).keys():
+            for path, text in _texts(values[key], f"{table}.{key}"):
+                if ":" in text or "/" in text or path.rpartition(".")[2] in {"file", "path"}:
+                    raise ConfigError(
+                        f'{path} = "{text[:100]}": is code or a file, which a client takes from no server; say it'
+                        f" yourself with --set {table}.{key}=... or --own, or give the client a CONFIG"
+                    )
+
+
+def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Each text in a TOML value, keys included, and where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield path, key
+            yield from _texts(part, f"{path}.{key}")
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part, path)
+
+
+def _check_privacy(offered: object, experiment: Experiment) -> None:
+    """ConfigError, with what to say, where the run's privacy is not the client's own."""
+    try:
+        run = PrivacyTable.model_validate_json(as_json(offered if isinstance(offered, dict) else {}))
+        schedule = schedule_of(run)
+    except (ValidationError, ConfigError):
+        raise ConfigError("the server offers privacy that this client does not understand") from None
+    own = experiment.privacy
+    if schedule == schedule_of(own):
+        return
+    there = {key: getattr(run, key) for key in _SCHEDULE if getattr(run, key) != getattr(own, key)}
+    said = ", ".join(f"privacy.{key} is {_toml(getattr(own, key))} here, {_toml(v)} there" for key, v in there.items())
+    agree = " ".join(f"--set privacy.{key}={_toml(value)}" for key, value in there.items() if value is not None)
+    raise ConfigError(f"privacy is the client's to decide, and the run's differs: {said}; to agree: {agree}")
+
+
+def _toml(value: object) -> str:
+    return "none" if value is None else json.dumps(value)

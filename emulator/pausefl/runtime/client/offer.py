@@ -1,0 +1,24 @@
+"""The experiment of a client that was started without a file: the server's, but for what is the client's own."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from pausefl.config.client_records import tls_of
+from pausefl.config.experiment import Experiment, experiment_of
+from pausefl.runtime.client.agreement import accepted
+from pausefl_client.transport import fetch_offer
+from pausefl_process.tokens import read_token
+
+
+def fetch_experiment(address: str, client_id: str, own: Mapping[str, Any]) -> Experiment:
+    """Ask the server at HOST:PORT; `own` is what the client decides, as tables of an experiment.
+
+    ConfigError where the offer cannot be accepted, PauseflError where the server cannot be reached.
+    """
+    tables = {table: own[table] for table in ("tls", "admission", "clients") if table in own}
+    how = experiment_of({**tables, "selection": {"m": 1}})
+    path = how.admission.token.replace("{client_id}", client_id)
+    token = read_token(path) if path else ""
+    offer = asyncio.run(fetch_offer(address, tls_of(how.tls, client_id), token, how.clients.connect_timeout_s))
+    return accepted(offer, own)

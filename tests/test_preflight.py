@@ -1,0 +1,89 @@
+"""`pausefl validate` finds what a run would find only once its processes have started."""
+
+from pathlib import Path
+
+import pytest
+
+from pausefl.cli import main
+from pausefl.config.experiment import parse_experiment
+from pausefl.evaluator import preflight
+from pausefl.evaluator.preflight import try_out
+from pausefl_proto.errors import PauseflError
+
+PLUGINS = """
+from torch import nn
+
+def no_data(seed):
+    raise RuntimeError("the disk is empty")
+
+def wrong_kind(seed):
+    return 3
+
+def misshapen(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(7, classes))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without data, with factories in the module `tried_out`."""
+    (tmp_path / "tried_out.py").write_text(PLUGINS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PAUSEFL_DATA", str(tmp_path))
+    return tmp_path
+
+
+def found(*settings: str) -> str:
+    """What is wrong with the default experiment once it has these settings."""
+    with pytest.raises(PauseflError) as caught:
+        try_out(parse_experiment("", settings), pytest.fail)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("workload.model=resnet18", 'workload.model = "resnet18": must be one of'),
+        ("workload.dataset=cifar100", 'workload.dataset = "cifar100": must be one of'),
+        ("workload.dataset=mnist", "fetch it with: pausefl data mnist"),
+        ("clients.count=1500", "clients.count = 1500: must be from 1 to the 1200 training examples"),
+        ("workload.examples=9999", "workload.examples = 9999: must be from 1 to the 1200 training examples"),
+        ('workload.partition={kind="dominant-label", dominant_share=0.01}', "dominant_share = 0.01: must be from 1/10"),
+        ("workload.partition=by-client", "the data set does not say whose its examples are"),
+        ("workload.dataset=tried_out:no_data", "the disk is empty"),
+        ("workload.dataset=tried_out:wrong_kind", "returned int, not a Dataset"),
+        ("workload.model=tried_out:misshapen", "one training step and one evaluation failed: RuntimeError: mat1"),
+        ("workload.model=tried_out:missing", "cannot be imported"),
+    ],
+)
+def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str) -> None:
+    said = found(setting)
+    assert message in said
+    assert "\n" not in said
+
+
+def test_a_sound_experiment_passes(here: Path) -> None:
+    try_out(parse_experiment(""), pytest.fail)
+    assert [path.name for path in here.iterdir() if path.suffix != ".py"] in ([], ["__pycache__"])
+
+
+def test_the_synthetic_model_needs_no_data() -> None:
+    try_out(parse_experiment("", ["workload.model=synthetic", "workload.dataset=none"]), pytest.fail)
+
+
+def test_without_torch_it_says_what_it_has_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "is_installed", lambda extra: extra != "client")
+    said: list[str] = []
+    try_out(parse_experiment(""), said.append)
+    assert said == ['data and model were not tried: that needs pip install "pausefl[client]"']
+
+
+def test_validate_prints_the_experiment_and_ends_with_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "demo", "--set", "workload.model=resnet18"])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert 'model = "resnet18"' in printed.out
+    (line,) = printed.err.splitlines()
+    assert line.startswith('pausefl: workload.model = "resnet18": must be one of')
