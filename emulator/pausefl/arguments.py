@@ -108,7 +108,7 @@ def _add_tools(command: _AddCommand) -> None:
 
     sub = command("validate", "check an experiment without running it, and print it with all defaults")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
-    sub.add_argument("--list", action="store_true", help="list the presets")
+    sub.add_argument("--list", action="store_true", help="list presets, and all that experiments can name")
     _add_set(sub)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pausefl.arguments import make_parser
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.config.toml_source import is_file, naming, preset_names
+from pausefl.config.toml_source import is_file, naming
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
 from pausefl_process.events import MetricsServed, print_event
 from pausefl_proto.errors import ConfigError
@@ -299,7 +299,9 @@ def _certs(options: argparse.Namespace) -> None:
 
 def _validate(options: argparse.Namespace) -> None:
     if options.list:
-        print("\n".join(preset_names()))
+        from pausefl.registries import listed
+
+        print("\n".join(listed()))
         return
     if options.config is None:
         raise ConfigError("pausefl validate: needs CONFIG or --list")

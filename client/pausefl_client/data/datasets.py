@@ -7,6 +7,7 @@ client processes share one copy and each takes only its own rows out of it.
 import gzip
 import importlib.resources
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from pausefl_client.data.cache import FILES, cached_folder
 from pausefl_client.data.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
-from pausefl_client.factories import is_factory, resolve_factory
+from pausefl_process.registry import Registry
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
@@ -23,9 +24,6 @@ Labels = npt.NDArray[np.int64]
 
 DIGITS_VALIDATION_EXAMPLES = 297
 DIGITS_TEST_EXAMPLES = 300
-
-NAMES = ("digits", *PUBLISHED)
-"""The data sets that need no code of one's own."""
 
 _KEY = "workload.dataset"
 
@@ -80,31 +78,28 @@ class Dataset:
 
 
 def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Dataset:
-    """A data set by name: one of `NAMES`, or "package.module:factory", called as factory(seed) and returning a Dataset.
+    """A data set by its name in `DATASETS`, called as factory(seed) and returning a Dataset.
 
     The last 10,000 published training examples are `validation` (AG-News: a tenth of them; digits: 297 of its 1,797,
     and 300 are `test`). Without AG-News's train.csv, its test.csv alone is split, the same for every seed.
     `examples` keeps that many training examples, drawn by the seed. ConfigError if the data are missing or malformed.
     """
-    if is_factory(name):
-        dataset = resolve_factory(_KEY, name)(seed)
-        if not isinstance(dataset, Dataset):
-            raise ConfigError(f'{_KEY} = "{name}": returned {type(dataset).__name__}, not a Dataset')
-    elif name == "digits":
-        dataset = _load_digits(seed)
-    else:
-        dataset = _load_cached(name)
+    dataset = DATASETS.find(name, _KEY)(seed)
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f'{_KEY} = "{name}": returned {type(dataset).__name__}, not a Dataset')
     return dataset if examples is None else replace(dataset, train=_sample(dataset.train, examples, seed))
 
 
 def prepare_dataset(name: str) -> None:
-    """Decompress a published data set into the cache unless it is there; nothing to do for digits and one's own.
+    """Decompress a published data set into the cache unless it is there; there is nothing to do for any other.
 
     Called once before many clients start, so that they find the cache made. A missing file is downloaded, which is
     given up within 5 s if nothing answers. ConfigError, as from `load_dataset`.
     """
-    if not is_factory(name) and name != "digits":
-        cached_folder(_checked(name))
+    if name in PUBLISHED:
+        cached_folder(name)
+    elif not DATASETS.code_of(name):
+        DATASETS.find(name, _KEY)
 
 
 def split_note(name: str, test_examples: int) -> str:
@@ -135,8 +130,8 @@ def _load_digits(seed: int) -> Dataset:
     )
 
 
-def _load_cached(name: str) -> Dataset:
-    folder = cached_folder(_checked(name))
+def _load_cached(name: str, seed: int) -> Dataset:  # noqa: ARG001  # the split is the same for every seed
+    folder = cached_folder(name)
     arrays = {file: np.load(folder / f"{file}.npy", mmap_mode="r") for file in FILES}
     train, test = (
         Examples(arrays[f"{split}_inputs"], arrays[f"{split}_labels"].astype(np.int64)) for split in ("train", "test")
@@ -152,12 +147,6 @@ def _load_cached(name: str) -> Dataset:
     return Dataset(name, _slice(train, kept), _slice(train, held_out), test, published.classes)
 
 
-def _checked(name: str) -> str:
-    if name not in PUBLISHED:
-        raise ConfigError(f'{_KEY} = "{name}": must be one of {", ".join(NAMES)}, or "package.module:factory"')
-    return name
-
-
 def _slice(examples: Examples, rows: slice) -> Examples:
     """A view, not a copy: a memory-mapped array stays one."""
     return Examples(examples.inputs[rows], examples.labels[rows])
@@ -169,3 +158,7 @@ def _sample(examples: Examples, n: int, seed: int) -> Examples:
     # Sorted rows read a memory-mapped file from front to back.
     rows = np.sort(generator(seed, "examples").choice(len(examples), n, replace=False))
     return examples.take(rows) if n < len(examples) else examples
+
+
+DATASETS = Registry("datasets", {"digits": _load_digits, **{name: partial(_load_cached, name) for name in PUBLISHED}})
+"""Called with the seed; each returns a Dataset."""

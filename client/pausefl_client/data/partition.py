@@ -1,11 +1,12 @@
 """How training examples are dealt out to clients. Pure functions of the labels, their owners and a seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 
+from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -28,9 +29,6 @@ class Dealt:
 class Partitioner(Protocol):
     """Deals training examples out; its fields are the parameters of its table."""
 
-    stream: ClassVar[str]
-    """The name of its stream of random draws."""
-
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> Sequence[IntArray]:
         """The rows of each client; ConfigError or ValueError if it cannot be done."""
 
@@ -51,7 +49,8 @@ def partition(
     if not 1 <= clients <= labels.size:
         raise ConfigError(f"clients.count = {clients}: must be from 1 to the {labels.size} training examples")
     dealt = Dealt(labels, classes, clients, owners)
-    parts = [np.sort(rows) for rows in partitioner.deal(dealt, generator(seed, "partition", partitioner.stream))]
+    stream = getattr(partitioner, "stream", type(partitioner).__name__)
+    parts = [np.sort(rows) for rows in partitioner.deal(dealt, generator(seed, "partition", stream))]
     _check(parts, dealt)
     return parts
 
@@ -60,7 +59,10 @@ def _check(parts: Sequence[IntArray], dealt: Dealt) -> None:
     """ConfigError unless the parts are disjoint and none is empty: a partitioner may be a user's own."""
     if len(parts) != dealt.clients or not all(part.size for part in parts):
         raise ConfigError(f"{_KEY}: must give each of the {dealt.clients} clients at least one example")
-    if np.bincount(np.concatenate(parts), minlength=dealt.labels.size).max() > 1:
+    rows = np.concatenate(parts)
+    if rows.dtype != np.int64 or not (rows.min() >= 0 and rows.max() < dealt.labels.size):
+        raise ConfigError(f"{_KEY}: must give rows of type int64, from 0 to {dealt.labels.size - 1}")
+    if np.bincount(rows, minlength=dealt.labels.size).max() > 1:
         raise ConfigError(f"{_KEY}: gives an example to two clients")
 
 
@@ -210,13 +212,16 @@ class ByClient:
         return [np.flatnonzero(dealt.owners == owner) for owner in rng.permutation(owners)[: dealt.clients]]
 
 
-PARTITIONERS: Mapping[str, type[Partitioner]] = {
-    "iid": Iid,
-    "dominant-label": DominantLabel,
-    "label-dirichlet": LabelDirichlet,
-    "shards": Shards,
-    "by-client": ByClient,
-}
+PARTITIONERS = Registry(
+    "partitioners",
+    {
+        "iid": Iid,
+        "dominant-label": DominantLabel,
+        "label-dirichlet": LabelDirichlet,
+        "shards": Shards,
+        "by-client": ByClient,
+    },
+)
 """kind -> its record."""
 
 

@@ -45,8 +45,8 @@ def training_of(workload: WorkloadTable) -> TrainingSettings:
 
 def partitioner_of(workload: WorkloadTable) -> Partitioner:
     """How training examples are dealt out to clients; ConfigError."""
-    table = {"kind": workload.partition} if isinstance(workload.partition, str) else workload.partition
-    if table.get("kind") == "dirichlet":
+    table = workload.partition
+    if "dirichlet" in (table, table.get("kind") if isinstance(table, dict) else ""):
         raise ConfigError(
             'workload.partition = "dirichlet": is ambiguous; "dominant-label" draws sizes and a dominant label'
             ' (PAUSE), "label-dirichlet" draws label proportions (Hsu et al., 2019)'

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pausefl.config.base import Count, Positive, Share, TomlTable
 from pausefl.config.delay_files import ClientPlace
-from pausefl.config.delay_laws import KINDS, LawReader
+from pausefl.config.delay_laws import DELAYS, LawReader
 from pausefl.delays import Delay, NoDelay, Sum, published_delay
 from pausefl_client.link import Mode
 from pausefl_proto.draws import generator
@@ -259,7 +259,9 @@ def _with_delays(plan: LinkPlan, laws: _Laws, client: ClientPlace, seed: int) ->
         if key != "latency.delay":
             return reader.read(table, key)
         # The law of all clients, which alone can differ by a client's position among them.
-        return reader.read({"kind": "halves", **table}, key, {**KINDS, "halves": partial(published_delay, *position)})
+        return reader.read(
+            {"kind": "halves", **table}, key, DELAYS.including(halves=partial(published_delay, *position))
+        )
 
     if laws.delay is None:
         return replace(plan, down=law_of(laws.down), up=law_of(laws.up))

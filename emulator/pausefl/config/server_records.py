@@ -26,7 +26,8 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
     parameters = selection.parameters(name)
     if "m" in parameters:
         raise ConfigError(f"selection.{name}.m: unknown key; all policies share selection.m")
-    policy: Policy = build(policy_class(name), f"selection.{name}", {"m": selection.m, **parameters})
+    key = "selection.policy" if name == selection.policy else f"selection.{name}"
+    policy: Policy = build(policy_class(name, key), f"selection.{name}", {"m": selection.m, **parameters})
     return policy
 
 
@@ -71,8 +72,8 @@ def check_policies(experiment: Experiment) -> None:
         try:
             selected_policy(selection, name)
         except ConfigError as error:
-            # The name stands in the table's key, not in selection.policy.
-            raise ConfigError(str(error).replace(f'selection.policy = "{name}"', f"selection.{name}")) from error
+            # The name is the table's key, not a value of it.
+            raise ConfigError(str(error).replace(f' = "{name}"', "", 1)) from error
     policy = selected_policy(selection)
     if policy.needs_oracle:
         for law in experiment.delays().values():

@@ -7,7 +7,7 @@ repeats. Every behaviour works beside any policy and any workload that has what 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ import numpy as np
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings
+from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import PauseflError
@@ -211,20 +212,24 @@ class SlowDevice(Behaviour):
         return _Slow(trainer, self.factor) if draw(0).random() < self.share else trainer
 
 
-BEHAVIOURS: Mapping[str, type[Behaviour]] = {
-    "honest": Behaviour,
-    "label-flip": LabelFlip,
-    "label-noise": LabelNoise,
-    "quantity-skew": QuantitySkew,
-    "label-skew": LabelSkew,
-    "local-epochs": LocalEpochs,
-    "gaussian-update": GaussianUpdate,
-    "scaled-update": ScaledUpdate,
-    "sign-flip": SignFlip,
-    "stale-model": StaleModel,
-    "dropout": Dropout,
-    "slow-device": SlowDevice,
-}
+BEHAVIOURS = Registry(
+    "behaviours",
+    {
+        "honest": Behaviour,
+        "label-flip": LabelFlip,
+        "label-noise": LabelNoise,
+        "quantity-skew": QuantitySkew,
+        "label-skew": LabelSkew,
+        "local-epochs": LocalEpochs,
+        "gaussian-update": GaussianUpdate,
+        "scaled-update": ScaledUpdate,
+        "sign-flip": SignFlip,
+        "stale-model": StaleModel,
+        "dropout": Dropout,
+        "slow-device": SlowDevice,
+    },
+    base="pausefl.population.behaviours:Behaviour",
+)
 
 
 class BehaviourChain:
