@@ -101,7 +101,7 @@ MISTAKES = [
     ("latency.signal=rtt", "latency.signal = 'rtt'", "'round_trip' or 'communication'"),
     ("latency.delay.kind=some", 'latency.delay.kind = "some"', "one of none, constant, normal"),
     ("workload.partition=x", 'workload.partition = "x"', "must be one of iid"),
-    ("workload.optimizer=x", "workload.optimizer = 'x'", "'adam' or 'sgd'"),
+    ("workload.optimizer=x", 'workload.optimizer = "x"', "must be one of adam, sgd, adamw"),
     ("workload.device=gpu", "workload.device = 'gpu'", "'auto', 'cpu' or 'cuda'"),
     ("selection.policy=pauze", 'selection.policy = "pauze"', "did you mean pause"),
     ("selection.policy=zzz", 'selection.policy = "zzz"', "pause, pause-brute, sa-pause, genie"),

@@ -9,7 +9,7 @@ from pausefl.population.behaviours import BEHAVIOURS
 from pausefl.population.simulated_drifts import DRIFTS
 from pausefl_client.data.datasets import DATASETS
 from pausefl_client.data.partition import PARTITIONERS
-from pausefl_client.registries import MODELS
+from pausefl_client.registries import MODELS, OPTIMIZERS, SCHEDULES, TRAINING_METHODS
 from pausefl_process.registry import Registry
 from pausefl_server.selection import POLICIES
 
@@ -18,6 +18,9 @@ REGISTRIES: tuple[Registry, ...] = (
     DATASETS,
     PARTITIONERS,
     MODELS,
+    TRAINING_METHODS,
+    OPTIMIZERS,
+    SCHEDULES,
     DELAYS,
     BEHAVIOURS,
     AVAILABILITIES,

@@ -52,6 +52,11 @@ class Registry(Mapping[str, Any]):
             return self[name]
         return self._checked(self._imported(self.code_of(name) or self._unknown(name, key), name, key), name, key)
 
+    def check_name(self, name: str, key: str) -> None:
+        """ConfigError as from `find` for a name that stands for nothing; imports nothing."""
+        if not (name in self.built_in or self.code_of(name)):
+            self._unknown(name, key)
+
     def code_of(self, name: str) -> str:
         """The "module:name" that a name not built in stands for; empty where it stands for nothing."""
         if ":" in name:

@@ -15,12 +15,14 @@ import numpy.typing as npt
 
 from pausefl_client.data.cache import FILES, cached_folder
 from pausefl_client.data.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
+from pausefl_client.data.tasks import Task
 from pausefl_process.registry import Registry
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
 Labels = npt.NDArray[np.int64]
+Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 DIGITS_VALIDATION_EXAMPLES = 297
 DIGITS_TEST_EXAMPLES = 300
@@ -34,14 +36,16 @@ class Examples:
 
     inputs: Inputs
     """(n, channels, height, width) uint8 images in 0..255, (n, words) int32 tokens, or (n, ...) float32 features."""
-    labels: Labels
-    """(n,) int64 in [0, classes)."""
+    labels: Targets
+    """(n,) int64 in [0, classes). With a task: (n, tokens) int64, or (n,) or (n, outputs) float32."""
     owners: Labels | None = None
     """(n,) int64, whose each example is, where that is known: a person or a device, by any numbers."""
 
     def __post_init__(self) -> None:
-        if self.inputs.dtype not in (np.uint8, np.float32, np.int32) or self.labels.dtype != np.int64:
-            raise ConfigError(f"{_KEY}: inputs must be uint8, int32 or float32 and labels int64")
+        if self.inputs.dtype not in (np.uint8, np.float32, np.int32):
+            raise ConfigError(f"{_KEY}: inputs must be uint8, int32 or float32")
+        if self.labels.dtype not in (np.int64, np.float32):
+            raise ConfigError(f"{_KEY}: labels must be int64, or float32 targets")
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
         if self.owners is not None and (self.owners.dtype != np.int64 or len(self.owners) != len(self.labels)):
@@ -49,6 +53,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each example has a class, by which it can be counted and dealt out."""
+        return self.labels.ndim == 1 and self.labels.dtype == np.int64
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
         """A copy of the given rows, in memory."""
@@ -58,13 +67,20 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification task. `validation` is held-out training data: the best model is chosen on it, not on `test`."""
+    """What is learned. `validation` is held-out training data: the best model is chosen on it, not on `test`."""
 
     name: str
     train: Examples
     validation: Examples
     test: Examples
     classes: int
+    """How many outputs a model has for each thing it predicts; without a task, the classes."""
+    task: Task | None = None
+    """None: classification of whole examples, by cross-entropy."""
+
+    def __post_init__(self) -> None:
+        if self.task is None and not self.train.has_classes:
+            raise ConfigError(f'{_KEY}: "{self.name}" has no class for each example, so it needs a task')
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from pausefl_client.data.datasets import Targets
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.draws import generator
@@ -35,7 +36,7 @@ class Partitioner(Protocol):
 
 def partition(
     partitioner: Partitioner,
-    labels: IntArray,
+    labels: Targets,
     *,
     clients: int,
     classes: int,
@@ -44,11 +45,16 @@ def partition(
 ) -> list[IntArray]:
     """The rows of each client, sorted; no row goes to two clients and every client gets at least one.
 
-    `labels` is (n,) int64 in [0, classes), `owners` (n,) int64. ConfigError if it cannot be done.
+    `labels` is (n,) int64 in [0, classes), `owners` (n,) int64. Examples without classes count as of one class, for
+    partitioners that can do without. ConfigError if it cannot be done.
     """
-    if not 1 <= clients <= labels.size:
-        raise ConfigError(f"clients.count = {clients}: must be from 1 to the {labels.size} training examples")
-    dealt = Dealt(labels, classes, clients, owners)
+    if not 1 <= clients <= len(labels):
+        raise ConfigError(f"clients.count = {clients}: must be from 1 to the {len(labels)} training examples")
+    if labels.ndim != 1 or labels.dtype != np.int64:
+        if getattr(partitioner, "needs_classes", False):
+            raise ConfigError(f"{_KEY}: deals out by class, and the examples of workload.dataset have none")
+        labels, classes = np.zeros(len(labels), np.int64), 1
+    dealt = Dealt(labels.astype(np.int64, copy=False), classes, clients, owners)
     stream = getattr(partitioner, "stream", type(partitioner).__name__)
     parts = [np.sort(rows) for rows in partitioner.deal(dealt, generator(seed, "partition", stream))]
     _check(parts, dealt)
@@ -82,6 +88,7 @@ class DominantLabel:
     """Unequal sizes, and one dominant label a client (PAUSE v2, Section V)."""
 
     stream: ClassVar[str] = "dominant-label"
+    needs_classes: ClassVar[bool] = True
 
     concentration: float = 3.0
     """The clients' sizes are drawn from Dirichlet(concentration): the smaller, the more unequal."""
@@ -132,6 +139,7 @@ class LabelDirichlet:
     """
 
     stream: ClassVar[str] = "label-dirichlet"
+    needs_classes: ClassVar[bool] = True
 
     concentration: float = 0.5
     """Near 0: one label a client; the greater, the closer to equal shares at random. It is spread over the labels: of
@@ -167,6 +175,7 @@ class Shards:
     """
 
     stream: ClassVar[str] = "shards"
+    needs_classes: ClassVar[bool] = True
 
     per_client: int = 2
 

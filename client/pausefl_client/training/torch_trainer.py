@@ -7,11 +7,14 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding, holding_of
+from pausefl_client.data.tasks import Task
+from pausefl_client.training.method import Batch, TrainingMethod
 from pausefl_client.training.models import flatten, manifest_of, unflatten
+from pausefl_client.training.optimizers import LearningRates, make_optimizer
+from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -32,22 +35,26 @@ class TorchTrainer:
         client_id: str,
         holding: Holding | None = None,
         classes: int = 0,
+        task: Task | None = None,
+        method: TrainingMethod | None = None,
     ) -> None:
         """`holding` is that of the data before anything was done to them; that of `examples` unless given.
 
         `classes` is how many the task has, for `label_counts` to count those without examples here as well.
+        `task` is classification and `method` the plain one unless given; the method must be this client's own.
         """
         self.n_examples = len(examples)
-        self.label_counts = {
-            f"label_{c}": float(n) for c, n in enumerate(np.bincount(examples.labels, minlength=classes))
-        }
+        counts = np.bincount(examples.labels, minlength=classes) if examples.has_classes else ()
+        self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
         self.manifest = manifest_of(model)
         self.holding = holding or holding_of(examples, dealing="")
         self._model = model.to(device)
         self._inputs = torch.from_numpy(examples.inputs).to(device)
         self._labels = torch.from_numpy(examples.labels).to(device)
-        self._anchored: list[tuple[nn.Parameter, torch.Tensor]] = []  # with their values in the round's model
-        self._optimizer = _optimizer(settings, list(model.parameters()))
+        self._task = task or Classification()
+        self._method = method or TrainingMethod()
+        self._optimizer = self._method.optimizer(self._model, settings)
+        self._rates = LearningRates(settings) if settings.schedule else None
         self._settings = settings
         self._device = device
         self._seed = seed
@@ -62,26 +69,33 @@ class TorchTrainer:
         torch.manual_seed(int(rng.integers(2**63)))
         unflatten(self._model, theta)
         self._model.train()
-        self._set_anchors()
-        losses = [self._step(batch) for batch in self.batches(rng)]
+        self._set_rate(round)
+        self._method.begin_round(self._model, round)
+        batches = (Batch(normalise(self._inputs[rows]), self._labels[rows]) for rows in self.batches(rng))
+        losses = self._method.local_steps(self._model, self._optimizer, batches, self._task)
+        self._method.end_round(self._model)
         # Reading a value waits for a GPU.
         loss = float(torch.stack(losses).mean())
         return TrainingOutcome(flatten(self._model) - theta, loss)
 
     def state(self) -> bytes:
-        """The optimizer's state: Adam's moments and step counts; empty for SGD and before the first round."""
-        if not any(torch.is_tensor(value) for of_one in self._optimizer.state.values() for value in of_one.values()):
+        """The states of optimizer and method, such as Adam's moments; empty where there are none, as for plain SGD."""
+        of_method = dict(self._method.state())
+        of_optimizer = (value for of_one in self._optimizer.state.values() for value in of_one.values())
+        if not (of_method or any(torch.is_tensor(value) for value in of_optimizer)):
             return b""
         buffer = io.BytesIO()
-        torch.save(self._optimizer.state_dict(), buffer)
+        torch.save({**self._optimizer.state_dict(), "method": of_method}, buffer)
         return buffer.getvalue()
 
     def restore(self, state: bytes) -> None:
-        """Go on with the optimizer's state; empty: with a fresh one."""
-        self._optimizer = _optimizer(self._settings, list(self._model.parameters()))
-        if state:
-            # Read as tensors and numbers alone: no code is run, whatever the file holds.
-            self._optimizer.load_state_dict(torch.load(io.BytesIO(state), self._device, weights_only=True))
+        """Go on with these states; empty: with fresh ones."""
+        self._optimizer = self._method.optimizer(self._model, self._settings)
+        # Read as tensors and numbers alone: no code is run, whatever the file holds.
+        saved = torch.load(io.BytesIO(state), self._device, weights_only=True) if state else {}
+        self._method.restore(saved.pop("method", {}))
+        if saved:
+            self._optimizer.load_state_dict(saved)
 
     def batches(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         """Row indices of each step: all examples in a new order every epoch, `max_steps` batches at most."""
@@ -94,20 +108,10 @@ class TorchTrainer:
             start = step % per_epoch * settings.batch_size
             yield order[start : start + settings.batch_size]
 
-    def _step(self, batch: torch.Tensor) -> torch.Tensor:
-        loss = functional.cross_entropy(self._model(normalise(self._inputs[batch])), self._labels[batch])
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for parameter, anchor in self._anchored:
-            assert parameter.grad is not None
-            parameter.grad.add_(parameter.detach() - anchor, alpha=self._settings.proximal_mu)
-        self._optimizer.step()
-        return loss.detach()
-
-    def _set_anchors(self) -> None:
-        """FedProx pulls every parameter towards where it is now; nothing does with μ = 0."""
-        if self._settings.proximal_mu:
-            self._anchored = [(parameter, parameter.detach().clone()) for parameter in self._model.parameters()]
+    def _set_rate(self, round: int) -> None:
+        if self._rates is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._rates.at(round)
 
 
 def normalise(inputs: torch.Tensor) -> torch.Tensor:
@@ -139,10 +143,4 @@ def warm_up() -> None:
     parameter.grad = torch.zeros(1)
     with mock.patch.object(torch.cuda, "is_available", return_value=False):
         for optimizer in ("adam", "sgd"):
-            _optimizer(TrainingSettings(optimizer), [parameter]).step()
-
-
-def _optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True)
-    return torch.optim.SGD(parameters, lr=settings.learning_rate, fused=True)
+            make_optimizer(TrainingSettings(optimizer), [parameter]).step()

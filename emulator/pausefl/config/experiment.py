@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from pausefl.config.base import TomlTable
-from pausefl.config.client_records import check_privacy, partitioner_of, tls_of, training_of
+from pausefl.config.client_records import check_names, check_privacy, partitioner_of, tls_of
 from pausefl.config.groups import check_groups, presence_of
 from pausefl.config.links import LatencyTable, LinkPlan, check_access_points, check_netem, plan_links
 from pausefl.config.tables import (
@@ -142,7 +142,7 @@ def check(experiment: Experiment) -> None:
     check_groups(experiment.groups)
     presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     check_privacy(experiment.privacy)
-    training_of(experiment.workload)
+    check_names(experiment.workload)
     partitioner_of(experiment.workload)
     tls_of(experiment.tls)
     host, _, port = (address := experiment.evaluation.address).rpartition(":")

@@ -111,8 +111,16 @@ class WorkloadTable(TomlTable):
     """Training examples over all clients; none: all there are."""
     partition: str | dict[str, Any] = "iid"
     """How training examples are dealt out, by `kind` (pausefl_client.data.partition); a kind alone has its defaults."""
-    optimizer: Literal["adam", "sgd"] = "adam"
+    training: str | dict[str, Any] = "plain"
+    """How a client trains in a round, by `kind` (pausefl_client.training.method)."""
+    optimizer: str = "adam"
+    """One of torch.optim in lower case, or "module:name"."""
+    optimizer_options: dict[str, Any] = Field(default={})
+    """What else the optimizer is made with, such as { weight_decay = 0.01 }."""
     learning_rate: float = 0.01
+    schedule: dict[str, Any] = Field(default={})
+    """How the learning rate changes from round to round, by `kind`, as { kind = "cosine", T_max = 100 }; constant,
+    unless said."""
     batch_size: int = 20
     epochs: int = 1
     max_steps: int | None = 100

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from pausefl.config.client_records import tls_of, training_of
+from pausefl.config.client_records import method_of, tls_of, training_of
 from pausefl.config.experiment import Experiment
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
@@ -164,7 +164,7 @@ async def _serve(
             subset_examples=experiment.evaluation.subset,
         )
     with told_in_one_line(w, "one training step and one evaluation before round 1"):
-        evaluator.rehearse(training_of(w))
+        evaluator.rehearse(training_of(w), method_of(w))
     server, ended = EvaluatorServer(evaluator, experiment.evaluated_workload, tls), asyncio.Event()
     for number in ended_by:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

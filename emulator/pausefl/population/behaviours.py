@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSe
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 
 Draw = Callable[[int], np.random.Generator]
@@ -29,6 +30,9 @@ Draw = Callable[[int], np.random.Generator]
 @dataclass(frozen=True)
 class Behaviour:
     """Honest: changes nothing. Behaviours override what they change."""
+
+    needs_classes: ClassVar[bool] = False
+    """True for those that change examples by their class."""
 
     def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:  # noqa: ARG002
         """The client's training examples, of `classes` labels in all."""
@@ -47,6 +51,8 @@ class Behaviour:
 class LabelFlip(Behaviour):
     """Every label y becomes (y + 1) mod classes."""
 
+    needs_classes: ClassVar[bool] = True
+
     def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:  # noqa: ARG002
         """The same inputs under the next label."""
         return replace(examples, labels=(examples.labels + 1) % classes)
@@ -55,6 +61,8 @@ class LabelFlip(Behaviour):
 @dataclass(frozen=True)
 class LabelNoise(Behaviour):
     """Each label is replaced, with probability `share`, by one drawn uniformly from all."""
+
+    needs_classes: ClassVar[bool] = True
 
     share: float = 0.5
 
@@ -72,6 +80,8 @@ class LabelNoise(Behaviour):
 class QuantitySkew(Behaviour):
     """Of each label the client has a share of its examples only, drawn uniformly from [least_share, 1]."""
 
+    needs_classes: ClassVar[bool] = True
+
     least_share: float = 0.0
 
     def __post_init__(self) -> None:
@@ -86,6 +96,8 @@ class QuantitySkew(Behaviour):
 @dataclass(frozen=True)
 class LabelSkew(Behaviour):
     """The client's labels have proportions q ~ Dirichlet(concentration), as far as its examples go."""
+
+    needs_classes: ClassVar[bool] = True
 
     concentration: float = 0.5
 
@@ -242,6 +254,9 @@ class BehaviourChain:
     def examples(self, examples: Examples, classes: int) -> Examples:
         """The examples the client trains on."""
         for behaviour, draw in self._links:
+            if behaviour.needs_classes and not examples.has_classes:
+                name = type(behaviour).__name__
+                raise ConfigError(f"clients.groups: {name} needs a class for each example; workload.dataset has none")
             examples = behaviour.examples(examples, classes, draw)
         return examples
 

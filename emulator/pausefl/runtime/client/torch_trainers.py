@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pausefl.config.client_records import partitioner_of
+from pausefl.config.client_records import method_of, partitioner_of
 from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl_client.data.datasets import load_dataset
@@ -53,6 +53,8 @@ def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[s
             client_id=client_id,
             holding=holding_of(held, dealing),
             classes=data.classes,
+            task=data.task,
+            method=method_of(w),
         )
         return chain.trainer(trainer)
 
