@@ -11,6 +11,8 @@ from pausefl_client.data.datasets import DATASETS
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import MODELS, OPTIMIZERS, SCHEDULES, TRAINING_METHODS
 from pausefl_process.registry import Registry
+from pausefl_server.model.aggregation import RULES
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS
 from pausefl_server.selection import POLICIES
 
 REGISTRIES: tuple[Registry, ...] = (
@@ -21,6 +23,8 @@ REGISTRIES: tuple[Registry, ...] = (
     TRAINING_METHODS,
     OPTIMIZERS,
     SCHEDULES,
+    RULES,
+    SERVER_OPTIMIZERS,
     DELAYS,
     BEHAVIOURS,
     AVAILABILITIES,

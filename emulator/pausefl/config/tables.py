@@ -1,8 +1,8 @@
 """The tables of an experiment's TOML file, key by key, with their defaults."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from pausefl.config.base import Count, NonNegative, Port, Positive, Share, TomlTable
 from pausefl_client.privacy.mechanism import Sampler
@@ -133,20 +133,38 @@ class WorkloadTable(TomlTable):
     """Processor time a round costs with the synthetic model."""
 
 
+OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
+
+
 class OptimizerTable(TomlTable):
     """How the server turns a round's update into the next model (pausefl_server.model.optimizers)."""
 
-    kind: Literal["sgd", "fedavgm", "fedadam", "fedyogi"] = "sgd"
+    kind: OptimizerName = "sgd"
     learning_rate: float = 1.0
     beta_1: float = 0.9
     beta_2: float = 0.99
     tau: float = 1e-3
 
 
+class KindTable(BaseModel):
+    """A `kind` of one's own, or of an installed package, and its parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    kind: str
+
+
+def _optimizer_tag(value: Any) -> str:
+    kind = value.get("kind", "sgd") if isinstance(value, dict) else getattr(value, "kind", "sgd")
+    is_own = isinstance(kind, str) and kind not in get_args(OptimizerName)
+    return "literal[own]" if is_own else "literal[built-in]"  # errors name keys without what is in brackets
+
+
 class AggregationTable(TomlTable):
     """How the server combines a round's updates (pausefl_server.model.aggregation)."""
 
-    rule: Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"] = "fedavg"
+    rule: str | dict[str, Any] = "fedavg"
+    """A rule by its name, or one of your own with parameters, by `kind`."""
     harmful: int = 1
     """How many updates of a round trimmed-mean, krum and multi-krum are to withstand."""
     clip_norm: float | None = None
@@ -155,7 +173,10 @@ class AggregationTable(TomlTable):
     """The greatest share of a round's average, and of the data in PAUSE's g, that one client has; 1: no limit."""
     norm_limit: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """An update whose L2 norm exceeds so many times the median of its round's is rejected; none: none is."""
-    optimizer: OptimizerTable = OptimizerTable()
+    optimizer: Annotated[
+        Annotated[OptimizerTable, Tag("literal[built-in]")] | Annotated[KindTable, Tag("literal[own]")],
+        Discriminator(_optimizer_tag),
+    ] = OptimizerTable()
 
 
 class EvaluationTable(TomlTable):
