@@ -127,7 +127,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _sweep(options: argparse.Namespace) -> None:
     from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
-    from pausefl.config.toml_source import read_source
+    from pausefl.config.toml_source import resolved_source
     from pausefl.runtime.run_dir import new_run_dir
 
     console = Console()
@@ -137,7 +137,7 @@ def _sweep(options: argparse.Namespace) -> None:
         sweep = resume_sweep(Path(options.resume), _shower(console))
     else:
         grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{_name(options)}", options.run_dir)
-        sweep = run_sweep(read_source(options.config), grid, _seeds(options), folder, _shower(console))
+        sweep = run_sweep(resolved_source(options.config), grid, _seeds(options), folder, _shower(console))
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)

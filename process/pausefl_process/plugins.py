@@ -5,9 +5,12 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from pausefl_proto.errors import PauseflError
 
 # Errors are seldom made where a library raises them: the code that called it is what a user can change.
 _OURS = frozenset({"pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server"})
@@ -24,6 +27,11 @@ def imported(name: str) -> Any:
         raise ValueError(in_one_line(error) + _in_parentheses(where_raised(error))) from error
 
 
+def is_library(package: str, file: str) -> bool:
+    """Whether a top-level package is Python's, ours, or installed: every process of a run can import it."""
+    return package in _OURS | sys.stdlib_module_names or file.startswith(_INSTALLED)
+
+
 def in_one_line(error: BaseException) -> str:
     """An error as the last line of its traceback says it, whose message may have several lines."""
     said = " ".join(str(error).split())
@@ -33,6 +41,22 @@ def in_one_line(error: BaseException) -> str:
 def with_place(error: BaseException, names: Iterable[str] = ()) -> str:
     """An error in one line, and in parentheses FILE:LINE of the code a user brought, where it comes from there."""
     return in_one_line(error) + _in_parentheses(where_raised(error, names))
+
+
+@contextmanager
+def errors_of_own_code() -> Iterator[None]:
+    """Turn an error from code that a user brought into a PauseflError of one line, with its FILE:LINE."""
+    try:
+        yield
+    except PauseflError:
+        raise
+    except Exception as error:
+        leaf: BaseException = error
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        if isinstance(leaf, PauseflError) or not where_raised(leaf):
+            raise
+        raise PauseflError(with_place(leaf)) from error
 
 
 def where_raised(error: BaseException, names: Iterable[str] = ()) -> str:

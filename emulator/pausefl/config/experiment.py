@@ -28,7 +28,7 @@ from pausefl.config.tables import (
     TlsTable,
     WorkloadTable,
 )
-from pausefl.config.toml_source import Overrides, document_of, is_file, naming, read_source
+from pausefl.config.toml_source import Overrides, document_of, import_from, is_file, naming, read_source
 from pausefl.config.validation import as_json, explain, unknown_key
 from pausefl.delays import Delay
 from pausefl_proto.errors import ConfigError
@@ -132,6 +132,7 @@ def parse_experiment(text: str, overrides: Overrides = (), file: str = "") -> Ex
             experiment = Experiment.model_validate_json(as_json(document))
         except ValidationError as error:
             raise ConfigError(explain(error, Experiment)) from None
+        import_from(experiment.experiment.python_path)
         check(experiment)
     return experiment
 

@@ -13,6 +13,9 @@ class ExperimentTable(TomlTable):
 
     rounds: Count = 100
     seed: Annotated[int, Field(ge=0)] = 1
+    python_path: tuple[str, ...] = ()
+    """Folders in which "module:name" is looked for after Python's own, relative to the experiment file; the file's own
+    folder unless said."""
 
 
 class ClientGroup(TomlTable):

@@ -76,7 +76,7 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     if (run_dir / "run.db").exists():
         if not resume:
             _refuse_run_in(run_dir)
-        if stored_experiment(run_dir) != experiment:
+        if _without_places(stored_experiment(run_dir)) != _without_places(experiment):
             raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment, see its config.toml")
         text = (run_dir / "config.toml").read_bytes()
     else:
@@ -85,6 +85,12 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     with closing(Store(run_dir / "run.db")) as store:  # which finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
             store.set_meta(_CONFIG_DIGEST, _digest(text))
+
+
+def _without_places(experiment: Experiment) -> Experiment:
+    """The same wherever its file and the code it names lie."""
+    table = experiment.experiment.model_copy(update={"python_path": ()})
+    return experiment.model_copy(update={"experiment": table})
 
 
 def _refuse_run_in(run_dir: Path) -> None:

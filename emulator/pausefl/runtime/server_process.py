@@ -29,6 +29,7 @@ from pausefl_process.lifetime import (
     keep_freed_memory,
     write_output_to,
 )
+from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 from pausefl_server.model.norm_bound import NormBound
@@ -57,7 +58,7 @@ def run_server_process(
     try:
         serve_experiment(experiment, run_dir, events.send, back_to)
     except PauseflError as error:
-        log.error("%s", error)
+        log.error("%s", error, exc_info=error.__cause__)
         events.send(Failed(str(error), isinstance(error, ConfigError)))
     else:
         events.send(Done())
@@ -70,7 +71,7 @@ def serve_experiment(experiment: Experiment, run_dir: Path, report: Report, back
 
     ConfigError for bad input, PauseflError for a run that failed.
     """
-    with first_error():
+    with errors_of_own_code(), first_error():
         return asyncio.run(_serve(experiment, run_dir, report, back_to))
 
 
