@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from pausefl.config.base import Count, NonNegative, Port, Positive, Share, TomlTable
 from pausefl_client.privacy.mechanism import Sampler
@@ -180,6 +180,11 @@ class AggregationTable(TomlTable):
         Annotated[OptimizerTable, Tag("literal[built-in]")] | Annotated[KindTable, Tag("literal[own]")],
         Discriminator(_optimizer_tag),
     ] = OptimizerTable()
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
 
 class EvaluationTable(TomlTable):
