@@ -15,7 +15,7 @@ from pausefl.config.experiment import parse_experiment
 from pausefl.evaluator.model import Evaluator
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset
 from pausefl_client.data.partition import PARTITIONERS, partition
-from pausefl_client.data.tasks import Task
+from pausefl_client.data.tasks import LearningTask
 from pausefl_client.registries import OPTIMIZERS, SCHEDULES, TRAINING_METHODS
 from pausefl_client.training.method import Batch, TrainingMethod
 from pausefl_client.training.models import build_model, flatten
@@ -194,7 +194,7 @@ def test_a_method_of_ones_own_replaces_loss_optimizer_and_loop() -> None:
         def optimizer(self, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
             return torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
 
-        def loss(self, model: nn.Module, batch: Batch, task: Task) -> torch.Tensor:
+        def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
             return super().loss(model, batch, task) / 2
 
     one_step = TrainingSettings("sgd", 0.1, batch_size=len(EXAMPLES))

@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from pausefl_client.data.cache import FILES, cached_folder
 from pausefl_client.data.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
-from pausefl_client.data.tasks import Task
+from pausefl_client.data.tasks import LearningTask
 from pausefl_process.registry import Registry
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
 Labels = npt.NDArray[np.int64]
-Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+TargetArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 DIGITS_VALIDATION_EXAMPLES = 297
 DIGITS_TEST_EXAMPLES = 300
@@ -36,7 +36,7 @@ class Examples:
 
     inputs: Inputs
     """(n, channels, height, width) uint8 images in 0..255, (n, words) int32 tokens, or (n, ...) float32 features."""
-    labels: Targets
+    labels: TargetArray
     """(n,) int64 in [0, classes). With a task: (n, tokens) int64, or (n,) or (n, outputs) float32."""
     owners: Labels | None = None
     """(n,) int64, whose each example is, where that is known: a person or a device, by any numbers."""
@@ -75,7 +75,7 @@ class Dataset:
     test: Examples
     classes: int
     """How many outputs a model has for each thing it predicts; without a task, the classes."""
-    task: Task | None = None
+    task: LearningTask | None = None
     """None: classification of whole examples, by cross-entropy."""
 
     def __post_init__(self) -> None:

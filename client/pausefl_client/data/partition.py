@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from pausefl_client.data.datasets import Targets
+from pausefl_client.data.datasets import TargetArray
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.draws import generator
@@ -36,7 +36,7 @@ class Partitioner(Protocol):
 
 def partition(
     partitioner: Partitioner,
-    labels: Targets,
+    labels: TargetArray,
     *,
     clients: int,
     classes: int,

@@ -6,7 +6,7 @@ if TYPE_CHECKING:  # a client with a synthetic model needs no torch
     import torch
 
 
-class Task(Protocol):
+class LearningTask(Protocol):
     """The task of a data set. `pausefl_client.training.tasks` has classification and regression."""
 
     def loss(self, outputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":

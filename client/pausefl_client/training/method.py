@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from pausefl_client.data.tasks import Task
+from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.optimizers import make_optimizer
 from pausefl_client.training.trainer import TrainingSettings
 
@@ -34,7 +34,7 @@ class TrainingMethod:
     def begin_round(self, model: nn.Module, round: int) -> None:
         """Prepare for a round; `model` holds θ, the server's model."""
 
-    def loss(self, model: nn.Module, batch: Batch, task: Task) -> torch.Tensor:
+    def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
         """The loss to be differentiated."""
         return task.loss(model(batch.inputs), batch.targets)
 
@@ -42,12 +42,14 @@ class TrainingMethod:
         """Change the gradients between the backward pass and the optimizer's step."""
 
     def local_steps(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], task: Task
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], task: LearningTask
     ) -> list[torch.Tensor]:
         """Train on the round's batches and return the loss of each step, detached."""
         return [self.step(model, optimizer, batch, task) for batch in batches]
 
-    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, task: Task) -> torch.Tensor:
+    def step(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, task: LearningTask
+    ) -> torch.Tensor:
         """Take one step and return its loss, detached."""
         loss = self.loss(model, batch, task)
         optimizer.zero_grad()

@@ -10,7 +10,7 @@ from torch import nn
 
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding, holding_of
-from pausefl_client.data.tasks import Task
+from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.method import Batch, TrainingMethod
 from pausefl_client.training.models import flatten, manifest_of, unflatten
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
@@ -35,7 +35,7 @@ class TorchTrainer:
         client_id: str,
         holding: Holding | None = None,
         classes: int = 0,
-        task: Task | None = None,
+        task: LearningTask | None = None,
         method: TrainingMethod | None = None,
     ) -> None:
         """`holding` is that of the data before anything was done to them; that of `examples` unless given.

@@ -136,13 +136,13 @@ class WorkloadTable(TomlTable):
     """Processor time a round costs with the synthetic model."""
 
 
-OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
+BuiltInOptimizer = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
 
 
 class OptimizerTable(TomlTable):
     """How the server turns a round's update into the next model (pausefl_server.model.optimizers)."""
 
-    kind: OptimizerName = "sgd"
+    kind: BuiltInOptimizer = "sgd"
     learning_rate: float = 1.0
     beta_1: float = 0.9
     beta_2: float = 0.99
@@ -159,7 +159,7 @@ class KindTable(BaseModel):
 
 def _optimizer_tag(value: Any) -> str:
     kind = value.get("kind", "sgd") if isinstance(value, dict) else getattr(value, "kind", "sgd")
-    is_own = isinstance(kind, str) and kind not in get_args(OptimizerName)
+    is_own = isinstance(kind, str) and kind not in get_args(BuiltInOptimizer)
     return "literal[own]" if is_own else "literal[built-in]"  # errors name keys without what is in brackets
 
 
