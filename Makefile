@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-pythons test-crash test-containers mutants lint proto format clean up down logs images results wheelhouse
+.PHONY: demo test docs test-pythons test-crash test-containers mutants lint proto format clean up down logs images results wheelhouse
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -46,6 +46,11 @@ lint: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_stubs.py
 	$(BIN)/python tests/check_manifests.py
+
+# The documents as pages in build/docs; a broken link or anchor is an error.
+docs: $(READY)
+	$(BIN)/python docs/stage_site.py build/docs-source
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --mypy_out=proto \

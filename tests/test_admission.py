@@ -13,12 +13,13 @@ import pytest
 
 from pausefl.certificates import make_certificates
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.server_process import serve_experiment
+from pausefl.runtime.server.plan import server_plan
 from pausefl_client.transport import connect
 from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.client_actor import UpdateLimits
 from pausefl_server.connections.reception import MAX_HELLO_BYTES
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.rounds.admission import Admission
@@ -44,7 +45,7 @@ async def listening(tls: Tls | None = None, **options: Any) -> AsyncIterator[int
     """A server's port."""
     coordinator = OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    server = FederationServer(coordinator, SIZE, tls, **options)  # type: ignore[arg-type]
+    server = FederationServer(coordinator, UpdateLimits(SIZE), tls, **options)  # type: ignore[arg-type]
     try:
         yield await server.start("127.0.0.1", 0)
     finally:
@@ -192,9 +193,8 @@ host = "0.0.0.0"
 
 
 @pytest.mark.parametrize("more", ["", "[tls]\n{tls}", "[admission]\ntokens = '{files}/tokens.txt'"])
-def test_a_server_that_others_can_reach_needs_tls_and_admission(files: Path, tmp_path: Path, more: str) -> None:
+def test_a_server_that_others_can_reach_needs_tls_and_admission(files: Path, more: str) -> None:
     tls = f"certificate = '{files}/server.pem'\nkey = '{files}/server.key'\nca = '{files}/ca.pem'"
     experiment = parse_experiment(OPEN + more.format(files=files, tls=tls))
     with pytest.raises(ConfigError, match=r'server\.host = "0\.0\.0\.0": other machines can reach it'):
-        serve_experiment(experiment, tmp_path, lambda _: None)
-    assert not list(tmp_path.iterdir())
+        server_plan(experiment, "run")

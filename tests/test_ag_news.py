@@ -19,7 +19,7 @@ from pausefl_client.data.datasets import Dataset, Examples, load_dataset, split_
 from pausefl_client.data.formats import read_ag_news
 from pausefl_client.data.text import hashed_tokens
 from pausefl_client.training.models import build_model, flatten
-from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 
@@ -142,10 +142,10 @@ def test_words_are_hidden_while_it_trains_but_never_all_of_a_text() -> None:
     model = build_model("fedts_agnews", (3,), 4, seed=1, has_tokens=True)
     tokens = torch.tensor([[5, 6, 7]]).repeat(200, 1)
     with torch.no_grad():
-        training, judging = model(tokens), model.eval()(tokens)
+        training, evaluating = model(tokens), model.eval()(tokens)
     assert torch.isfinite(training).all()
     assert len(training.round(decimals=5).unique(dim=0)) == 4
-    assert len(judging.round(decimals=5).unique(dim=0)) == 1
+    assert len(evaluating.round(decimals=5).unique(dim=0)) == 1
 
 
 def train(news: Dataset, rows: int, epochs: int) -> float:
@@ -153,7 +153,7 @@ def train(news: Dataset, rows: int, epochs: int) -> float:
     evaluator = Evaluator("ag-news", "fedts_agnews", seed=1)
     trainer = TorchTrainer(
         build_model("fedts_agnews", news.input_shape, 4, 1, has_tokens=True),
-        news.train.take(np.arange(rows)),
+        LocalData(news.train.take(np.arange(rows))),
         TrainingSettings("sgd", 0.03, 20, epochs, None),
         device=torch.device("cpu"),
         seed=1,

@@ -23,6 +23,7 @@ from pausefl_proto.actor import Actor, ActorStopped
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
+from pausefl_server.connections.client_actor import UpdateLimits
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.coordinator import Coordinator
@@ -198,7 +199,7 @@ async def test_a_client_that_vanishes_between_hello_and_welcome_is_lost_like_any
     coordinator = SlowCoordinator()
     async with asyncio.TaskGroup() as group:
         group.create_task(coordinator.run())
-        server = FederationServer(coordinator, SIZE)  # type: ignore[arg-type]
+        server = FederationServer(coordinator, UpdateLimits(SIZE))  # type: ignore[arg-type]
         port = await server.start("127.0.0.1", 0)
         async with raw_stream(port) as call:
             await call.write(hello("shy"))
@@ -258,7 +259,7 @@ async def test_an_evaluator_that_is_lost_is_waited_for_at_the_end_of_a_whole_run
     assert asked == [*([] if stopped else [(True, False)] * 2), (True, not stopped), (False, False)]
 
 
-async def test_a_second_kind_of_signal_does_not_break_off_the_last_judgement(tmp_path: Path) -> None:
+async def test_a_second_kind_of_signal_does_not_break_off_the_last_evaluation(tmp_path: Path) -> None:
     """One Ctrl-C: SIGINT from the terminal, SIGTERM from whoever started the server."""
 
     async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:

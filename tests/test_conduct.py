@@ -7,7 +7,7 @@ import pytest
 
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.connections.client_actor import ClientActor, UpdateLimits
 from pausefl_server.connections.conduct import AbuseError, Conduct
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
@@ -17,7 +17,7 @@ async def test_a_client_whose_streams_always_end_in_garbage_has_to_rest() -> Non
     rig = ClientActorRig()
     conduct = Conduct(rig.clock)
     for _ in range(9):
-        actor = ClientActor("client-1", rig.stream, rig.coordinator, 5, rig.clock, conduct=conduct)
+        actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, conduct=conduct)
         rig.stream.give(b"\xff\xff\xff")
         with pytest.raises((DamageError, AbuseError)) as caught:
             await actor.listen()
@@ -29,7 +29,7 @@ async def test_a_client_that_sends_too_much_that_is_rejected_rests_longer_each_t
     running = asyncio.ensure_future(rig.coordinator.run())
     conduct, rests_s = Conduct(rig.clock), []
     for _ in range(12):
-        actor = ClientActor("client-1", rig.stream, rig.coordinator, 5, rig.clock, conduct=conduct)
+        actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, conduct=conduct)
         for _ in range(9):
             rig.stream.give(upload(vector(5))[0])
         with pytest.raises(AbuseError, match="which it was not asked for now, once too often: rests for"):

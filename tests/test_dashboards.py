@@ -288,7 +288,7 @@ def test_every_query_and_recorded_rule_finds_data(prometheus: Prometheus) -> Non
     chosen = choose(prometheus)
     for expr in expressions().values():
         promql_parser.parse(substituted(expr, chosen))
-    # Rates want a few scrapes to go by, accuracies a model that was judged.
+    # Rates want a few scrapes to go by, accuracies a model that was evaluated.
     until = time.monotonic() + 60
     while (empty := without_data(prometheus, chosen)) and time.monotonic() < until:
         time.sleep(0.25)

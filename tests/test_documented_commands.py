@@ -21,17 +21,21 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *(ROOT / "docs").glob("*.md"),
     *(ROOT / "deploy").glob("*.md"),
 ]
 ASSIGNMENT = re.compile(r"[A-Z_]+=")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
     """The words of every `pausefl` and `make` in fenced blocks, without what a shell does with them."""
-    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    for language, block in FENCED.findall(text):
+        if language not in {"", "sh", "bash", "console"}:
+            continue
         without_substitutions = re.sub(r"\$\([^)]*\)", "", block)
-        for line in without_substitutions.replace("\\\n", " ").splitlines():
+        for line in re.split(r"\n|&&", without_substitutions.replace("\\\n", " ")):
             if not re.match(rf"\s*({ASSIGNMENT.pattern}\S*\s+)*(\.venv/bin/)?(pausefl|make)\s", line):
                 continue
             words = shlex.split(re.split(r"\s[|&>;]", line)[0], comments=True)
@@ -40,11 +44,20 @@ def command_lines(text: str) -> Iterator[list[str]]:
             yield [words[0].removeprefix(".venv/bin/"), *words[1:]]
 
 
+def mentions(text: str) -> Iterator[list[str]]:
+    """The words of every `pausefl` and `make` that a sentence names; names in capitals stand for what a user puts."""
+    for code in re.findall(r"`([^`]+)`", FENCED.sub("", text)):
+        words = [word for word in code.split() if not ASSIGNMENT.match(word)]
+        if len(words) > 1 and words[0] in {"pausefl", "make"}:
+            yield words
+
+
 DOCUMENTED = sorted(
     {(path.name, shlex.join(words)) for path in DOCUMENTS for words in command_lines(path.read_text("utf-8"))}
 )
 PAUSEFL = [case for case in DOCUMENTED if case[1].startswith("pausefl ")]
-MAKE = [case for case in DOCUMENTED if case[1].startswith("make ")]
+MENTIONED = sorted({(path.name, " ".join(words)) for path in DOCUMENTS for words in mentions(path.read_text("utf-8"))})
+MAKE = sorted({case for case in (*DOCUMENTED, *MENTIONED) if case[1].startswith("make ")})
 
 
 def check(options: argparse.Namespace) -> None:
@@ -74,6 +87,33 @@ def test_a_documented_command_is_one_that_pausefl_takes(document: str, line: str
     except SystemExit:
         pytest.fail(f"{document}: the parser refuses {line}")
     check(options)
+
+
+def check_mention(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """AssertionError where the command, one of its options, or the benchmark or preset it names does not exist."""
+    command, *arguments = line.split()[1:]
+    if command.startswith("-"):
+        return
+    with pytest.raises(SystemExit) as ended:
+        cli.parser().parse_args([command, "--help"])
+    assert ended.value.code == 0, f"there is no pausefl {command}"
+    known = re.findall(r"--[a-z-]+", capsys.readouterr().out)
+    for option in (argument for argument in arguments if argument.startswith("--")):
+        assert option.partition("=")[0] in known, f"pausefl {command} takes no {option}"
+    if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
+        assert arguments[0] in {*BENCHMARKS, *preset_names()}
+
+
+@pytest.mark.parametrize(("document", "line"), [case for case in MENTIONED if case[1].startswith("pausefl ")])
+def test_a_command_that_a_sentence_names_is_there(document: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    del document
+    check_mention(line, capsys)
+
+
+@pytest.mark.parametrize("line", ["pausefl runn", "pausefl run CONFIG --unknown", "pausefl bench speed --json"])
+def test_a_wrong_mention_is_found(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError):
+        check_mention(line, capsys)
 
 
 @pytest.mark.parametrize(("document", "line"), MAKE)

@@ -21,7 +21,8 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.evaluator.plan import EvaluatorConnection, evaluator_endpoint, evaluator_plan
 from pausefl.evaluator.process import find_evaluator, serve_evaluator
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_proto.errors import ConfigError, EvaluatorLost
@@ -306,10 +307,15 @@ def start(tmp_path: Path, authority: Authority) -> Iterator[Callable[..., Proces
         process.process.wait()
 
 
+def serve(experiment: Experiment) -> None:
+    """Serve an experiment's evaluator, as the command does."""
+    serve_evaluator(evaluator_plan(experiment), evaluator_endpoint(experiment), lambda _: pytest.fail("it serves"))
+
+
 def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"needs pip install .*evaluation\.address \(.*torch"):
-        serve_evaluator(parse_experiment(LEARNING), lambda _: pytest.fail("it serves"))
+        serve(parse_experiment(LEARNING))
 
 
 @pytest.mark.parametrize(
@@ -321,6 +327,7 @@ def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch
         ),
         ("workload.model=synthetic", 'workload.model = "synthetic": learns nothing that an evaluator could evaluate'),
         ("workload.dataset=mnist9", 'workload.dataset = "mnist9": must be one of'),
+        ("evaluation.host=0.0.0.0", 'evaluation.host = "0.0.0.0": other machines can reach it; set [tls] with a ca'),
         ("tls.ca=ca.pem", 'tls.ca = "ca.pem": a side that listens needs tls.certificate and tls.key as well'),
     ],
 )
@@ -332,14 +339,14 @@ def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monke
         port = taken.getsockname()[1]
         experiment = parse_experiment(LEARNING, [override.format(taken=port)])
         with pytest.raises(ConfigError) as error:
-            serve_evaluator(experiment, lambda _: pytest.fail("it serves"))
+            serve(experiment)
     assert str(error.value).startswith(message.format(taken=port))
 
 
 @pytest.mark.end_to_end
 async def test_the_servers_own_evaluator_is_started_again() -> None:
-    experiment = parse_experiment(LEARNING)
-    async with asyncio.timeout(60), find_evaluator(experiment, Said()) as evaluator:
+    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, patience_s=20.0)
+    async with asyncio.timeout(60), find_evaluator(plan, own, Said()) as evaluator:
         _, theta_0 = await evaluator.initial()
         before = await evaluator.evaluate(theta_0, subset=True, patient=False)
         (process,) = multiprocessing.active_children()

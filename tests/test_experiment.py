@@ -64,7 +64,7 @@ MISTAKES = [
     ("selection.pause.alpha=x", "selection.pause.alpha = 'x'", "valid number"),
     ("tls.ca=3", "tls.ca = 3", "valid string"),
     # what goes together
-    ("evaluation.address=judge", 'evaluation.address = "judge"', "HOST:PORT"),
+    ("evaluation.address=evaluator", 'evaluation.address = "evaluator"', "HOST:PORT"),
     ("evaluation.address=:50052", 'evaluation.address = ":50052"', "HOST:PORT"),
     ("tls.key=a.key", 'tls.key = "a.key"', "needs tls.certificate as well"),
     # ranges
@@ -166,7 +166,7 @@ def test_brute_force_is_refused_where_there_are_too_many_sets() -> None:
     assert selected_policy(parse("selection.policy=pause-brute").selection).m == 5
 
 
-def test_brute_force_is_judged_by_how_many_clients_there_are_at_once() -> None:
+def test_brute_force_is_bounded_by_how_many_clients_there_are_at_once() -> None:
     """Thirty in all, but ten in the first rounds, and twenty others after them."""
     groups = "[clients.groups.early]\ncount = 10\nleave_round = 5\n[clients.groups.late]\ncount = 20\njoin_round = {}\n"
     chosen = "selection.policy=pause-brute", "selection.m=10"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pausefl
-from pausefl.config.delay_laws import DELAYS
+from pausefl.config.delays.laws import DELAYS
 from pausefl.config.server_records import aggregation_of, optimizer_of
 from pausefl.delays import SampledDelay
 from pausefl.registries import REGISTRIES

@@ -156,11 +156,11 @@ def test_what_is_learnt_is_a_fold_over_the_log(policy: Policy) -> None:
 def test_drifts_are_small_up_to_the_mean_of_the_centroids() -> None:
     play = with_newcomers(FedTs(2)).rounds(3)
     play.select()
-    state = play.judged(relevant_0=1.0, relevant_1=3.0, poisoned_0=9.0, poisoned_1=11.0)
+    state = play.after_drifts(relevant_0=1.0, relevant_1=3.0, poisoned_0=9.0, poisoned_1=11.0)
     assert state.centroids == (2.0, 10.0)
     assert [play.posterior(i) for i in (*RELEVANT[:2], *POISONED[:2])] == [(2, 1), (2, 1), (1, 2), (1, 2)]
     # Started from (2, 10): 7 is nearer to 10.
-    play.judged(relevant_0=1.0, poisoned_0=7.0, poisoned_1=13.0)
+    play.after_drifts(relevant_0=1.0, poisoned_0=7.0, poisoned_1=13.0)
     assert play.state.centroids == (1.0, 10.0)
     assert [play.posterior(i) for i in (*RELEVANT[:2], *POISONED[:2])] == [(3, 1), (2, 1), (1, 3), (1, 3)]
 
@@ -169,7 +169,7 @@ def test_drifts_are_small_up_to_the_mean_of_the_centroids() -> None:
 def test_a_single_drift_or_a_single_cluster_is_a_success(drifts: dict[str, float]) -> None:
     play = with_newcomers(FedTs(2)).rounds(3)
     play.select()
-    play.judged(**drifts)
+    play.after_drifts(**drifts)
     assert {play.posterior(i.replace("_", "-")) for i in drifts} == {(2, 1)}
 
 
@@ -177,10 +177,10 @@ def test_after_an_empty_cluster_the_centroids_start_afresh() -> None:
     """Else a centroid that training has left behind would let everybody in for ever."""
     play = with_newcomers(FedTs(2)).rounds(3)
     play.select()
-    assert play.judged(relevant_0=1.0, poisoned_0=100.0).centroids == (1.0, 100.0)
-    assert play.judged(relevant_0=0.1, poisoned_0=10.0).centroids is None
+    assert play.after_drifts(relevant_0=1.0, poisoned_0=100.0).centroids == (1.0, 100.0)
+    assert play.after_drifts(relevant_0=0.1, poisoned_0=10.0).centroids is None
     assert play.posterior(POISONED[0]) == (2, 2)
-    assert play.judged(relevant_0=0.1, poisoned_0=10.0).centroids == (0.1, 10.0)
+    assert play.after_drifts(relevant_0=0.1, poisoned_0=10.0).centroids == (0.1, 10.0)
     assert play.posterior(POISONED[0]) == (2, 3)
 
 
@@ -217,16 +217,16 @@ def test_the_search_finds_the_number_of_relevant_newcomers() -> None:
 def test_two_means_lets_about_half_of_only_harmful_newcomers_in() -> None:
     """The known weakness of the printed rule: there always is a better half."""
     play = with_newcomers(FedTs(4, newcomer_share=1.0), POISONED).rounds(60)
-    judged = np.array([play.posterior(i) for i in POISONED]) - 1
-    assert 0.25 < judged[:, 0].sum() / judged.sum() < 0.75
+    rated = np.array([play.posterior(i) for i in POISONED]) - 1
+    assert 0.25 < rated[:, 0].sum() / rated.sum() < 0.75
     assert all("poisoned" in " ".join(admitted) for admitted in play.admitted[4:])
 
 
 def test_the_guard_keeps_harmful_newcomers_out_and_lets_relevant_ones_in() -> None:
     guarded = FedTs(4, newcomer_share=1.0, guard="leave-one-out")
     play = with_newcomers(guarded, POISONED).rounds(60)
-    judged = np.array([play.posterior(i) for i in POISONED]) - 1
-    assert judged[:, 0].sum() == 0
+    rated = np.array([play.posterior(i) for i in POISONED]) - 1
+    assert rated[:, 0].sum() == 0
     assert all(not i.startswith("poisoned") for admitted in play.admitted for i in admitted)
     assert all(len(admitted) == 4 for admitted in play.admitted)
     play = with_newcomers(guarded, RELEVANT).rounds(60)

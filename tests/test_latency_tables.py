@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl.config.delay_laws import DELAYS
+from pausefl.config.delays.laws import DELAYS
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.links import processes
 from pausefl.config.server_records import check_policies

@@ -1,6 +1,5 @@
 """deploy/kubernetes: its parts fit each other and the command line, and its two scripts do what they say."""
 
-import errno
 import functools
 import json
 import os
@@ -24,7 +23,7 @@ from pausefl.config.server_records import check_policies
 from pausefl_client.metrics import HostMetrics
 from pausefl_process.http_server import WebServer
 from rigs.authority import Authority
-from rigs.waiting import wait_for
+from rigs.waiting import wait_for, wait_until_unread
 
 KUBERNETES = Path(__file__).parent.parent / "deploy/kubernetes"
 OVERLAYS = ["laptop", "cluster", "gpu"]
@@ -279,21 +278,6 @@ def pod(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(tmp_path)}
 
 
-def _is_read(fifo: Path) -> bool:
-    try:
-        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return False
-    return True
-
-
-def wait_until_nobody_reads(fifo: Path) -> None:
-    """A process that was killed may take a moment to be gone."""
-    wait_for(lambda: not _is_read(fifo), f"nobody to read {fifo}")
-
-
 def test_a_part_that_is_over_is_waited_upon_and_not_played_again(tmp_path: Path, pod: dict[str, str]) -> None:
     note = ["sh", "-c", 'echo played >> "$TMPDIR/notes"']
     for _ in range(2):  # Kubernetes starts the container again
@@ -320,7 +304,7 @@ def test_a_part_is_killed_with_its_pod(tmp_path: Path, pod: dict[str, str], numb
         assert playing.wait(10) == 128 + signal.SIGTERM
     assert not (tmp_path / "over").exists()
     assert not (tmp_path / "asked").exists()
-    wait_until_nobody_reads(tmp_path / "playing")
+    wait_until_unread(tmp_path / "playing")
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def judged(t: int, joined: Sequence[str] = (), **drifts: float) -> RoundRecord:
+def round_with(t: int, joined: Sequence[str] = (), **drifts: float) -> RoundRecord:
     """A round in which these clients were chosen and had these drifts, after others joined."""
     ids = [name.replace("_", "-") for name in drifts]
     observations = tuple(
@@ -77,11 +77,13 @@ def judged(t: int, joined: Sequence[str] = (), **drifts: float) -> RoundRecord:
 
 
 HAND = [
-    judged(1, ("original-000", "original-001"), original_000=0.1, original_001=0.2),
-    judged(2, ("relevant-000", "relevant-001", "poisoned-000"), relevant_000=1.0, relevant_001=3.0, poisoned_000=9.0),
-    judged(3, original_000=0.4, relevant_000=50.0),
-    judged(4, ("poisoned-001",), relevant_000=2.0, poisoned_000=2.0),
-    judged(5, relevant_001=1.0, poisoned_001=7.0),
+    round_with(1, ("original-000", "original-001"), original_000=0.1, original_001=0.2),
+    round_with(
+        2, ("relevant-000", "relevant-001", "poisoned-000"), relevant_000=1.0, relevant_001=3.0, poisoned_000=9.0
+    ),
+    round_with(3, original_000=0.4, relevant_000=50.0),
+    round_with(4, ("poisoned-001",), relevant_000=2.0, poisoned_000=2.0),
+    round_with(5, relevant_001=1.0, poisoned_001=7.0),
 ]
 """Centroids 2 and 9; a single newcomer's drift; a single cluster; centroids 1 and 7, afresh."""
 
@@ -128,7 +130,7 @@ def test_p_is_how_many_newcomers_of_each_insertion_were_chosen(learnt: Learning)
     }
 
 
-def test_in_a_run_where_everybody_answers_every_choice_of_a_newcomer_is_judged(played: Path) -> None:
+def test_in_a_run_where_everybody_answers_every_choice_of_a_newcomer_is_rated(played: Path) -> None:
     run = read_run(played)
     found = learning(run)
     assert found is not None
@@ -215,7 +217,7 @@ def test_groups_of_one_name_share_a_colour_and_relevant_ones_are_blue() -> None:
     names = ("old", "relevant0", "bad0", "relevant1", "bad1", "odd")
     groups = {name: ClientGroup(count=1, role="relevant" if "relevant" in name else None) for name in names}
     ids = [f"{name}-000" for name in names]
-    looks = group_looks(choices_by_group([judged(1, ids[:1]), judged(2, ids[1:])], groups))
+    looks = group_looks(choices_by_group([round_with(1, ids[:1]), round_with(2, ids[1:])], groups))
     colours = {name: look.colour for name, look in looks.items()}
     assert colours["relevant0"] == colours["relevant1"] == "#0072b2"
     assert colours["bad0"] == colours["bad1"]

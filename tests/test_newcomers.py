@@ -163,7 +163,7 @@ def test_draws_are_the_same_for_every_policy_and_length() -> None:
 
 
 def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
-    """Two-means judges by who else was chosen, which no fixed chance of success shows; the guard asks the originals."""
+    """Two-means rates a newcomer by those chosen beside it, so its chance varies; the guard asks the originals."""
     laws: dict[str, DriftLaw] = {
         "original": LogNormalDrift(1.0, 0.1),
         "relevant": LogNormalDrift(5.0, 0.5),
@@ -178,7 +178,7 @@ def test_only_harmful_newcomers_are_let_in_by_half_unless_guarded() -> None:
         assert (result.regret == 0).all()
 
 
-def test_an_original_that_is_alone_lets_nobody_be_judged() -> None:
+def test_an_original_that_is_alone_leaves_newcomers_unrated() -> None:
     """As in a run: the guard has nothing to compare with when the other originals have left."""
     laws = {
         "original": LogNormalDrift(1.0, 0.1),
@@ -189,10 +189,10 @@ def test_an_original_that_is_alone_lets_nobody_be_judged() -> None:
     there[: JOIN - 1, 6:] = False
     there[JOIN - 1 :, 1:6] = False
     setting = DriftSetting({i: laws[i.split("-")[0]] for i in IDS}, Presence(IDS, there), 1)
-    for guarded, judged in ((False, 6 * 46), (True, 0)):
+    for guarded, rated in ((False, 6 * 46), (True, 0)):
         policy = FedTs(2, newcomer_share=1.0, guard="leave-one-out" if guarded else "none")
         state = simulate_newcomers(policy, setting, 50).state
-        assert state.successes.sum() + state.failures.sum() == judged
+        assert state.successes.sum() + state.failures.sum() == rated
 
 
 def test_without_newcomers_the_originals_are_chosen() -> None:

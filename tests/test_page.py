@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from pausefl.config.experiment import load_experiment
-from pausefl.runtime.server_process import endpoints_of
+from pausefl.runtime.server.plan import endpoints_of
 from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, frame
 from pausefl_server.monitoring.snapshot import PARTS
 from pausefl_server.monitoring.telemetry import Telemetry

@@ -14,7 +14,7 @@ from scipy import stats
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.client.plan import noise_plan
 from pausefl.runtime.client.privacy import noise_for
-from pausefl_client.privacy.device_noise import DeviceLaplace, _philox_state, secret_generator
+from pausefl_client.privacy.device_noise import DeviceLaplace, philox_state, secret_generator
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, PrivacyUnit, entropy_rng
 from pausefl_proto.draws import generator
@@ -127,7 +127,7 @@ def test_noise_is_drawn_where_training_runs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("pausefl_client.privacy.device_noise.secret_generator", str)
     on_device = noise_for(noise_plan(experiment), "c1", key)
     assert isinstance(on_device, DeviceLaplace)
-    assert str(on_device._generator) == "cuda"
+    assert str(on_device.generator) == "cuda"
     exact = parse_experiment("", ["clients.count=2", "selection.m=1", "privacy.sampler=opendp"])
     assert isinstance(noise_for(noise_plan(exact), "c1", key), ExactLaplace)
 
@@ -181,7 +181,7 @@ def draws(monkeypatch: pytest.MonkeyPatch, entropy: bytes, draw: Callable[[], ob
 
 @pytest.mark.parametrize(
     ("draw", "bits"),
-    [(lambda: entropy_rng().random(), 128), (lambda: bytes(_philox_state().numpy()), 124)],
+    [(lambda: entropy_rng().random(), 128), (lambda: bytes(philox_state().numpy()), 124)],
     ids=["numpy", "cuda"],
 )
 def test_every_bit_of_entropy_moves_the_noise(

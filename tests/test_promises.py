@@ -10,32 +10,36 @@ ROOT = Path(__file__).parents[1]
 
 PROMISES = {
     "Latency is measured.": ["test_session.test_every_part_of_an_exchange_is_timed_where_it_happens"],
-    "`round_trip_s` runs on the server's clock from the first model frame handed over to the last update frame"
-    " received, also over a lost stream; its parts are measured where they happen, never by subtracting two machines'"
-    " clocks.": [
+    "`round_trip_s` runs on the server's clock, from the first frame of the model handed over to the last frame of the"
+    " update received.": [
         "test_client_actor.test_the_round_trip_runs_from_the_first_frame_handed_over_to_the_last_received",
+    ],
+    "It runs on when a stream is lost.": [
         "test_broken_streams.test_a_stream_lost_while_a_client_trains_does_not_make_it_look_faster",
+    ],
+    "Its parts are measured where they happen; no two machines' clocks are subtracted.": [
         "test_session.test_every_part_of_an_exchange_is_timed_where_it_happens",
     ],
-    "A client that does not answer costs at least the time waited for, and the log says so.": [
+    "A client that does not answer costs at least the time waited for it, and the log says so.": [
         "test_straggler.test_a_client_that_answers_after_30_s_costs_the_timeout_of_2_s_each_round"
     ],
-    "The records a policy is handed cannot hold a drawn delay.": [
+    "The records that policies receive have no field for a drawn delay.": [
         "test_what_policies_see.test_a_policy_that_searches_its_arguments_finds_no_drawn_delay",
         "test_what_policies_see.test_no_type_a_policy_is_handed_has_a_field_for_them",
     ],
-    "ε is charged at release, on the client, durably, before the first byte leaves; asked again, a client re-sends the"
-    " same bytes.": [
+    "ε is charged before the first byte leaves, on the client and durably.": [
         "test_crash.test_no_kill_at_any_instant_under_counts",
         "test_release.test_nothing_is_written_to_the_stream_before_the_ledger_has_it",
+    ],
+    "When asked again, a client sends the same bytes again.": [
         "test_release.test_after_a_lost_connection_the_same_bytes_are_sent_again",
         "test_release.test_after_a_crash_the_same_bytes_are_there_again",
     ],
-    "The log is the truth.": ["test_end_to_end.test_both_ledgers_tell_the_same"],
-    "Everything a policy knows is a fold over `run.db`; resuming is replaying.": [
-        "test_restart.test_a_run_in_two_parts_is_the_run_in_one",
+    "The log is the source of everything else.": ["test_end_to_end.test_both_ledgers_tell_the_same"],
+    "What a policy knows is computed from `run.db`.": [
         "test_end_to_end.test_what_a_policy_finds_in_the_updates_is_in_the_log",
     ],
+    "To resume is to replay it.": ["test_restart.test_a_run_in_two_parts_is_the_run_in_one"],
 }
 
 

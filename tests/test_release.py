@@ -18,7 +18,7 @@ from pausefl_client.link import Link
 from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, entropy_rng
 from pausefl_client.privacy.release import Released, ReleasePrivacy, Releaser, schedule_key
-from pausefl_client.session import ClientSession, ClientSettings
+from pausefl_client.session import ClientSession, ClientSettings, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
@@ -100,7 +100,8 @@ async def session(folder: Path, wires: list[Wire], budget: Budget = BUDGET) -> A
         releaser = stack.enter_context(releasing(folder, budget))
         settings = ClientSettings("a", SCHEDULE, retry_every_s=0.0)
         trainer = SyntheticTrainer(D, seed=1, client_id="a")
-        client = asyncio.create_task(ClientSession(settings, trainer, releaser, Link(), connect, executor).run())
+        host = HostResources(executor)
+        client = asyncio.create_task(ClientSession(settings, trainer, releaser, Link(), connect, host).run())
         yield
         wires[-1].dismiss()
         assert await client == "done"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.runtime.model_files import ModelFiles
+from pausefl.runtime.server.model_files import ModelFiles
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 from pausefl_server.records import Evaluation

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from pausefl.bench import selection
 from pausefl.config.experiment import parse_experiment
 from pausefl.delays import FlooredNormal, published_halves
-from pausefl.simulation import _kernel
+from pausefl.simulation import kernel
 from pausefl.simulation.engine import (
     Setting,
     genie_of,
@@ -68,7 +68,7 @@ def test_compiled_rounds_are_the_policy_called_round_by_round(policy: Pause, bud
 def test_the_compiled_rounds_change_with_the_kernels_compiled_into_them() -> None:
     """Else numba would go on with the old ones from its cache: put the new digest there."""
     source = Path(kernels.__file__).read_bytes()
-    assert hashlib.sha256(source).hexdigest() == _kernel.KERNELS_SHA256
+    assert hashlib.sha256(source).hexdigest() == kernel.KERNELS_SHA256
 
 
 def test_other_policies_are_not_compiled() -> None:

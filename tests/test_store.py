@@ -1,16 +1,13 @@
-"""run.db and the checkpoint: every field comes back, a torn model costs one round and no ε, views add up."""
+"""run.db: every field comes back, what is taken back keeps its ε, views add up."""
 
 import asyncio
 import dataclasses
 import math
 import sqlite3
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,11 +15,12 @@ from hypothesis import strategies as st
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.actor import ActorStopped
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_proto.wire import Vector, digest
+from pausefl_proto.wire import digest
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.store import SCHEMA_VERSION, CommitRound, SaveEvaluations, SaveLateEvents, Store, StoreActor
 from rigs.connections import opened_connections
+from rigs.log import fresh_store, observation, query, record, theta
 
 FINITE = st.floats(allow_nan=False)
 COUNTS = st.integers(0, 2**63 - 1)
@@ -86,50 +84,6 @@ RECORDS = records_of(
     host=HOSTS,
     suspect=st.lists(NAMES, max_size=3).map(tuple),
 )
-
-
-@contextmanager
-def fresh_store() -> Iterator[tuple[Store, Path]]:
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "run.db")
-        try:
-            yield store, Path(folder) / "run.db"
-        finally:
-            store.close()
-
-
-def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    try:
-        return db.execute(sql).fetchall()
-    finally:
-        db.close()
-
-
-def observation(client_id: str, **changes: Any) -> Observation:
-    fields: dict[str, Any] = {
-        "timing": Timing(1.0),
-        "latency_s": 1.0,
-        "n_examples": 10,
-        "participation": 0,
-        "epsilon": 0.0,
-        "epsilon_spent": 0.0,
-    }
-    return Observation(client_id=client_id, **(fields | changes))
-
-
-def record(round: int, *observations: Observation, **changes: Any) -> RoundRecord:
-    fields: dict[str, Any] = {
-        "attempt": 1,
-        "chosen": tuple(o.client_id for o in observations),
-        "weights": None,
-        "events": (),
-        "round_latency_s": 1.0,
-        "wall_clock_s": float(round),
-        "selection_s": 0.001,
-        "model_digest": "",
-    }
-    return RoundRecord(round=round, observations=observations, **(fields | changes))
 
 
 @settings(max_examples=60, deadline=None)
@@ -353,54 +307,6 @@ def test_an_optimizer_without_state_keeps_none(tmp_path: Path) -> None:
     store.commit_round(record(1), optimizer_state=theta(0, 0))
     assert store.optimizer_state(1) is None
     store.close()
-
-
-# -- the checkpoint
-
-
-def theta(value: float, size: int = 1000) -> Vector:
-    return np.full(size, value, np.float32)
-
-
-@contextmanager
-def checkpoint_in(folder: Path) -> Iterator[Checkpoint]:
-    checkpoint = Checkpoint(folder)
-    try:
-        yield checkpoint
-    finally:
-        checkpoint.close()
-
-
-def test_the_last_two_models_are_there_after_a_restart(tmp_path: Path) -> None:
-    with checkpoint_in(tmp_path) as checkpoint:
-        for t in range(6):
-            checkpoint.save(t, theta(t))
-    with checkpoint_in(tmp_path) as checkpoint:
-        for t in (4, 5):
-            loaded = checkpoint.load(t, digest(theta(t)))
-            assert loaded is not None
-            assert loaded.tobytes() == theta(t).tobytes()
-        assert checkpoint.load(3, digest(theta(3))) is None
-        assert checkpoint.load(6, digest(theta(6))) is None
-
-
-@pytest.mark.parametrize("damage", ["empty", "short", "flipped", "missing"])
-def test_a_torn_model_is_not_taken_for_a_whole_one(tmp_path: Path, damage: str) -> None:
-    with checkpoint_in(tmp_path) as checkpoint:
-        checkpoint.save(1, theta(1.0))
-        (path,) = [p for p in tmp_path.iterdir() if p.stat().st_size]
-        whole = path.read_bytes()
-        match damage:
-            case "empty":
-                path.write_bytes(b"")
-            case "short":
-                path.write_bytes(whole[:-6])
-            case "flipped":
-                path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
-            case "missing":
-                path.unlink()
-    with checkpoint_in(tmp_path) as checkpoint:
-        assert checkpoint.load(1, digest(theta(1.0))) is None
 
 
 # -- the actor

@@ -9,7 +9,7 @@ import torch
 from pausefl_client.data.datasets import Examples
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.models import build_model, flatten
-from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.wire import Vector
@@ -21,7 +21,7 @@ def trainer(optimizer: str = "adam") -> TorchTrainer:
     rng = np.random.default_rng(1)
     examples = Examples(rng.standard_normal((60, 64), np.float32), rng.integers(0, 10, 60))
     model = build_model("mlp", (64,), 10, 1)
-    return TorchTrainer(model, examples, TrainingSettings(optimizer), device=CPU, seed=1, client_id="a")
+    return TorchTrainer(model, LocalData(examples), TrainingSettings(optimizer), device=CPU, seed=1, client_id="a")
 
 
 THETA: Vector = flatten(build_model("mlp", (64,), 10, 1))

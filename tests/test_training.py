@@ -13,7 +13,7 @@ from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.training.method import FedProx, TrainingMethod
 from pausefl_client.training.models import build_model, flatten, unflatten
 from pausefl_client.training.synthetic import SyntheticTrainer
-from pausefl_client.training.torch_trainer import TorchTrainer, normalise, resolve_device
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -32,7 +32,7 @@ def make_trainer(
     method: TrainingMethod | None = None,
 ) -> TorchTrainer:
     model = build_model("mlp", DIGITS.input_shape, 10, seed)
-    return TorchTrainer(model, examples, settings, device=CPU, seed=seed, client_id=client_id, method=method)
+    return TorchTrainer(model, LocalData(examples), settings, device=CPU, seed=seed, client_id=client_id, method=method)
 
 
 THETA = flatten(build_model("mlp", DIGITS.input_shape, 10, 1))
@@ -157,7 +157,7 @@ def test_missing_cuda_is_named() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_trains_as_the_cpu_does() -> None:
     model = build_model("mlp", DIGITS.input_shape, 10, 1)
-    trainer = TorchTrainer(model, EXAMPLES, SGD, device=torch.device("cuda"), seed=1, client_id="c1")
+    trainer = TorchTrainer(model, LocalData(EXAMPLES), SGD, device=torch.device("cuda"), seed=1, client_id="c1")
     expected = make_trainer(SGD).train(THETA, round=1)
     np.testing.assert_allclose(trainer.train(THETA, round=1).update, expected.update, atol=1e-5)
 
@@ -199,10 +199,9 @@ def test_a_client_forked_from_a_warm_parent_trains_cheaply() -> None:
         import gc, os, sys
         import numpy as np, torch
         from pausefl_client.data.datasets import Examples
-        from pausefl_client.training.method import FedProx, TrainingMethod
-from pausefl_client.training.models import build_model, flatten
+        from pausefl_client.training.models import build_model, flatten
         from pausefl_client.training.trainer import TrainingSettings
-        from pausefl_client.training.torch_trainer import TorchTrainer, warm_up
+        from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, warm_up
 
         warm_up()
         gc.freeze()
@@ -210,10 +209,10 @@ from pausefl_client.training.models import build_model, flatten
         if os.fork() > 0:
             sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
         rng = np.random.default_rng(1)
-        examples = Examples(rng.integers(0, 256, (1334, 3, 32, 32), np.uint8), rng.integers(0, 10, 1334))
+        data = LocalData(Examples(rng.integers(0, 256, (1334, 3, 32, 32), np.uint8), rng.integers(0, 10, 1334)))
         model = build_model("cnn3", (3, 32, 32), 10, 1)
         trainer = TorchTrainer(
-            model, examples, TrainingSettings(max_steps=8), device=torch.device("cpu"), seed=1, client_id="c1"
+            model, data, TrainingSettings(max_steps=8), device=torch.device("cpu"), seed=1, client_id="c1"
         )
         trainer.train(flatten(model), round=1)
         lines = open("/proc/self/smaps_rollup").read().splitlines()

@@ -21,7 +21,7 @@ from pausefl_client.training.method import Batch, TrainingMethod
 from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.optimizers import LearningRates
 from pausefl_client.training.tasks import Classification, Regression
-from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
@@ -35,7 +35,7 @@ THETA = flatten(build_model("mlp", DIGITS.input_shape, 10, 1))
 
 def trainer_of(settings: TrainingSettings, method: TrainingMethod | None = None) -> TorchTrainer:
     model = build_model("mlp", DIGITS.input_shape, 10, 1)
-    return TorchTrainer(model, EXAMPLES, settings, device=CPU, seed=1, client_id="a", method=method)
+    return TorchTrainer(model, LocalData(EXAMPLES), settings, device=CPU, seed=1, client_id="a", method=method)
 
 
 def updates(trainer: TorchTrainer, rounds: int, first: int = 1) -> list[Vector]:
@@ -267,7 +267,12 @@ def test_a_regression_is_trained_and_evaluated() -> None:
     evaluator.rehearse(settings)
     data = regression_set(1)
     trainer = TorchTrainer(
-        build_model("mlp", (4,), 1, 1), data.train, settings, device=CPU, seed=1, client_id="a", task=data.task
+        build_model("mlp", (4,), 1, 1),
+        LocalData(data.train, task=data.task),
+        settings,
+        device=CPU,
+        seed=1,
+        client_id="a",
     )
     assert trainer.label_counts == {}
     before = evaluator.evaluate(evaluator.theta_0, "test", subset=False)

@@ -98,6 +98,18 @@ Observe = Callable[[AnsweredJob], None]
 """Told of every exchange once its answer has left."""
 
 
+@dataclass(frozen=True)
+class HostResources:
+    """What the sessions of one process share."""
+
+    executor: Executor
+    """Trains, adds noise and checks great models, away from the event loop."""
+    clock: Callable[[], float] = time.monotonic
+    """In seconds."""
+    monitor: HostWatch = UNWATCHED
+    observe: Observe = lambda _: None
+
+
 class Dismissed(PauseflError):
     """The server said goodbye for good; the message is its reason."""
 
@@ -112,10 +124,7 @@ class ClientSession:
         releaser: Releaser,
         link: Link,
         connect: Connect,
-        executor: Executor,
-        clock: Callable[[], float] = time.monotonic,
-        monitor: HostWatch = UNWATCHED,
-        observe: Observe = lambda _: None,
+        host: HostResources,
         states: TrainerStates | None = None,
     ) -> None:
         """`states` keeps what the trainer remembers; None: a restart forgets it."""
@@ -125,10 +134,7 @@ class ClientSession:
         self._releaser = releaser
         self._link = link
         self._connect = connect
-        self._executor = executor
-        self._monitor = monitor
-        self._observe = observe
-        self._clock = clock
+        self._host = host
         self._run_id = ""
         # The work for one key, under way or released but not acknowledged. It outlives the stream that asked for it:
         # asked again for the same key, the client sends the same bytes.
@@ -140,7 +146,7 @@ class ClientSession:
 
         PauseflError when the server cannot be reached for `give_up_after_s`, or takes no such client.
         """
-        last_contact_s = self._clock()
+        last_contact_s = self._host.clock()
         retry_s, is_damaged = self._settings.retry_every_s, False
         while True:
             try:
@@ -152,7 +158,7 @@ class ClientSession:
                     try:
                         await self._take_part(stream)
                     finally:
-                        last_contact_s = self._clock()
+                        last_contact_s = self._host.clock()
             except Dismissed as goodbye:
                 return str(goodbye)
             except DamageError as damage:
@@ -160,7 +166,7 @@ class ClientSession:
                 is_damaged = True
                 log.warning("%s: the server %s; connecting again", self._settings.client_id, damage)
             except OSError as error:
-                if self._clock() - last_contact_s > self._settings.give_up_after_s:
+                if self._host.clock() - last_contact_s > self._settings.give_up_after_s:
                     raise PauseflError(f"the server cannot be reached: {error}") from error
             # Clients that lost their server at one instant must not all come back at another.
             await asyncio.sleep(retry_s * random.uniform(0.5, 1.5))
@@ -222,7 +228,7 @@ class ClientSession:
         """Read messages; yield each job whose model has arrived whole."""
         download: _Download | None = None
         while (data := await stream.read()) is not None:
-            arrived_s = self._clock()
+            arrived_s = self._host.clock()
             message, payload = decode(pb.ServerMessage, data)
             match message.WhichOneof("kind"):
                 case "job":
@@ -252,7 +258,7 @@ class ClientSession:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_MISMATCH, reason)
                 continue
             try:
-                with self._monitor.watching():
+                with self._host.monitor.watching():
                     await self._answer(stream, download)
             except BudgetError as error:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
@@ -270,16 +276,16 @@ class ClientSession:
         """One exchange: hold the model back, work, hold the update back, send it."""
         job, link, first_s = download.job, self._link, download.first_s
         delays, size_bytes = link.draw(job.round), job.model.size_bytes
-        drawn_down_s = await link.hold_model(delays, first_s, download.last_s, size_bytes, self._clock)
-        started_s = self._clock()
+        drawn_down_s = await link.hold_model(delays, first_s, download.last_s, size_bytes, self._host.clock)
+        started_s = self._host.clock()
         try:
             work = await self._work(download, started_s)
         except PauseflError:
             raise
         except Exception as error:  # a trainer may be a user's own
             raise PauseflError(self._in_public(error, job.round)) from error
-        done_s = self._clock()
-        drawn_up_s = await link.hold_update(delays, first_s, done_s, size_bytes, self._clock)
+        done_s = self._host.clock()
+        drawn_up_s = await link.hold_update(delays, first_s, done_s, size_bytes, self._host.clock)
         timing = pb.Timing(
             download_s=download.last_s - download.first_s,
             injected_down_s=started_s - download.last_s,
@@ -287,12 +293,12 @@ class ClientSession:
             queue_s=max(done_s - started_s - work.train_s - work.privatise_s, work.queue_s),
             train_s=work.train_s,
             privatise_s=work.privatise_s,
-            injected_up_s=self._clock() - done_s,
+            injected_up_s=self._host.clock() - done_s,
             drawn_down_s=drawn_down_s,
             drawn_up_s=drawn_up_s,
         )
         header, frames = cut(work.released.vector, work.released.digest)
-        host = _host(self._monitor.report(download.first_s, done_s - started_s))
+        host = _host(self._host.monitor.report(download.first_s, done_s - started_s))
         result = pb.Result(
             round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=header, host=host
         )
@@ -307,7 +313,7 @@ class ClientSession:
         for index, frame in enumerate(frames[1:], 1):
             await self._write(stream, pb.ClientMessage(frame=pb.Frame(index=index)), frame)
         parts = timing.queue_s, timing.train_s, timing.privatise_s, timing.injected_down_s, timing.injected_up_s
-        self._observe(AnsweredJob("resent" if work.is_resent else "ok", *parts, host.loop_lag_s))
+        self._host.observe(AnsweredJob("resent" if work.is_resent else "ok", *parts, host.loop_lag_s))
 
     async def _work(self, download: _Download, submitted_s: float) -> _Work:
         """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
@@ -317,26 +323,26 @@ class ClientSession:
             # Its times belong to the exchange before; whatever is left of the work is a wait in this one.
             work = await asyncio.shield(self._kept[1])
             return _Work(work.released, work.loss, is_resent=True)
-        future = _awaitable(self._executor.submit(self._compute, download, key, submitted_s))
+        future = _awaitable(self._host.executor.submit(self._compute, download, key, submitted_s))
         self._kept = key, future
         return await asyncio.shield(future)
 
     def _compute(self, download: _Download, key: ReleaseKey, submitted_s: float) -> _Work:
-        started_s = self._clock()
+        started_s = self._host.clock()
         theta: Vector = download.frames.finish(check_finite=False)
         if (kept := self._releaser.recall(key)) is not None:
-            taken_s = self._clock() - started_s
+            taken_s = self._host.clock() - started_s
             return _Work(kept, loss=None, queue_s=started_s - submitted_s, privatise_s=taken_s, is_resent=True)
         if self._states is not None:
             self._states.recall(key)
         outcome = self._trainer.train(theta, round=key.round)
         if self._states is not None:
             self._states.keep(key)  # before the release: one that is sent again after a crash is not trained again
-        trained_s = self._clock()
+        trained_s = self._host.clock()
         released = self._releaser.release(outcome.update, key)
         loss = outcome.loss if self._settings.discloses_loss else None
         return _Work(
-            released, loss, started_s - submitted_s, trained_s - started_s, privatise_s=self._clock() - trained_s
+            released, loss, started_s - submitted_s, trained_s - started_s, privatise_s=self._host.clock() - trained_s
         )
 
     def _forget_before(self, round: int) -> None:
@@ -357,7 +363,7 @@ class ClientSession:
     async def _refuse(self, stream: StreamToServer, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
         await self._write(stream, pb.ClientMessage(result=result))
-        self._observe(AnsweredJob(pb.Status.Name(status).removeprefix("STATUS_").lower()))
+        self._host.observe(AnsweredJob(pb.Status.Name(status).removeprefix("STATUS_").lower()))
 
     def _in_public(self, error: Exception, round: int) -> str:
         """What the server is told of an error in code that may be a user's own: such a text may hold data."""

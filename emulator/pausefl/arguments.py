@@ -63,7 +63,7 @@ def _add_experiments(command: _AddCommand) -> None:
 
     sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
     _add_config(sub)
-    sub.add_argument("--rounds", type=int, required=True, metavar="N")
+    sub.add_argument("--rounds", type=int, required=True, metavar="N", help="how many rounds to simulate")
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
 
 
@@ -87,7 +87,7 @@ def _add_ends(command: _AddCommand) -> None:
 def _add_tools(command: _AddCommand) -> None:
     """Commands that check, measure and report."""
     sub = command("report", "write the figures and the report of finished runs again")
-    sub.add_argument("run_dirs", nargs="+", metavar="RUN_DIR")
+    sub.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="a finished run")
     sub.add_argument("--csv", action="store_true", help="also export every view of run.db to RUN_DIR/csv")
 
     sub = command("audit", "attack the privacy mechanism of an experiment; check the ledgers of a run")
@@ -98,15 +98,17 @@ def _add_tools(command: _AddCommand) -> None:
     sub = command("bench", "measure this machine; JSON lines with --json")
     sub.add_argument("name", metavar="NAME", help="which benchmark (an unknown name lists them)")
     sub.add_argument("--json", action="store_true", help="one JSON object a line per case")
-    sub.add_argument("--clients", type=int, metavar="N")
-    sub.add_argument("--payload-bytes", type=int, metavar="B")
+    sub.add_argument("--clients", type=int, metavar="N", help="how many clients, where the benchmark has clients")
+    sub.add_argument("--payload-bytes", type=int, metavar="B", help="size of a model, where one is sent")
 
     sub = command("data", "check that a data set is there, or download it")
-    sub.add_argument("name", metavar="NAME")
+    sub.add_argument("name", metavar="NAME", help="the data set, as workload.dataset names it")
 
     _add_certs(command("certs", "certificates and tokens by which servers and clients know each other"))
 
-    sub = command("validate", "check an experiment without running it, and print it with all defaults")
+    sub = command(
+        "validate", "check an experiment without running it; print every key with its value and what it means"
+    )
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--list", action="store_true", help="list presets, and all that experiments can name")
     _add_set(sub)

@@ -161,7 +161,8 @@ def _shower(console: Console) -> "Show":
 
 def _server(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir
-    from pausefl.runtime.server_process import serve_experiment
+    from pausefl.runtime.server.plan import server_plan
+    from pausefl.runtime.server.process import serve_run
     from pausefl_process.lifetime import allow_many_files
 
     allow_many_files()
@@ -171,15 +172,16 @@ def _server(options: argparse.Namespace) -> None:
         raise ConfigError("--resume: needs --run-dir")
     run_dir = Path(options.run_dir) if options.resume else new_run_dir(_name(options), options.run_dir)
     with made_run_dir(experiment, run_dir, resume=options.resume):
-        result = serve_experiment(experiment, run_dir, print_event, _back_to(options))
+        result = serve_run(server_plan(experiment, run_dir.name), run_dir, print_event, _back_to(options))
     check_outcome(result.outcome, result.stopped_because, f"pausefl server with --resume --run-dir {run_dir}")
 
 
 def _evaluator(options: argparse.Namespace) -> None:
+    from pausefl.evaluator.plan import evaluator_endpoint, evaluator_plan
     from pausefl.evaluator.process import serve_evaluator
 
     experiment = load_experiment(options.config, options.overrides)
-    serve_evaluator(experiment, print_event)
+    serve_evaluator(evaluator_plan(experiment), evaluator_endpoint(experiment), print_event)
 
 
 def _client(options: argparse.Namespace) -> None:
@@ -305,4 +307,6 @@ def _validate(options: argparse.Namespace) -> None:
         return
     if options.config is None:
         raise ConfigError("pausefl validate: needs CONFIG or --list")
-    print(_load(options).to_toml(), end="")
+    from pausefl.reference.listing import listing
+
+    print(listing(_load(options)), end="")

@@ -25,10 +25,12 @@ from pausefl_process.events import ProgressEvent
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation found; its tables and its figure lie in `folder`."""
+    """What a simulation found."""
 
     folder: Path
+    """Where its tables and its figure lie."""
     summary: Mapping[str, Any]
+    """What simulation.json holds."""
 
 
 def load(source: str | Path, overrides: Overrides = ()) -> Experiment:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pausefl.config.delay_laws import DELAYS
+from pausefl.config.delays.laws import DELAYS
 from pausefl.config.toml_source import preset_names
 from pausefl.population.availability import AVAILABILITIES
 from pausefl.population.behaviours import BEHAVIOURS

@@ -17,6 +17,7 @@ from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector
+from pausefl_server.connections.client_actor import UpdateLimits
 from pausefl_server.connections.reception import HELLO_TIMEOUT_S
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.monitoring.leak_check import count_held, left_over
@@ -162,10 +163,9 @@ def _federation(
     """The door that clients come through, with its limits."""
     return FederationServer(
         coordinator,
-        model_size,
+        UpdateLimits(model_size, settings.privacy.norm_bound if settings.privacy else None),
         endpoints.tls,
         admission=endpoints.admission,
-        norm_bound=settings.privacy.norm_bound if settings.privacy else None,
         most_clients=settings.clients or _MANY_CLIENTS,
         dead_after_s=endpoints.dead_after_s,
         hello_timeout_s=endpoints.hello_timeout_s,

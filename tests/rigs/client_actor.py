@@ -10,7 +10,7 @@ import numpy as np
 from pausefl_proto.actor import Actor
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
-from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.connections.client_actor import ClientActor, UpdateLimits
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from rigs.clock import Clock
 from rigs.stream import FakeStream
@@ -35,7 +35,7 @@ class ClientActorRig:
         self.clock = Clock()
         self.stream = FakeStream(self.clock)
         self.coordinator = FakeCoordinator()
-        self.actor = ClientActor("client-1", self.stream, self.coordinator, size, self.clock, released=2)
+        self.actor = ClientActor("client-1", self.stream, self.coordinator, UpdateLimits(size), self.clock, released=2)
         self.reason: asyncio.Task[str] | None = None
 
     @asynccontextmanager

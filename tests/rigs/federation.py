@@ -17,7 +17,7 @@ from pausefl_client.link import Link
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings, StreamToServer
+from pausefl_client.session import ClientSession, ClientSettings, HostResources, StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
 from pausefl_process.events import ProgressEvent, to_json
@@ -131,7 +131,7 @@ class Clients:
             Releaser(privacy),
             Link(),
             connecting or partial(connect, f"127.0.0.1:{port}"),
-            self._executor,
+            HostResources(self._executor),
         )
         return self._group.create_task(session.run())
 

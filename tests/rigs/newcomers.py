@@ -1,4 +1,4 @@
-"""Rounds of a policy that judges newcomers by their updates, without a network."""
+"""Rounds of a policy that rates newcomers by their updates, without a network."""
 
 import json
 from collections import Counter
@@ -63,7 +63,7 @@ class NewcomerPlay(Play):
             for i, s in zip(answered, statistics, strict=True)
         )
 
-    def judged(self, **drifts: float) -> Any:
+    def after_drifts(self, **drifts: float) -> Any:
         """The state after one more round in which these newcomers, and no original, had these drifts."""
         observations = tuple(
             Observation(i.replace("_", "-"), Timing(1.0), 1.0, 100, 0, 0.0, 0.0, statistics={"drift": d})

@@ -9,7 +9,8 @@ from typing import Any
 from pausefl.config.experiment import Experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_host
-from pausefl.runtime.server_process import run_server_process
+from pausefl.runtime.server.plan import server_plan
+from pausefl.runtime.server.process import run_server_process
 from pausefl_process.events import Ready
 from rigs.wiretap import Wiretap
 
@@ -25,7 +26,7 @@ class ProcessFederation:
         self._folder = folder
         self._wiretap = wiretap
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["pausefl.runtime.client.process", "pausefl.runtime.server_process"])
+        self._context.set_forkserver_preload(["pausefl.runtime.client.process", "pausefl.runtime.server.process"])
         self._processes: dict[str, Any] = {}
         self._listening = threading.Event()
 
@@ -34,13 +35,14 @@ class ProcessFederation:
         if name == SERVER:
             self._listening.clear()
             ours, theirs = self._context.Pipe()
-            self._start(name, run_server_process, self.experiment, self._folder, theirs)
+            plan = server_plan(self.experiment, self._folder.name)
+            self._start(name, run_server_process, plan, self._folder, theirs)
             theirs.close()
             threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
             assert self._listening.wait(PATIENCE_S), "the server did not come up"
         else:
-            plan, address = client_plan(self.experiment), f"127.0.0.1:{self._wiretap.port}"
-            self._start(name, run_host, plan, [name], address, self._folder)
+            address = f"127.0.0.1:{self._wiretap.port}"
+            self._start(name, run_host, client_plan(self.experiment), [name], address, self._folder)
 
     def kill(self, name: str) -> None:
         """kill -9."""

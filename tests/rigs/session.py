@@ -16,7 +16,7 @@ from pausefl_client.link import DrawDelays, Link, no_delays
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
-from pausefl_client.session import AnsweredJob, ClientSession, ClientSettings
+from pausefl_client.session import AnsweredJob, ClientSession, ClientSettings, HostResources
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
@@ -180,9 +180,7 @@ class SessionRig:
             Releaser(privacy),
             Link(delays),
             self.server.connect,
-            executor or InlineExecutor(self.clock),
-            self.clock,
-            observe=self.observed.append,
+            HostResources(executor or InlineExecutor(self.clock), self.clock, observe=self.observed.append),
         )
 
     @asynccontextmanager

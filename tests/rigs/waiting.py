@@ -1,8 +1,11 @@
 """Waiting for what another process does: its files and sockets send no event, so all tests ask by this one poll."""
 
+import errno
+import os
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _EVERY_S = 0.02
@@ -21,3 +24,18 @@ def wait_for(
         assert running is None or running.poll() is None, f"{running.args!r} ended before {what}"
         assert time.monotonic() < until, f"waited {timeout_s} s for {what}"
         time.sleep(_EVERY_S)
+
+
+def _is_read(fifo: Path) -> bool:
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return False
+    return True
+
+
+def wait_until_unread(fifo: Path) -> None:
+    """A process that was killed may take a moment to be gone."""
+    wait_for(lambda: not _is_read(fifo), f"the last reader of {fifo} to go")

@@ -85,15 +85,15 @@ class Iid:
 
 @dataclass(frozen=True)
 class DominantLabel:
-    """Unequal sizes, and one dominant label a client (PAUSE v2, Section V)."""
+    """Unequal sizes, and one dominant label for each client (PAUSE v2, Section V)."""
 
     stream: ClassVar[str] = "dominant-label"
     needs_classes: ClassVar[bool] = True
 
     concentration: float = 3.0
-    """The clients' sizes are drawn from Dirichlet(concentration): the smaller, the more unequal."""
+    """The concentration of the Dirichlet distribution of sizes. Small values make sizes more unequal."""
     dominant_share: float = 0.25
-    """About this share of a client's examples has its dominant label; 1/classes: none dominates."""
+    """About this share of a client's examples has its dominant label. With 1/classes no label dominates."""
 
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
@@ -142,8 +142,9 @@ class LabelDirichlet:
     needs_classes: ClassVar[bool] = True
 
     concentration: float = 0.5
-    """Near 0: one label a client; the greater, the closer to equal shares at random. It is spread over the labels: of
-    ten equally frequent ones, each has a tenth of it. Where alpha counts for each label, it means ten times as much."""
+    """Near 0 each client has one label; great values come close to equal shares at random. The value is spread over
+    the labels: of ten equally frequent labels, each has a tenth of it. Where another tool's alpha counts for each
+    label, multiply it by the number of labels."""
 
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
@@ -178,6 +179,7 @@ class Shards:
     needs_classes: ClassVar[bool] = True
 
     per_client: int = 2
+    """How many shards each client gets."""
 
     def __post_init__(self) -> None:
         if self.per_client < 1:

@@ -1,6 +1,7 @@
 """Laplace noise drawn on the GPU that trains, for clients whose updates are large enough for that to matter."""
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,16 +9,16 @@ import numpy.typing as npt
 import torch
 
 
+@dataclass(frozen=True)
 class DeviceLaplace:
     """A `LaplaceSource` that draws in float64 where its generator lives."""
 
-    def __init__(self, generator: torch.Generator) -> None:
-        """`generator` must be fresh for every release, and secret: `secret_generator` makes one."""
-        self._generator = generator
+    generator: torch.Generator
+    """Fresh for every release, and secret: `secret_generator` makes one."""
 
     def laplace(self, loc: npt.NDArray[Any], scale: float) -> npt.NDArray[np.float64]:
         """`loc`, (n,), plus independent Laplace noise of this scale: the difference of two exponentials."""
-        value = torch.from_numpy(loc).to(self._generator.device, torch.float64)
+        value = torch.from_numpy(loc).to(self.generator.device, torch.float64)
         value.sub_(self._log_uniform(value), alpha=scale).add_(self._log_uniform(value), alpha=scale)
         noised: npt.NDArray[np.float64] = value.cpu().numpy()  # waits for the device
         return noised
@@ -27,7 +28,7 @@ class DeviceLaplace:
 
         `Tensor.exponential_` will not do: on a processor it may draw from a generator of 31 bits.
         """
-        uniform = torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=self._generator)
+        uniform = torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=self.generator)
         return uniform.neg_().add_(1).log_()
 
 
@@ -41,11 +42,11 @@ def secret_generator(device: torch.device) -> torch.Generator:
     if device.type != "cuda":
         raise ValueError(f"{device}: torch seeds its generator there with 32 bits only")
     generator = torch.Generator(device)
-    generator.set_state(_philox_state())
+    generator.set_state(philox_state())
     return generator
 
 
-def _philox_state() -> torch.Tensor:
+def philox_state() -> torch.Tensor:
     """64 secret bits of seed and 60 of place: Philox takes them as two little-endian words, the place a multiple of 4.
 
     A seed alone, as `manual_seed` takes it, is short enough to be tried out.

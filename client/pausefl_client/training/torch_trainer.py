@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
@@ -21,37 +22,44 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 
 
+@dataclass(frozen=True)
+class LocalData:
+    """What one client trains on."""
+
+    examples: Examples
+    classes: int = 0
+    """How many the task has, for `label_counts` to count those without examples here as well."""
+    holding: Holding | None = None
+    """Of the data before anything was done to them; None: nothing was."""
+    task: LearningTask | None = None
+    """What is learned; None: classification."""
+
+
 class TorchTrainer:
     """Trains a torch model on one client's examples; keeps the optimizer's state between rounds, as published."""
 
     def __init__(
         self,
         model: nn.Module,
-        examples: Examples,
+        data: LocalData,
         settings: TrainingSettings,
         *,
         device: torch.device,
         seed: int,
         client_id: str,
-        holding: Holding | None = None,
-        classes: int = 0,
-        task: LearningTask | None = None,
         method: TrainingMethod | None = None,
     ) -> None:
-        """`holding` is that of the data before anything was done to them; that of `examples` unless given.
-
-        `classes` is how many the task has, for `label_counts` to count those without examples here as well.
-        `task` is classification and `method` the plain one unless given; the method must be this client's own.
-        """
+        """`method` is the plain one unless given; it must be this client's own."""
+        examples = data.examples
         self.n_examples = len(examples)
-        counts = np.bincount(examples.labels, minlength=classes) if examples.has_classes else ()
+        counts = np.bincount(examples.labels, minlength=data.classes) if examples.has_classes else ()
         self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
         self.manifest = manifest_of(model)
-        self.holding = holding or holding_of(examples, dealing="")
+        self.holding = data.holding or holding_of(examples, dealing="")
         self._model = model.to(device)
         self._inputs = torch.from_numpy(examples.inputs).to(device)
         self._labels = torch.from_numpy(examples.labels).to(device)
-        self._task = task or Classification()
+        self._task = data.task or Classification()
         self._method = method or TrainingMethod()
         self._optimizer = self._method.optimizer(self._model, settings)
         self._rates = LearningRates(settings) if settings.schedule else None

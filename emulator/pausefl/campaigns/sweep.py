@@ -25,6 +25,7 @@ class Sweep:
     """A finished sweep: its rows stand in `folder`/sweep.csv as well."""
 
     folder: Path
+    """Where sweep.csv, the figure and the runs lie."""
     rows: Sequence[Mapping[str, Any]]
     """One a run: the grid's keys, then seed, run_dir and the summary's figures."""
 

@@ -3,7 +3,6 @@
 Every mistake becomes one `ConfigError` line that names the key, with its table, and what is allowed.
 """
 
-import json
 import os
 
 import tomli_w
@@ -40,7 +39,7 @@ _LEAST_PROCESSES = 4
 
 
 class Experiment(TomlTable):
-    """One experiment, whole."""
+    """One experiment: an immutable record for each table of its file, such as `experiment.selection.m`."""
 
     experiment: ExperimentTable = ExperimentTable()
     clients: ClientsTable = ClientsTable()
@@ -93,12 +92,6 @@ class Experiment(TomlTable):
     def tau_min_s(self) -> float | None:
         """τ_min, None for the least latency seen."""
         return None if self.latency.tau_min_s == "auto" else self.latency.tau_min_s
-
-    @property
-    def evaluated_workload(self) -> str:
-        """What a run and its evaluator must agree on, as JSON."""
-        w = self.workload.model_dump(include={"dataset", "model"})
-        return json.dumps({**w, "seed": self.experiment.seed, "subset": self.evaluation.subset})
 
     @property
     def admitted_ids(self) -> frozenset[str] | str:

@@ -6,7 +6,7 @@ at run time, and names of its members taken out of its errors again; a trial too
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -78,7 +78,7 @@ def _kind(kinds: Registry, table: Mapping[str, Any], key: str) -> Callable[..., 
     return make
 
 
-@lru_cache(maxsize=64)  # bounded: a maker may be bound to one client
+@cache
 def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(make, eval_str=True).parameters
 

@@ -10,47 +10,56 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pausefl.config.base import Count, Positive, Share, TomlTable
-from pausefl.config.delay_files import ClientPlace
-from pausefl.config.delay_laws import DELAYS, LawReader
-from pausefl.delays import Delay, NoDelay, Sum, published_delay
+from pausefl.config.delays.files import ClientPlace
+from pausefl.config.delays.laws import EXCHANGE_DELAYS, LawReader
+from pausefl.delays import Delay, NoDelay, Sum
 from pausefl_client.link import Mode
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 
 class BandwidthTable(TomlTable):
-    """A token bucket on payload bytes, each way; a way without a rate is as fast as the machine."""
+    """A token bucket on payload bytes, each way."""
 
     down_bytes_per_s: Positive | None = None
+    """The rate from server to client. Without it, as fast as the machine."""
     up_bytes_per_s: Positive | None = None
+    """The rate from client to server. Without it, as fast as the machine."""
     burst_bytes: Count = 16_384
-    """What a rested bucket lets through at once."""
+    """How many bytes a full bucket lets through at once."""
 
 
 class GroupBandwidthTable(TomlTable):
-    """What a group's own buckets have otherwise than `latency.bandwidth`."""
+    """What differs in a link group's own buckets from `latency.bandwidth`."""
 
     down_bytes_per_s: Positive | None = None
+    """The group's rate from server to client."""
     up_bytes_per_s: Positive | None = None
+    """The group's rate from client to server."""
     burst_bytes: Count | None = None
+    """How many bytes a full bucket of the group lets through at once."""
 
 
 class LinkGroup(TomlTable):
-    """Clients whose links differ from the others'. What a group does not say it takes from [latency]."""
+    """Clients whose links differ from the others'. What a group does not set, it takes from [latency]."""
 
     clients: str | tuple[str, ...]
-    """Client ids, or "first..last"."""
+    """The group's clients: an id, a range "first..last", or a list of either."""
     delay: dict[str, Any] | None = None
+    """The group's law for a whole exchange."""
     down: dict[str, Any] | None = None
+    """The group's law from server to client."""
     up: dict[str, Any] | None = None
+    """The group's law from client to server."""
     bandwidth: GroupBandwidthTable | None = None
+    """The group's bandwidth."""
 
 
 class AccessPointTable(BandwidthTable):
-    """Clients behind one access point share its bucket; they run in one process, which owns it."""
+    """Clients behind one access point. They share its bucket and run in the process that owns it."""
 
     clients: str | tuple[str, ...]
-    """Client ids, or "first..last"."""
+    """The clients behind it: an id, a range "first..last", or a list of either."""
 
 
 def _published_unless_said(table: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -61,22 +70,29 @@ class LatencyTable(TomlTable):
     """How network time is made and measured."""
 
     signal: Literal["round_trip", "communication"] = "round_trip"
+    """The latency that policies learn from: the whole round trip, or the round trip without the client's own work."""
     mode: Mode = "additive"
-    """"additive": drawn time comes on top of real time; "total": an exchange takes the drawn time where it can."""
+    """ "additive" adds drawn time to real time. "total" makes a whole exchange take the drawn time, where it can."""
     injection: Literal["link", "netem"] = "link"
-    """"link": each client holds its messages back itself; "netem": the kernel does, packet by packet (`--netem`)."""
+    """ "link": each client holds its messages back itself. "netem": the kernel delays packets (`--netem`)."""
     time_scale: Positive = 1.0
+    """The factor from emulated to real time: 0.1 waits a tenth of each drawn delay."""
     tau_min_s: Positive | Literal["auto"] = 0.05
+    """τ_min, the least latency of the reward τ_min/τ. "auto" takes the least latency seen."""
     down_share: Share = 0.5
-    """The share of `delay` that is injected on the way down; the rest is injected on the way up."""
+    """The share of `delay` that is injected on the way down. The rest is injected on the way up."""
     down: dict[str, Any] | None = None
+    """The law of the way from server to client. `down` and `up` are drawn apart and replace `delay`."""
     up: dict[str, Any] | None = None
-    """Laws for either way, drawn apart, in place of `delay`."""
+    """The law of the way from client to server."""
     delay: dict[str, Any] | None = Field(default_factory=_published_unless_said)
-    """One law for a whole exchange; without it and `down` and `up`, the published halves."""
+    """The law of a whole exchange. Without it, `down` and `up`, the published halves hold."""
     bandwidth: BandwidthTable = BandwidthTable()
+    """The bandwidth of each client's link."""
     groups: tuple[LinkGroup, ...] = ()
+    """Links that differ from the others': a list of tables."""
     access_points: tuple[AccessPointTable, ...] = ()
+    """Access points that several clients share: a list of tables."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +266,6 @@ def _group_bandwidth(latency: LatencyTable, group: LinkGroup) -> BandwidthTable:
 
 def _with_delays(plan: LinkPlan, laws: _Laws, client: ClientPlace, seed: int) -> LinkPlan:
     reader = LawReader(client, partial(generator, seed, "delay-parameter", client.client_id))
-    position = client.place, len(client.client_ids)
 
     def law_of(said: tuple[str, dict[str, Any]] | None) -> Delay:
         if said is None:
@@ -258,10 +273,7 @@ def _with_delays(plan: LinkPlan, laws: _Laws, client: ClientPlace, seed: int) ->
         key, table = said
         if key != "latency.delay":
             return reader.read(table, key)
-        # The law of all clients, which alone can differ by a client's position among them.
-        return reader.read(
-            {"kind": "halves", **table}, key, DELAYS.including(halves=partial(published_delay, *position))
-        )
+        return reader.read({"kind": "halves", **table}, key, EXCHANGE_DELAYS)
 
     if laws.delay is None:
         return replace(plan, down=law_of(laws.down), up=law_of(laws.up))

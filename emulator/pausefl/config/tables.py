@@ -12,30 +12,34 @@ class ExperimentTable(TomlTable):
     """What is run and how long."""
 
     rounds: Count = 100
+    """How many rounds the run plays."""
     seed: Annotated[int, Field(ge=0)] = 1
+    """The seed of every draw that a run repeats: data, links, selection, behaviours. Private noise never comes from
+    it."""
     python_path: tuple[str, ...] = ()
     """Folders in which "module:name" is looked for after Python's own, relative to the experiment file; the file's own
     folder unless said."""
 
 
 class ClientGroup(TomlTable):
-    """Clients that have something in common; they are called <group>-000 and so on."""
+    """Clients that have something in common. Their ids are NAME-000, NAME-001 and so on."""
 
     count: Count
+    """How many clients the group has."""
     behaviours: tuple[dict[str, Any], ...] = ()
-    """What its clients do differently, by `kind`, one after the other (pausefl.population.behaviours)."""
+    """What its clients do differently: a list of tables with a `kind`, applied one after the other."""
     role: Literal["relevant", "irrelevant"] | None = None
-    """What newcomers are in a published experiment: with data that helps the task, or not. Reports compare the two."""
+    """Whether newcomers hold data that helps the task. Reports compare the two roles."""
     join_round: Count = 1
-    """Its clients connect before this round begins; its processes are started then."""
+    """The first round of its clients. Their processes start just before it."""
     leave_round: Annotated[int, Field(ge=2)] | None = None
-    """The first round without them; none: they stay."""
+    """The first round without its clients. Without it, they stay to the end."""
     leave: Literal["stop", "kill"] = "stop"
-    """How they go: they close their streams, or their processes are killed."""
+    """How clients leave: "stop" closes their streams, "kill" kills their processes."""
     availability: dict[str, Any] = Field(default={})
-    """When they can be reached, by `kind` (pausefl.population.availability); always, unless said."""
+    """When its clients can be reached: a table with a `kind`. Without it, always."""
     drift: dict[str, Any] = Field(default={})
-    """What `pausefl simulate` draws as their path drifts, by `kind` (pausefl.population.simulated_drifts)."""
+    """The law from which `pausefl simulate` draws its clients' path drifts: a table with a `kind`."""
 
     def client_ids(self, name: str) -> list[str]:
         """The ids of the group of this name, in order."""
@@ -47,27 +51,32 @@ class ClientsTable(TomlTable):
     """Who takes part."""
 
     count: Count = 30
-    """How many clients there are in all; with groups, the sum of their counts."""
+    """How many clients there are in all. With groups, it is the sum of their counts."""
     groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], ClientGroup] = Field(default={})
+    """The groups of clients by name. Without any, all clients belong to one group called `client`."""
     per_process: Count | None = None
-    """Clients that share one process, one torch and one device. Unless said otherwise: 1 for up to 32 clients; more
-    share a process per core, and at least four."""
+    """How many clients share one process and its torch. By default 1 up to 32 clients; beyond that, one process per
+    core is used, and at least four."""
     trainers: Count = 1
-    """Clients of one process that train at a time; the others' wait for a trainer is their queue_s."""
+    """How many clients of one process train at the same time. The others wait, and `queue_s` records how long."""
     minimum: Count | None = None
-    """Round 1 starts when so many are connected; all of them unless said otherwise."""
+    """How many clients must be connected before round 1. By default all of them."""
     connect_timeout_s: Positive = 60.0
+    """How long the server waits for clients to connect before round 1."""
     examples_max: Count | None = None
-    """The greatest |D_k| that counts, whatever a client states; 5 times the median of the clients' unless said."""
+    """The greatest data size |D_k| that counts, whatever a client states. By default 5 times the median over clients.
+    """
 
 
 class SelectionTable(BaseModel):
-    """Which policy chooses, how many clients a round, and a table of parameters per policy."""
+    """Which policy chooses, and how many clients a round. The policy's parameters stand in [selection.POLICY]."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     policy: str = "pause"
+    """The policy's name, or "package.module:Class" for one of your own."""
     m: Count = 5
+    """How many clients the policy chooses for each round."""
 
     def parameters(self, policy: str) -> dict[str, Any]:
         """The parameters under [selection.<policy>]."""
@@ -75,29 +84,36 @@ class SelectionTable(BaseModel):
 
 
 class PrivacyTable(TomlTable):
-    """What a client may leak, and the noise that sees to it."""
+    """What a client may leak, and the noise that limits it."""
 
     enabled: bool = True
+    """Whether clients clip their updates, add noise and charge a ledger."""
     epsilon_budget: float = 100.0
+    """ε̄, the privacy budget of each client over all its releases."""
     eta: float = 0.04
+    """η, how fast a client spends its budget: release i costs ε_i = ε̄ (e^η − 1) e^(−ηi)."""
     unit: Literal["coordinate", "vector"] = "coordinate"
+    """What ε_i protects: one coordinate of the update, or the whole update as a vector."""
     clip: float = 0.003
-    """Coordinate: Δ, the width a coordinate is clamped to; vector: C, the greatest L1 norm of an update."""
+    """The clip bound. Unit "coordinate": Δ, the width of the interval each coordinate is clamped to. Unit "vector": C,
+    the greatest L1 norm of an update."""
     disclose: tuple[Literal["loss", "labels"], ...] = ()
-    """What clients may tell un-noised besides their data size and device times."""
+    """What clients may tell without noise, besides their data size and device times."""
     epsilon_floor: NonNegative = 0.0
-    """A client retires when its next ε_i would lie below this; 0: never by this rule."""
+    """A client retires when its next ε_i would lie below this value. 0 switches the rule off."""
     noise_to_clip_max: Positive | None = None
-    """A client retires when the scale of its noise would exceed so many clip bounds; none: never by this rule."""
+    """A client retires when its noise scale would exceed this many clip bounds. Without it, the rule is off."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    """δ of the tighter (ε, δ) figure that stands beside the sum of the ε_i."""
+    """δ of the (ε, δ) figure that reports show beside the sum of the ε_i."""
     ledger_dir: str | None = None
-    """Where the data holders' ledgers lie, outliving runs: these then share one budget. None: a budget per run."""
+    """The folder of ledgers that several runs charge, so that these runs share one budget. Without it, each run has
+    its own budget."""
     sampler: Sampler = "laplace"
-    """numpy (torch on a GPU) seeded with the operating system's entropy; or OpenDP's exact one, 1000 times slower."""
+    """ "laplace" draws noise with numpy, or torch on a GPU, seeded by the operating system. "opendp" is exact and
+    1,000 times slower."""
     reproducible_noise: bool = False
-    """NOT PRIVATE: noise from the seed; anyone who knows the seed can subtract it. For repeating experiments alone, and
-    so never with `ledger_dir`."""
+    """NOT PRIVATE: draws the noise from the seed, and anyone who knows the seed can subtract it. For repeating
+    experiments only; refused together with `ledger_dir`."""
 
     @property
     def noise(self) -> Literal["laplace", "opendp", "reproducible"]:
@@ -106,14 +122,16 @@ class PrivacyTable(TomlTable):
 
 
 class WorkloadTable(TomlTable):
-    """What is trained, on what."""
+    """What is trained, on which data."""
 
     dataset: str = "digits"
+    """The data set's name, or "package.module:factory" for one of your own."""
     model: str = "mlp"
+    """The model's name, or "package.module:factory" for one of your own. "synthetic" trains nothing."""
     examples: Count | None = None
-    """Training examples over all clients; none: all there are."""
+    """How many training examples all clients share. Without it, all that the data set has."""
     partition: str | dict[str, Any] = "iid"
-    """How training examples are dealt out, by `kind` (pausefl_client.data.partition); a kind alone has its defaults."""
+    """How training examples are dealt out: a table with a `kind`, or a kind alone, which has its defaults."""
     training: str | dict[str, Any] = "plain"
     """How a client trains in a round, by `kind` (pausefl_client.training.method)."""
     optimizer: str = "adam"
@@ -121,32 +139,42 @@ class WorkloadTable(TomlTable):
     optimizer_options: dict[str, Any] = Field(default={})
     """What else the optimizer is made with, such as { weight_decay = 0.01 }."""
     learning_rate: float = 0.01
+    """The learning rate of local training."""
     schedule: dict[str, Any] = Field(default={})
     """How the learning rate changes from round to round, by `kind`, as { kind = "cosine", T_max = 100 }; constant,
     unless said."""
     batch_size: int = 20
+    """How many examples one local optimizer step uses."""
     epochs: int = 1
+    """How many times a client goes through its examples in one round."""
     max_steps: int | None = 100
+    """Ends a round's local training after this many optimizer steps."""
     proximal_mu: NonNegative = 0.0
-    """FedProx: μ, the weight of the distance to the round's model in a client's loss."""
+    """FedProx: μ, the weight of the distance to the round's model in a client's loss. 0 switches it off."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where clients train. "auto" takes a CUDA device where there is one."""
     model_bytes: Annotated[int, Field(ge=4, multiple_of=4)] = 4096
-    """Size of the synthetic model."""
+    """Model "synthetic": the size of its vector."""
     train_s: NonNegative = 0.0
-    """Processor time a round costs with the synthetic model."""
+    """Model "synthetic": the processor time that one round of training takes."""
 
 
 BuiltInOptimizer = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
 
 
 class OptimizerTable(TomlTable):
-    """How the server turns a round's update into the next model (pausefl_server.model.optimizers)."""
+    """How the server turns a round's update into the next model."""
 
     kind: BuiltInOptimizer = "sgd"
+    """The server's optimizer. "sgd" with learning rate 1 is plain averaging."""
     learning_rate: float = 1.0
+    """λ, the factor of the server's step."""
     beta_1: float = 0.9
+    """β₁, how much of the first moment is kept. For fedavgm, fedadam and fedyogi."""
     beta_2: float = 0.99
+    """β₂, how much of the second moment is kept. For fedadam and fedyogi."""
     tau: float = 1e-3
+    """τ, added to the root of the second moment. Greater values make fedadam and fedyogi less adaptive."""
 
 
 class KindTable(BaseModel):
@@ -164,22 +192,23 @@ def _optimizer_tag(value: Any) -> str:
 
 
 class AggregationTable(TomlTable):
-    """How the server combines a round's updates (pausefl_server.model.aggregation)."""
+    """How the server combines a round's updates."""
 
     rule: str | dict[str, Any] = "fedavg"
-    """A rule by its name, or one of your own with parameters, by `kind`."""
+    """The aggregation rule: its name, or a table with the `kind` of your own rule and its parameters."""
     harmful: int = 1
-    """How many updates of a round trimmed-mean, krum and multi-krum are to withstand."""
+    """How many harmful updates of a round trimmed-mean, krum and multi-krum must withstand."""
     clip_norm: float | None = None
-    """norm-clip: the greatest L2 norm of an update; none: the median of the round's norms."""
+    """Rule "norm-clip": the greatest L2 norm of an update. Without it, the median of the round's norms."""
     weight_share_max: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The greatest share of a round's average, and of the data in PAUSE's g, that one client has; 1: no limit."""
+    """The greatest share that one client has of a round's average, and of the data in PAUSE's g. 1 sets no limit."""
     norm_limit: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """An update whose L2 norm exceeds so many times the median of its round's is rejected; none: none is."""
+    """An update is rejected when its L2 norm exceeds this many times the round's median. Without it, none is."""
     optimizer: Annotated[
         Annotated[OptimizerTable, Tag("literal[built-in]")] | Annotated[KindTable, Tag("literal[own]")],
         Discriminator(_optimizer_tag),
     ] = OptimizerTable()
+    """The server's optimizer."""
 
     @field_validator("optimizer", mode="before")
     @classmethod
@@ -188,94 +217,113 @@ class AggregationTable(TomlTable):
 
 
 class EvaluationTable(TomlTable):
-    """When the model is evaluated; never on the rounds' critical path."""
+    """When the model is evaluated. An evaluation never delays a round."""
 
     every: Annotated[int, Field(ge=0)] = 10
-    """Evaluate on fixed subsets after every so many rounds; 0: only at the end, on everything."""
+    """Evaluates on fixed subsets after every so many rounds. 0 evaluates only at the end, on all examples."""
     subset: Count = 1000
+    """How many examples each fixed subset has."""
     address: str = ""
-    """HOST:PORT of a `pausefl evaluator`; none: the server starts a process of its own."""
+    """HOST:PORT of a running `pausefl evaluator`. Without it, the server starts one of its own."""
     host: str = "127.0.0.1"
-    """Where a `pausefl evaluator` listens."""
+    """The address on which `pausefl evaluator` listens."""
     port: Port = 0
+    """The TCP port on which `pausefl evaluator` listens. 0 takes any free port."""
     insecure: bool = False
-    """Listen where other machines can reach it, without mutual TLS (--insecure)."""
+    """Lets the evaluator listen where other machines can reach it, without mutual TLS (`--insecure`)."""
     connect_timeout_s: Positive = 60.0
-    """How long to wait for the evaluator before round 1, and for the evaluation of the last model."""
+    """How long the server waits for the evaluator before round 1, and for the evaluation of the last model."""
 
 
 class ServerTable(TomlTable):
-    """Where the server listens and how patient it is."""
+    """Where the server listens, and how long it waits."""
 
     host: str = "127.0.0.1"
+    """The address on which the server listens."""
     port: Port = 0
+    """The TCP port on which the server listens. 0 takes any free port."""
     round_timeout_s: Positive = 300.0
+    """A round's deadline, counted from when its jobs are sent. A client that has not answered by then is a miss."""
     rejoin_timeout_s: NonNegative = 5.0
+    """How long a round waits for a client whose stream broke to reconnect."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 25
-    """Keep the model of every so many rounds, to go back to with `--back-to`; 0: only those of the last two."""
+    """Keeps the model of every so many rounds, for `--back-to`. 0 keeps only those of the last two rounds."""
     rounds_without_update_max: Count = 3
-    """The run ends, as failed, after so many rounds in a row in which no client gave an update."""
+    """The run ends, as failed, after this many rounds in a row without any update."""
     rest_rounds_max: Annotated[int, Field(ge=0)] = 64
-    """A client that missed k times in a row rests min(2^(k-1), this) rounds; 0: no client rests."""
+    """A client that missed k times in a row rests min(2^(k-1), this) rounds. 0: no client rests."""
     dead_after_s: Annotated[float, Field(ge=0.5, allow_inf_nan=False)] = 15.0
-    """A silent peer, server or client, is found dead in at most this time; pings answer for those with nothing to say.
-    """
+    """Within this time a process notices that its peer is dead. Idle peers answer pings meanwhile."""
     hello_timeout_s: Positive = 10.0
-    """How long a connection may last whose client has not said hello."""
+    """How long a connection may stay open before its client has said hello."""
     insecure: bool = False
-    """Listen where other machines can reach it, without TLS and admission (--insecure)."""
+    """Lets the server listen where other machines can reach it, without TLS and admission (`--insecure`)."""
     pings_per_s: NonNegative = 5.0
-    """Idle round-trip probes over all clients together, for a baseline of who is not chosen; no policy sees them."""
+    """How many idle round-trip probes the server sends, over all clients. They give unchosen clients a baseline; no
+    policy sees them."""
 
 
 class AdmissionTable(TomlTable):
-    """Who may take part, and how a client shows that its id is its own. Without names or tokens, it shows nothing."""
+    """Which clients may take part, and how a client proves its id. Without certificates and tokens, clients prove
+    nothing."""
 
     clients: tuple[str, ...] | str = ()
-    """The ids that may join, as a list or one pattern with * and ?; none: the experiment's clients."""
+    """The ids that may join: a list, or one pattern with * and ?. Without it, the experiment's clients."""
     by_certificate: bool = False
-    """A client shows a certificate (tls.ca is who signs it) one of whose alternative names is its id, or a pattern."""
+    """Whether each client must show a certificate, signed by `tls.ca`, that has its id, or a pattern of it, among its
+    alternative names."""
     tokens: str = ""
-    """On the server: the file of `pausefl certs` that holds a digest of each client's token."""
+    """Server: the file of token digests that `pausefl certs` writes."""
     token: str = ""
-    """On a client: the file that holds its own token; {client_id} in the path stands for its id."""
+    """Client: the file that holds its own token. {client_id} in the path stands for its id."""
 
 
 class TlsTable(TomlTable):
-    """PEM files for TLS; a process with none of them speaks in the clear."""
+    """PEM files for TLS. A process without any of them uses no encryption."""
 
     certificate: str = ""
-    """What this process shows of itself. In a client's paths {client_id} stands for its id."""
+    """The certificate that this process shows. In a client's paths, {client_id} stands for its id."""
     key: str = ""
+    """The private key of `certificate`."""
     ca: str = ""
-    """The other side's certificate must be signed by one in here: if server and client have it, both show theirs."""
+    """With `ca`, a process rejects peers whose certificate that CA did not sign. With it on both sides, both show
+    theirs."""
 
 
 class HostTable(TomlTable):
-    """Beyond these a round's measurements are marked as suspect, on the server's host or a client's."""
+    """Host-interference limits. Beyond them a round's measurements are marked as suspect, for the server's host and
+    for clients' hosts."""
 
     loop_lag_s: Positive = 0.05
+    """The greatest lag of a process's event loop."""
     timer_overshoot_s: Positive = 0.05
+    """The greatest time by which a timer may fire late."""
     steal_share: Share = 0.05
-    """Of the machine's processor time."""
+    """The greatest share of the machine's processor time that its hypervisor takes away."""
     compute_share: Share = 0.5
-    """Of the time measured; a client's counts where the signal is the round trip."""
+    """The greatest share of a measured time that the process itself computes. A client's share counts only with the
+    signal "round_trip"."""
 
 
 class MetricsTable(TomlTable):
-    """Where Prometheus scrapes, and how much it finds there by client."""
+    """Where Prometheus scrapes, and how many series each client has there."""
 
     enabled: bool = True
+    """Whether the server serves `/metrics` and the live page."""
     host: str = "127.0.0.1"
+    """The address on which the server serves them."""
     port: Port = 0
+    """The TCP port on which the server serves them. 0 takes any free port."""
     client_series_max: Annotated[int, Field(ge=0)] = 200
-    """With more clients than these, only those that matter most keep series of their own, beside quantiles over all."""
+    """With more clients than this, only the most important ones keep series of their own, beside quantiles over all."""
     client_series_top: Annotated[int, Field(ge=0)] = 20
-    """How many matter most, by latency and by ε each."""
+    """How many clients are the most important ones, by latency and by ε each."""
     page: Literal["auto", "on", "off"] = "auto"
-    """The live page, at /; auto: where only this machine can see it."""
+    """Whether there is a live page, at `/`. "auto" serves it only where no other machine can see it."""
     linger_s: NonNegative = 0.0
-    """How long both stay when the run is over: a few scrape intervals, and Prometheus sees how it ended."""
+    """How long `/metrics` and the page stay up after the run. A few scrape intervals let Prometheus record the end."""
     client_host: str = "127.0.0.1"
+    """The address on which client processes serve their own metrics."""
     client_port: Annotated[int, Field(ge=-1, le=65_535)] = -1
-    """Where each client process can be scraped: 0: any free port; -1: nowhere. It tells more than the server needs."""
+    """The port of each client process's metrics: 0 takes any free port, -1 serves none. They tell more than the server
+    needs to know."""

@@ -39,12 +39,14 @@ class _Changing:
 
 @dataclass(frozen=True)
 class Schedule(_Changing):
-    """Steps: law i of `of` holds from rounds[i] until the next begins."""
+    """Steps: law i of `of` holds from rounds[i] until the next one begins."""
 
     kind: ClassVar[str] = "schedule"
 
     rounds: tuple[int, ...]
+    """The first round of each law, ascending from 1."""
     of: tuple[Delay, ...]
+    """The laws, in order."""
 
     def __post_init__(self) -> None:
         _require_order(self.rounds, len(self.of), "laws in of")
@@ -63,13 +65,17 @@ class Schedule(_Changing):
 
 @dataclass(frozen=True)
 class DelayDrift(_Changing):
-    """A law times a factor that moves in straight lines between (rounds[i], factors[i]) and stays after the last."""
+    """A law times a factor that moves in straight lines between the points (rounds[i], factors[i]). It stays after the
+    last."""
 
     kind: ClassVar[str] = "drift"
 
     of: Delay
+    """The law to change."""
     rounds: tuple[int, ...]
+    """The round of each point, ascending from 1."""
     factors: tuple[float, ...]
+    """The factor at each point."""
 
     def __post_init__(self) -> None:
         _require_order(self.rounds, len(self.factors), "factors")
@@ -89,14 +95,18 @@ class DelayDrift(_Changing):
 
 @dataclass(frozen=True)
 class DayCycle(_Changing):
-    """A law times 1 + amplitude · sin(2π (round − 1 + phase) / period): calm nights, busy days."""
+    """A law with calm nights and busy days: times 1 + amplitude · sin(2π (round − 1 + phase) / period)."""
 
     kind: ClassVar[str] = "day"
 
     of: Delay
+    """The law to change."""
     period_rounds: int
+    """The length of a day."""
     amplitude: float
+    """How much the factor swings, at least 0 and below 1."""
     phase_rounds: float = 0.0
+    """How far into the day round 1 lies."""
 
     def __post_init__(self) -> None:
         if self.period_rounds < 2:
@@ -119,13 +129,16 @@ class DayCycle(_Changing):
 
 @dataclass(frozen=True)
 class Outage(_Changing):
-    """A law, and `extra_s` more in every round of the windows [first, last], ends included: until the link is back."""
+    """A law, and `extra_s` more in every round of the given windows."""
 
     kind: ClassVar[str] = "outage"
 
     of: Delay
+    """The law to change."""
     windows: tuple[tuple[int, int], ...]
+    """Pairs [first, last] of rounds, ends included, ascending and apart."""
     extra_s: float
+    """The added delay, until the link is back."""
 
     def __post_init__(self) -> None:
         require_not_negative(extra_s=self.extra_s)
@@ -159,9 +172,13 @@ class MarkovDelay:
     """
 
     good: Delay
+    """The law while the link is good."""
     bad: Delay
+    """The law while the link is bad."""
     to_bad: float
+    """The probability that a good link is bad in the next round."""
     to_good: float
+    """The probability that a bad link is good in the next round."""
     path: int = 0
     """Seeds the states; the emulator gives every client a path of its own."""
 

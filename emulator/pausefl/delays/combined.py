@@ -11,9 +11,10 @@ from pausefl_proto.arrays import FloatArray
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of independent draws."""
+    """The sum of independent draws from several laws."""
 
     of: tuple[Delay, ...]
+    """The laws to add."""
 
     def __post_init__(self) -> None:
         if not self.of:
@@ -50,7 +51,9 @@ class Mixture:
     """One of several laws, picked anew for every exchange."""
 
     of: tuple[Delay, ...]
+    """The laws to pick from."""
     weights: tuple[float, ...]
+    """The probability of each law. They sum to 1."""
 
     def __post_init__(self) -> None:
         if not self.of or len(self.weights) != len(self.of):
@@ -96,10 +99,12 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Floor:
-    """max(floor, draw): all mass below the floor sits on it."""
+    """A law whose draws are never below a floor: max(floor, draw)."""
 
     of: Delay
+    """The law to change."""
     floor_s: float
+    """The floor."""
 
     def __post_init__(self) -> None:
         require_not_negative(floor_s=self.floor_s)
@@ -134,7 +139,9 @@ class Scale:
     """A law times a factor, e.g. 0.001 for values in milliseconds."""
 
     of: Delay
+    """The law to change."""
     factor: float
+    """The factor."""
 
     def __post_init__(self) -> None:
         require_positive(factor=self.factor)

@@ -18,9 +18,10 @@ from pausefl_proto.arrays import FloatArray
 
 @dataclass(frozen=True)
 class Constant:
-    """Always the same. Negative only as a part of something that is floored."""
+    """A delay that is always the same. A negative value is allowed only inside a law with a floor."""
 
     value_s: float
+    """The delay."""
 
     def __post_init__(self) -> None:
         require_finite(value_s=self.value_s)
@@ -52,17 +53,19 @@ class Constant:
 
 @dataclass(frozen=True)
 class NoDelay(Constant):
-    """A link that adds nothing."""
+    """No delay."""
 
     value_s: float = field(default=0.0, init=False)
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal(mean, sd), which can be negative: it needs a floor around it."""
+    """A normal distribution. It can be negative, so it needs a floor."""
 
     mean_s: float
+    """The mean."""
     sd_s: float
+    """The standard deviation."""
 
     def __post_init__(self) -> None:
         require_finite(mean_s=self.mean_s)
@@ -90,10 +93,12 @@ class Normal:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """exp(Normal), given by its own mean and standard deviation, not its logarithm's."""
+    """A log-normal distribution, given by its own mean and standard deviation, not those of its logarithm."""
 
     mean_s: float
+    """The mean."""
     sd_s: float
+    """The standard deviation."""
 
     def __post_init__(self) -> None:
         require_positive(mean_s=self.mean_s)
@@ -132,9 +137,10 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential with this mean."""
+    """An exponential distribution."""
 
     mean_s: float
+    """The mean."""
 
     def __post_init__(self) -> None:
         require_positive(mean_s=self.mean_s)
@@ -162,10 +168,12 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma with this mean and shape k; shape 1 is the exponential, a great shape nearly constant."""
+    """A gamma distribution. Shape 1 is the exponential; a great shape is nearly constant."""
 
     mean_s: float
+    """The mean."""
     shape: float
+    """The shape k."""
 
     def __post_init__(self) -> None:
         require_positive(mean_s=self.mean_s, shape=self.shape)
@@ -192,10 +200,12 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Weibull:
-    """Weibull with scale λ and shape k; below 1 its tail is heavy."""
+    """A Weibull distribution. A shape below 1 has a heavy tail."""
 
     scale_s: float
+    """The scale λ."""
     shape: float
+    """The shape k."""
 
     def __post_init__(self) -> None:
         require_positive(scale_s=self.scale_s, shape=self.shape)
@@ -231,10 +241,12 @@ class Weibull:
 
 @dataclass(frozen=True)
 class Pareto:
-    """Pareto: P(τ > x) = (minimum / x)^shape."""
+    """A Pareto distribution: P(τ > x) = (minimum / x)^shape."""
 
     minimum_s: float
+    """The least delay."""
     shape: float
+    """The exponent of the tail. The mean is infinite for a shape of at most 1."""
 
     def __post_init__(self) -> None:
         require_positive(minimum_s=self.minimum_s, shape=self.shape)

@@ -13,8 +13,11 @@ class FlooredNormal:
     """max(floor, Normal(location, sd)), as in the published runs."""
 
     location_s: float
+    """The mean before the floor."""
     sd_s: float
+    """The standard deviation before the floor."""
     floor_s: float
+    """The least delay, τ_min."""
 
     def __post_init__(self) -> None:
         require_not_negative(sd_s=self.sd_s, floor_s=self.floor_s)
@@ -51,9 +54,9 @@ def published_halves(clients: int, *, floor_s: float = 0.05, sd_s: float = 0.05)
 
 
 def published_delay(k: int, clients: int, *, floor_s: float = 0.05, sd_s: float = 0.05) -> FlooredNormal:
-    """Client k's: a fast and a slow half, means rising within each, normal, floored at τ_min.
+    """The published latencies: normal, floored at τ_min, with a fast and a slow half of the clients.
 
-    mean_k = floor + (0.2 − floor)(k+1)/h for k < h = K/2, else 0.7 + 0.2 (k+1−h)/(K−h).
+    Client k has mean_k = floor + (0.2 − floor)(k+1)/h for k < h = K/2, else 0.7 + 0.2 (k+1−h)/(K−h).
     """
     half = clients // 2
     fast = k < half

@@ -11,7 +11,7 @@ from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, flatten, manifest_of, unflatten
 from pausefl_client.training.tasks import Classification
-from pausefl_client.training.torch_trainer import TorchTrainer, normalise, resolve_device
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Manifest, Vector
@@ -59,12 +59,11 @@ class Evaluator:
         one_step, model = replace(settings, epochs=1, max_steps=1), self._build()
         trainer = TorchTrainer(
             model,
-            sample,
+            LocalData(sample, task=self._task),
             one_step,
             device=self._device,
             seed=self._seed,
             client_id="rehearsal",
-            task=self._task,
             method=method,
         )
         trainer.train(self.theta_0, round=1)

@@ -12,14 +12,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from pausefl.config.client_records import method_of, tls_of, training_of
-from pausefl.config.experiment import Experiment
+from pausefl.config.client_records import method_of
+from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorEndpoint, EvaluatorPlan
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
-from pausefl_process.http_server import is_loopback
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
-from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
 
@@ -28,31 +26,28 @@ _NICENESS = 15
 Say = Callable[[str], None]
 
 
-def serve_evaluator(experiment: Experiment, report: Report) -> None:
+def serve_evaluator(plan: EvaluatorPlan, endpoint: EvaluatorEndpoint, report: Report) -> None:
     """Serve evaluations until SIGTERM or SIGINT. `report` gets one event, `Ready`.
 
     ConfigError when its data or model cannot be had, or it cannot listen; PauseflError when the model cannot be
     trained or evaluated.
     """
-    where, tls = experiment.evaluation, tls_of(experiment.tls)
-    if not (is_loopback(where.host) or where.insecure or (tls and tls.ca)):
-        raise ConfigError(
-            f'evaluation.host = "{where.host}": other machines can reach it; set [tls] with a ca (pausefl certs makes'
-            " its files), or say --insecure"
-        )
-    ended_by = (signal.SIGINT, signal.SIGTERM)
-    asyncio.run(_serve(experiment, where.host, where.port, tls, report, ended_by))
+    asyncio.run(_serve(plan, endpoint, report, ended_by=(signal.SIGINT, signal.SIGTERM)))
 
 
 @asynccontextmanager
-async def find_evaluator(experiment: Experiment, say: Say) -> AsyncIterator["RemoteEvaluator | OwnEvaluator"]:
-    """The evaluator the experiment names, or one that is started here and ends with the block.
+async def find_evaluator(
+    plan: EvaluatorPlan, connection: EvaluatorConnection, say: Say
+) -> AsyncIterator["RemoteEvaluator | OwnEvaluator"]:
+    """The evaluator at the connection's address, or one that is started here and ends with the block.
 
     `say` is told what a person should read. ConfigError when a file for TLS is wrong.
     """
-    address = experiment.evaluation.address
-    remote = _line_to(address, experiment, tls_of(experiment.tls), say) if address else None
-    evaluator = remote or OwnEvaluator(experiment, say)
+    evaluator: RemoteEvaluator | OwnEvaluator
+    if connection.address:
+        evaluator = _connect(connection, plan, say)
+    else:
+        evaluator = OwnEvaluator(plan, connection.patience_s, say)
     try:
         yield evaluator
     finally:
@@ -62,8 +57,10 @@ async def find_evaluator(experiment: Experiment, say: Say) -> AsyncIterator["Rem
 class OwnEvaluator:
     """An evaluator in a child process of this one; started when it is first needed, and again when it has died."""
 
-    def __init__(self, experiment: Experiment, say: Say) -> None:
-        self._experiment = experiment
+    def __init__(self, plan: EvaluatorPlan, patience_s: float, say: Say) -> None:
+        """`patience_s` and `say` as for `RemoteEvaluator`."""
+        self._plan = plan
+        self._patience_s = patience_s
         self._say = say
         self._process: SpawnProcess | None = None
         self._remote: RemoteEvaluator | None = None
@@ -92,7 +89,8 @@ class OwnEvaluator:
     async def _line(self) -> RemoteEvaluator:
         if self._remote is None or self._process is None or not self._process.is_alive():
             await self.close()
-            self._remote = _line_to(f"127.0.0.1:{await self._start()}", self._experiment, None, self._say)
+            here = EvaluatorConnection(f"127.0.0.1:{await self._start()}", None, self._patience_s)
+            self._remote = _connect(here, self._plan, self._say)
         return self._remote
 
     async def _start(self) -> int:
@@ -101,7 +99,7 @@ class OwnEvaluator:
         ours, theirs = context.Pipe(duplex=False)
         with ours:
             with theirs:
-                arguments = (self._experiment, theirs)
+                arguments = (self._plan, theirs)
                 self._process = context.Process(target=_run_own, args=arguments, name="pausefl-evaluator")
                 self._process.start()
             try:
@@ -116,33 +114,25 @@ class OwnEvaluator:
         raise PauseflError(f"the evaluator's process reported {event.kind} instead of its port")
 
 
-def _line_to(address: str, experiment: Experiment, tls: Tls | None, say: Say) -> RemoteEvaluator:
-    patience_s = experiment.evaluation.connect_timeout_s
-    return RemoteEvaluator(address, experiment.evaluated_workload, tls, patience_s, say)
+def _connect(connection: EvaluatorConnection, plan: EvaluatorPlan, say: Say) -> RemoteEvaluator:
+    return RemoteEvaluator(connection.address, plan.subject, connection.tls, connection.patience_s, say)
 
 
-def _run_own(experiment: Experiment, events: "Connection[Any, Any]") -> None:
+def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:
     """The main function of the process a server has started."""
     die_with_parent()
     ignore_interrupts()
     try:
-        asyncio.run(_serve(experiment, "127.0.0.1", 0, None, events.send))
+        asyncio.run(_serve(plan, EvaluatorEndpoint("127.0.0.1", 0, None), events.send))
     except PauseflError as error:
         traceback.print_exc()  # into server.log
         events.send(Failed(str(error), isinstance(error, ConfigError)))
 
 
 async def _serve(
-    experiment: Experiment,
-    host: str,
-    port: int,
-    tls: Tls | None,
-    report: Report,
-    ended_by: Sequence[signal.Signals] = (),
+    plan: EvaluatorPlan, endpoint: EvaluatorEndpoint, report: Report, ended_by: Sequence[signal.Signals] = ()
 ) -> None:
     """Make the evaluator, listen, and serve until one of the signals comes."""
-    if experiment.workload.model == "synthetic":
-        raise ConfigError('workload.model = "synthetic": learns nothing that an evaluator could evaluate')
     try:  # here and not above: a server that imports this module needs no torch
         import torch
 
@@ -154,20 +144,15 @@ async def _serve(
 
     os.nice(_NICENESS)
     torch.set_num_threads(1)
-    w = experiment.workload
-    with told_in_one_line(w, "making the model and its data"):
+    with told_in_one_line(plan, "making the model and its data"):
         evaluator = Evaluator(
-            w.dataset,
-            w.model,
-            seed=experiment.experiment.seed,
-            device=w.device,
-            subset_examples=experiment.evaluation.subset,
+            plan.dataset, plan.model, seed=plan.seed, device=plan.device, subset_examples=plan.subset_examples
         )
-    with told_in_one_line(w, "one training step and one evaluation before round 1"):
-        evaluator.rehearse(training_of(w), method_of(w))
-    server, ended = EvaluatorServer(evaluator, experiment.evaluated_workload, tls), asyncio.Event()
+    with told_in_one_line(plan, "one training step and one evaluation before round 1"):
+        evaluator.rehearse(plan.training, method_of(plan.workload))
+    server, ended = EvaluatorServer(evaluator, plan.subject, endpoint.tls), asyncio.Event()
     for number in ended_by:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    report(Ready(await server.start(host, port)))
+    report(Ready(await server.start(endpoint.host, endpoint.port)))
     await ended.wait()
     await server.stop()

@@ -42,7 +42,7 @@ class EvaluatorServer:
     """The evaluator's end: evaluates one model at a time, on a thread of its own."""
 
     def __init__(self, evaluator: SplitEvaluator, workload: str, tls: Tls | None) -> None:
-        """`workload` is what a run must agree on (`Experiment.evaluated_workload`)."""
+        """`workload` is what a run must agree on (`EvaluatorPlan.subject`)."""
         self._evaluator = evaluator
         self._workload = workload
         self._tls = tls

@@ -33,10 +33,12 @@ class Always:
 
 @dataclass(frozen=True)
 class Cycle:
-    """On for some rounds, then off for some, from round 1."""
+    """Clients are on for some rounds, then off for some, from round 1."""
 
     on_rounds: int
+    """How many rounds they are on."""
     off_rounds: int
+    """How many rounds they are off."""
 
     def __post_init__(self) -> None:
         for name in ("on_rounds", "off_rounds"):
@@ -52,10 +54,12 @@ class Cycle:
 
 @dataclass(frozen=True)
 class MarkovAvailability:
-    """On in round 1; from round to round it leaves or comes back with these probabilities (Gilbert's two states)."""
+    """Clients are on in round 1. Then each leaves or returns with these probabilities (Gilbert's two states)."""
 
     leave_probability: float
+    """The probability that a client that is on is off in the next round."""
     return_probability: float
+    """The probability that a client that is off is on in the next round."""
 
     def __post_init__(self) -> None:
         for name in ("leave_probability", "return_probability"):
@@ -73,9 +77,11 @@ class MarkovAvailability:
 
 @dataclass(frozen=True)
 class Trace:
-    """As a CSV file says: columns client_id, round, on (1 or 0), each row holding until the client's next one."""
+    """A CSV file says when clients are on. Its columns are client_id, round and on (1 or 0); a row holds until the
+    client's next one."""
 
     path: str
+    """The file, relative to the experiment's file."""
 
     def __post_init__(self) -> None:
         self._changes()

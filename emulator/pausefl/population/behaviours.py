@@ -29,7 +29,7 @@ Draw = Callable[[int], np.random.Generator]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Honest: changes nothing. Behaviours override what they change."""
+    """An honest client: nothing changes. Behaviours override what they change."""
 
     needs_classes: ClassVar[bool] = False
     """True for those that change examples by their class."""
@@ -65,6 +65,7 @@ class LabelNoise(Behaviour):
     needs_classes: ClassVar[bool] = True
 
     share: float = 0.5
+    """The probability that a label is replaced."""
 
     def __post_init__(self) -> None:
         _check_share("share", self.share)
@@ -78,11 +79,12 @@ class LabelNoise(Behaviour):
 
 @dataclass(frozen=True)
 class QuantitySkew(Behaviour):
-    """Of each label the client has a share of its examples only, drawn uniformly from [least_share, 1]."""
+    """The client keeps only a share of its examples of each label, drawn uniformly from [least_share, 1]."""
 
     needs_classes: ClassVar[bool] = True
 
     least_share: float = 0.0
+    """The least share that can be drawn."""
 
     def __post_init__(self) -> None:
         _check_share("least_share", self.least_share)
@@ -95,11 +97,12 @@ class QuantitySkew(Behaviour):
 
 @dataclass(frozen=True)
 class LabelSkew(Behaviour):
-    """The client's labels have proportions q ~ Dirichlet(concentration), as far as its examples go."""
+    """The client's labels have proportions q ~ Dirichlet(concentration), as far as its examples allow."""
 
     needs_classes: ClassVar[bool] = True
 
     concentration: float = 0.5
+    """The concentration. Small values leave few labels."""
 
     def __post_init__(self) -> None:
         _check_positive("concentration", self.concentration)
@@ -113,9 +116,10 @@ class LabelSkew(Behaviour):
 
 @dataclass(frozen=True)
 class LocalEpochs(Behaviour):
-    """The client's number of local epochs, drawn once from `choices`."""
+    """The client has its own number of local epochs, drawn once from `choices`."""
 
     choices: tuple[int, ...] = (2, 3, 4, 5)
+    """The numbers to draw from."""
 
     def __post_init__(self) -> None:
         if not self.choices or min(self.choices) < 1:
@@ -128,9 +132,11 @@ class LocalEpochs(Behaviour):
 
 @dataclass(frozen=True)
 class GaussianUpdate(Behaviour):
-    """Model poisoning: a zero-mean Gaussian vector whose norm is that of the honest update times `scale`."""
+    """Model poisoning: the update becomes a zero-mean Gaussian vector whose norm is that of the honest update times
+    `scale`."""
 
     scale: float = 1.0
+    """The factor of the norm."""
 
     def __post_init__(self) -> None:
         _check_positive("scale", self.scale)
@@ -147,9 +153,10 @@ class GaussianUpdate(Behaviour):
 
 @dataclass(frozen=True)
 class ScaledUpdate(Behaviour):
-    """The honest update times `factor`; a negative one turns it round."""
+    """The client sends its honest update times `factor`. A negative factor reverses it."""
 
     factor: float = 10.0
+    """The factor."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.factor):
@@ -162,9 +169,10 @@ class ScaledUpdate(Behaviour):
 
 @dataclass(frozen=True)
 class SignFlip(ScaledUpdate):
-    """The honest update, turned round."""
+    """The client sends its honest update, reversed."""
 
     factor: float = -1.0
+    """The factor, below 0."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.factor) and self.factor < 0):
@@ -173,9 +181,10 @@ class SignFlip(ScaledUpdate):
 
 @dataclass(frozen=True)
 class StaleModel(Behaviour):
-    """Trains from the model of `participations` of its own rounds ago, or the oldest it has seen."""
+    """The client trains from the model of `participations` of its own rounds ago, or the oldest it has seen."""
 
     participations: int = 1
+    """How many of its own rounds the model is old."""
 
     def __post_init__(self) -> None:
         if self.participations < 1:
@@ -188,9 +197,11 @@ class StaleModel(Behaviour):
 
 @dataclass(frozen=True)
 class Dropout(Behaviour):
-    """In a round it was chosen for, the client trains and then gives no update, with probability `probability`."""
+    """In a round for which it was chosen, the client trains and then gives no update, with probability
+    `probability`."""
 
     probability: float = 0.2
+    """The probability of giving no update."""
 
     def __post_init__(self) -> None:
         _check_share("probability", self.probability)
@@ -208,9 +219,10 @@ class Dropout(Behaviour):
 
 @dataclass(frozen=True)
 class SlowDevice(Behaviour):
-    """With probability `share`, drawn once, training takes `factor` times as long as this machine needs for it."""
+    """With probability `share`, drawn once, training takes `factor` times as long as it does on this machine."""
 
     factor: float = 3.0
+    """The factor of the training time, at least 1."""
     share: float = 1.0
     """The share of the group's clients that are slow, on average (Fed-TS, Fig. 11)."""
 

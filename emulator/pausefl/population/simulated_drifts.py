@@ -30,9 +30,10 @@ class DriftLaw(Protocol):
 
 @dataclass(frozen=True)
 class BernoulliDrift:
-    """0 with probability `small`, else 1: the reward of Fed-TS, eq. (6), as its Theorem 1 has it."""
+    """0 with probability `small`, else 1: the reward of Fed-TS, eq. (6), as in its Theorem 1."""
 
     small: float
+    """The probability of a drift of 0."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.small <= 1:
@@ -54,10 +55,12 @@ class BernoulliDrift:
 
 @dataclass(frozen=True)
 class LogNormalDrift:
-    """Log-normal, with this mean and standard deviation: close to what runs measure, also where drifts vary widely."""
+    """A log-normal drift, close to what runs measure, even where drifts vary widely."""
 
     mean: float
+    """The mean."""
     sd: float
+    """The standard deviation."""
 
     def __post_init__(self) -> None:
         for name in ("mean", "sd"):

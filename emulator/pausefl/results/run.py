@@ -42,6 +42,9 @@ class Run:
     The DataFrames need pandas (`pip install "pausefl[pandas]"`); `columns` gives the same tables as numpy arrays.
     """
 
+    path: Path
+    """The run directory."""
+
     def __init__(self, path: Path) -> None:
         """ConfigError when `path` is no run directory."""
         self.path = path

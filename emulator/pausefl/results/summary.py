@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pausefl.config.client_records import budget_of
-from pausefl.config.experiment import Experiment
+from pausefl.config.links import LatencyTable
+from pausefl.config.tables import ClientGroup, PrivacyTable, SelectionTable
 from pausefl.results.accounting import releases_at_most, tighter_epsilon
 from pausefl.results.selections import choices_by_group
 from pausefl_client.data.datasets import split_note
@@ -31,8 +32,24 @@ _PRIVATE_ONLY = (
 )
 
 
+@dataclass(frozen=True)
+class SummaryPlan:
+    """What summary.json takes from the experiment."""
+
+    seed: int
+    clients: int
+    groups: Mapping[str, ClientGroup]
+    """By name."""
+    selection: SelectionTable
+    dataset: str
+    latency: LatencyTable
+    privacy: PrivacyTable
+    shows_host_metrics: bool
+    """Whether client processes serve metrics."""
+
+
 def summarise(
-    experiment: Experiment,
+    plan: SummaryPlan,
     policy: Policy,
     records: Sequence[RoundRecord],
     late_events: Sequence[LogEvent],
@@ -45,13 +62,13 @@ def summarise(
     size = int(result.theta.size)
     events = _all_events(records, late_events)
     return {
-        "policy": experiment.selection.policy,
+        "policy": plan.selection.policy,
         "policy_parameters": {f.name: getattr(policy, f.name) for f in fields(policy)},
-        "seed": experiment.experiment.seed,
+        "seed": plan.seed,
         "rounds": result.state.round,
-        "clients": experiment.clients.count,
-        "m": experiment.selection.m,
-        "data": _data(experiment, result),
+        "clients": plan.clients,
+        "m": plan.selection.m,
+        "data": _data(plan.dataset, result),
         "model_size": size,
         "test_examples": next((e.n_examples for e in result.final_evaluations if e.split == "test"), None),
         "final_accuracy": _test_accuracy(result.final_evaluations),
@@ -66,15 +83,15 @@ def summarise(
         "tau_min_s": _finite(result.state.table.effective_tau_min_s),
         "clamped_latencies": int(result.state.table.clamped.sum()),
         "capped": capped(result.state.table, events),
-        "latency_signal": experiment.latency.signal,
-        "time_scale": experiment.latency.time_scale,
-        **_privacy(experiment, records, late_events, result.state.table, size),
-        "disclosed": [*_ALWAYS_DISCLOSED, *experiment.privacy.disclose, *_by_metrics(experiment)],
+        "latency_signal": plan.latency.signal,
+        "time_scale": plan.latency.time_scale,
+        **_privacy(plan.privacy, records, late_events, result.state.table, size),
+        "disclosed": [*_ALWAYS_DISCLOSED, *plan.privacy.disclose, *_by_metrics(plan)],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
-        "selections_by_group": _selections(records, experiment),
+        "selections_by_group": _selections(records, plan.groups),
         "rejected_updates": sum(event.kind == "rejected" for event in events),
-        "timing_error_s": timing_error_s(records, experiment.latency.mode),
-        **({"overruns": overruns(records)} if experiment.latency.mode == "total" else {}),
+        "timing_error_s": timing_error_s(records, plan.latency.mode),
+        **({"overruns": overruns(records)} if plan.latency.mode == "total" else {}),
         "suspect_rounds": result.state.suspect_rounds,
         "suspect_because": suspect_because(records),
         "stopped_because": result.stopped_because,
@@ -103,22 +120,22 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _by_metrics(experiment: Experiment) -> list[str]:
-    return ["host_metrics"] if experiment.metrics.client_port >= 0 else []
+def _by_metrics(plan: SummaryPlan) -> list[str]:
+    return ["host_metrics"] if plan.shows_host_metrics else []
 
 
-def _data(experiment: Experiment, result: RunResult) -> str | None:
+def _data(dataset: str, result: RunResult) -> str | None:
     """How many examples clients trained on and models were evaluated on; None if no model was evaluated."""
-    name, evaluated = experiment.workload.dataset, {e.split: e.n_examples for e in result.final_evaluations}
+    evaluated = {e.split: e.n_examples for e in result.final_evaluations}
     if not evaluated:
         return None
-    note = split_note(name, evaluated["test"])
+    note = split_note(dataset, evaluated["test"])
     sizes = f"{result.state.table.n_examples.sum():,} with the clients, {evaluated['validation']:,} for validation"
-    return f"{name}, examples: {sizes}, {evaluated['test']:,} to test on" + (f"; {note}" if note else "")
+    return f"{dataset}, examples: {sizes}, {evaluated['test']:,} to test on" + (f"; {note}" if note else "")
 
 
 def _privacy(
-    experiment: Experiment,
+    settings: PrivacyTable,
     records: Sequence[RoundRecord],
     late_events: Sequence[LogEvent],
     table: ClientTable,
@@ -128,7 +145,7 @@ def _privacy(
 
     The greatest ε spent is an upper bound: it counts jobs whose clients have not been heard of since.
     """
-    settings, budget = experiment.privacy, budget_of(experiment.privacy)
+    budget = budget_of(settings)
     private = budget is not None and not settings.reproducible_noise
     if budget is None:
         names = ("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", *_PRIVATE_ONLY)
@@ -164,7 +181,7 @@ def _had_spent(events: Iterable[LogEvent]) -> bool:
     return any(released.values())
 
 
-def _selections(records: Sequence[RoundRecord], experiment: Experiment) -> dict[str, dict[str, Any]]:
+def _selections(records: Sequence[RoundRecord], groups: Mapping[str, ClientGroup]) -> dict[str, dict[str, Any]]:
     """How often each group's clients were chosen from when they joined, also per client and round they could be."""
     return {
         name: {
@@ -173,7 +190,7 @@ def _selections(records: Sequence[RoundRecord], experiment: Experiment) -> dict[
             "selections_after_join": int(group.chosen.sum()),
             "per_client_round": group.per_client_round,
         }
-        for name, group in choices_by_group(records, experiment.groups).items()
+        for name, group in choices_by_group(records, groups).items()
     }
 
 

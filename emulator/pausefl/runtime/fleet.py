@@ -21,7 +21,8 @@ from pausefl.runtime.failure_log import FailureLog
 from pausefl.runtime.forks import client_context
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
-from pausefl.runtime.server_process import run_server_process
+from pausefl.runtime.server.plan import server_plan
+from pausefl.runtime.server.process import run_server_process
 from pausefl_process.events import (
     Done,
     Failed,
@@ -117,7 +118,8 @@ class Fleet:
     def _start_server(self) -> "Connection[Any, Any]":
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        arguments = (self._experiment, self._run_dir, theirs, self._lock, self._back_to)
+        plan = server_plan(self._experiment, self._run_dir.name)
+        arguments = (plan, self._run_dir, theirs, self._lock, self._back_to)
         self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
         start(self._server)
         theirs.close()

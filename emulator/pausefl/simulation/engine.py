@@ -15,7 +15,7 @@ import numpy as np
 
 from pausefl.delays import Delay, known_means
 from pausefl.population.availability import Presence
-from pausefl.simulation import _kernel
+from pausefl.simulation import kernel
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
@@ -170,7 +170,7 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
             return simulate(policy, setting, rounds)
         for latency_s in curves.pieces(block, t):
             gained = np.empty((len(latency_s), 4))
-            _kernel.play(
+            kernel.play(
                 t,
                 np.ascontiguousarray(latency_s[:, order]),
                 share,

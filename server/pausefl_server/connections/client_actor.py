@@ -66,6 +66,16 @@ class _AskAgain:
     exchange: _Exchange
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateLimits:
+    """What every update must keep to."""
+
+    size: int
+    """How many values it has: as many as the model."""
+    norm_bound: NormBound | None = None
+    """What the mechanism cannot have made is rejected; None: nothing is."""
+
+
 class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]):
     """Writes what the coordinator tells it (`run`) and reads what the client answers (`listen`)."""
 
@@ -74,25 +84,23 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
         client_id: str,
         stream: StreamToClient,
         coordinator: Actor[Any],
-        model_size: int,
+        limits: UpdateLimits,
         clock: Callable[[], float],
         *,
         released: int = 0,
         conduct: Conduct | None = None,
-        norm_bound: NormBound | None = None,
     ) -> None:
         """`released` is how many releases the client's ledger counts at hello; `conduct` is kept over its streams."""
         super().__init__(f"client {client_id}")
         self.client_id = client_id
         self._stream = stream
         self._coordinator = coordinator
-        self._model_size = model_size
+        self._limits = limits
         self._clock = clock
         self._exchange: _Exchange | None = None
         self._ping = 0, 0.0  # the last one's nonce, and when it was sent
         self._conduct = conduct or Conduct(clock)
         self._allowed_messages = _FREE_MESSAGES
-        self._norm_bound = norm_bound
         self._last_job = 0, 0
         # Each job allows one release more; another may be under way that an earlier stream's job asked for.
         self._most_released = released + 1
@@ -187,7 +195,7 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
         else:
             exchange.result, exchange.first_frame_s, exchange.bytes_up = result, arrived_s, n_bytes
             try:
-                exchange.frames = Assembler(result.update, self._model_size)
+                exchange.frames = Assembler(result.update, self._limits.size)
                 exchange.frames.add(0, payload)
                 await self._finish_if_complete(exchange, arrived_s)
             except DamageError as damage:
@@ -254,15 +262,15 @@ class ClientActor(Actor[Dispatch | Acknowledge | SendPing | Dismiss | _AskAgain]
         )
 
     async def _check(self, frames: Assembler, release: Release) -> Vector:
-        if self._model_size * 4 <= _INLINE_BYTES:
+        if self._limits.size * 4 <= _INLINE_BYTES:
             return self._checked(frames, release)
         return await asyncio.to_thread(self._checked, frames, release)
 
     def _checked(self, frames: Assembler, release: Release) -> Vector:
         vector = frames.finish(check_finite=True)
         # An epsilon that is not the schedule's is the coordinator's to reject.
-        if self._norm_bound is not None and release.epsilon > 0:
-            self._norm_bound.check(vector, release.epsilon)
+        if self._limits.norm_bound is not None and release.epsilon > 0:
+            self._limits.norm_bound.check(vector, release.epsilon)
         return vector
 
     def _possible(self, release: Release) -> Release:

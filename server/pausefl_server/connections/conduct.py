@@ -22,7 +22,7 @@ class Conduct:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._offences = 0.0
-        self._judged_s = self._rests_until_s = clock()
+        self._counted_s = self._rests_until_s = clock()
         self._rest_s = 0.0
 
     def check_rested(self) -> None:
@@ -33,8 +33,8 @@ class Conduct:
     def offend(self, reason: str) -> None:
         """Count a message that was rejected; one is forgiven every few seconds. AbuseError when it is one too many."""
         now_s = self._clock()
-        self._offences = max(0.0, self._offences - (now_s - self._judged_s) / _FORGIVEN_EVERY_S) + 1
-        self._judged_s = now_s
+        self._offences = max(0.0, self._offences - (now_s - self._counted_s) / _FORGIVEN_EVERY_S) + 1
+        self._counted_s = now_s
         if self._offences > _MOST_OFFENCES:
             self._offences = 0.0
             self.rest(reason)

@@ -13,10 +13,9 @@ from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, decode
-from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.connections.client_actor import ClientActor, UpdateLimits
 from pausefl_server.connections.conduct import AbuseError, Conduct
 from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Reception
-from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Dismiss, Lost, Register
@@ -45,21 +44,19 @@ class FederationServer:
     def __init__(
         self,
         coordinator: Coordinator,
-        model_size: int,
+        limits: UpdateLimits,
         tls: Tls | None = None,
         *,
         admission: Admission | None = None,
-        norm_bound: NormBound | None = None,
         most_clients: int = 1000,
         dead_after_s: float = DEAD_AFTER_S,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
     ) -> None:
         """`most_clients` bounds connections and streams; what a stream must show and send is the other arguments'."""
         self._coordinator = coordinator
-        self._model_size = model_size
+        self._limits = limits
         self._tls = tls
         self._admission = admission or Admission()
-        self._norm_bound = norm_bound
         self._owners, self._strangers = Reception(hello_timeout_s), Reception(hello_timeout_s)
         self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
         self._server = make_server(dead_after_s, _limits(most_clients, hello_timeout_s))
@@ -101,11 +98,10 @@ class FederationServer:
             hello.client_id,
             stream,
             self._coordinator,
-            self._model_size,
+            self._limits,
             time.monotonic,
             released=hello.ledger.released,
             conduct=conduct,
-            norm_bound=self._norm_bound,
         )
         writer: asyncio.Future[None] | None = None
         reason = "its connection broke"

@@ -1,7 +1,7 @@
 """The inner loops of `search`, compiled by numba at first use and cached on disk.
 
 They take arrays that `search` has already checked, sorted and reduced; nothing else calls them, but for
-`pausefl.simulation._kernel`. numba renews its cache when the file of the outermost function changes, not this
+`pausefl.simulation.kernel`. numba renews its cache when the file of the outermost function changes, not this
 one: that file states the SHA-256 of this one, and a test fails after a change here until it states the new one.
 """
 

@@ -103,11 +103,13 @@ class Comparison:
     runs: Mapping[str, Sequence[RunData]]
     """By policy, sorted by seed."""
     baseline: str
+    """The policy that savings are measured against."""
     split: Split
     """What accuracies of curves are measured on."""
     common_accuracy: float | None
     """The greatest accuracy every run reached at some evaluation; None where some run was never evaluated."""
     rows: Sequence[Row]
+    """The figures of each policy, in the order they were given."""
 
     @property
     def seeds(self) -> Sequence[int]:

@@ -22,7 +22,7 @@ from pausefl.runtime.client.plan import ClientPlan, ConnectionPlan, ScrapePlan, 
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl_client.link import Link
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings, Connect, Observe
+from pausefl_client.session import ClientSession, ClientSettings, Connect, HostResources, Observe
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_state import TrainerStates
@@ -98,9 +98,7 @@ class _Shared:
 
     plan: ClientPlan
     address: str
-    executor: Executor
-    monitor: HostMonitor
-    observe: Observe
+    host: HostResources
     ledgers: Path
     """The folder of the ledgers, and of what trainers remember."""
 
@@ -131,7 +129,8 @@ async def take_part(
         size = trainers[client_ids[0]].manifest.size
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
         observe = _expose(plan.scrape, privacies, size, on_metrics, closing)
-        shared = _Shared(plan, address, executor, monitor, observe, ledgers)
+        host = HostResources(executor, monitor=monitor, observe=observe)
+        shared = _Shared(plan, address, host, ledgers)
         attendance = _Attendance(sessions)
         async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
@@ -186,9 +185,7 @@ def _make_session(
         Releaser(privacy),
         link,
         connect=_connect(plan.connection, client_id, shared.address),
-        executor=shared.executor,
-        monitor=shared.monitor,
-        observe=shared.observe,
+        host=shared.host,
         states=TrainerStates(trainer, shared.ledgers / client_id),
     )
 

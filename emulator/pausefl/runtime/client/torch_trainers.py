@@ -16,7 +16,7 @@ from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
 from pausefl_client.data.partition import partition
 from pausefl_client.training.models import build_model
-from pausefl_client.training.torch_trainer import TorchTrainer, resolve_device, warm_up
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, warm_up
 from pausefl_client.training.trainer import Trainer
 
 warm_up()
@@ -46,14 +46,11 @@ def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[s
         held = data.train.take(rows[client_id])
         trainer = TorchTrainer(
             build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
-            chain.examples(held, data.classes),
+            LocalData(chain.examples(held, data.classes), data.classes, holding_of(held, dealing), data.task),
             chain.settings(plan.settings),
             device=device,
             seed=seed,
             client_id=client_id,
-            holding=holding_of(held, dealing),
-            classes=data.classes,
-            task=data.task,
             method=method_of(w),
         )
         return chain.trainer(trainer)

@@ -15,7 +15,7 @@ MOST_SETS = 10_000_000
 
 @dataclass(frozen=True)
 class PauseBrute(Pause):
-    """PAUSE (PAUSE v2, eq. (14)) with no search but the obvious one; refuses more than 10⁷ sets a round."""
+    """PAUSE (PAUSE v2, eq. (14)) by trying every set. Refuses more than 10⁷ sets a round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

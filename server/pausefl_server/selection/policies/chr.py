@@ -17,7 +17,7 @@ from pausefl_server.selection.observed import PolicyRound
 
 @dataclass(frozen=True)
 class Chr(NewcomerPolicy):
-    """Of every insertion, the p newcomers of greatest mean cosine similarity to the originals' mean update.
+    """Takes of every insertion the p newcomers of greatest mean cosine similarity to the originals' mean update.
 
     Unseen newcomers first; a round without an answer counts as similarity 0. The scheme that Fed-TS is compared with,
     as far as that paper describes it. FedCHAR itself clusters clients and trains a model per cluster, which is no part

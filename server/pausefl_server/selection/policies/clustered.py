@@ -11,7 +11,7 @@ from pausefl_server.selection.terms import rows_in_tie_order
 
 @dataclass(frozen=True)
 class Clustered(Policy):
-    """Draws one client from each of m urns; unbiased, each client being drawn m|D_k|/|D| times on average.
+    """Draws one client from each of m urns. A client is drawn m|D_k|/|D| times on average, so the choice is unbiased.
 
     Clients, largest first, are laid end to end with length m|D_k|; urn r is the r-th stretch of length |D|. A client
     may lie in several urns: drawn twice it trains once and counts twice. All draws weigh 1/m.

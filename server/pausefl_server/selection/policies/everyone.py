@@ -8,7 +8,7 @@ from pausefl_server.selection.base import Context, Policy, Selection
 
 @dataclass(frozen=True)
 class All(Policy):
-    """Every eligible client, whatever m says."""
+    """Chooses every eligible client, whatever m is."""
 
     def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
         """Select every eligible client."""

@@ -11,7 +11,7 @@ from pausefl_server.selection.terms import rows_in_tie_order
 
 @dataclass(frozen=True)
 class Fastest(Policy):
-    """The m eligible clients with the least E[τ_k]: PAUSE's baseline that ignores leakage and data."""
+    """Chooses the m eligible clients with the least E[τ_k]: PAUSE's baseline that ignores leakage and data."""
 
     @property
     def needs_oracle(self) -> bool:

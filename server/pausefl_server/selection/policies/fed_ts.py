@@ -47,7 +47,7 @@ class Posteriors:
 
 @dataclass(frozen=True)
 class FedTs(NewcomerPolicy):
-    """Of every insertion, the p newcomers with the greatest samples of Beta(s, f) (Fed-TS, eq. (5)).
+    """Takes of every insertion the p newcomers with the greatest samples of Beta(s, f) (Fed-TS, eq. (5)).
 
     A newcomer succeeds in a round when its drift is at most the mean of the centroids of all newcomers' drifts
     (eqs. (7)–(10)); a single drift counts as a success, and so do all where two-means finds but one cluster, after
@@ -134,7 +134,9 @@ class FedTs(NewcomerPolicy):
 
 @dataclass(frozen=True)
 class DriftUcb(FedTs):
-    """Fed-TS's rewards under UCB1 (Auer, Cesa-Bianchi and Fischer, 2002): mean reward + sqrt(2 ln t / T_k).
+    """Takes newcomers by UCB1 on Fed-TS's rewards (Auer, Cesa-Bianchi and Fischer, 2002).
+
+    The index is the mean reward + sqrt(2 ln t / T_k).
 
     A round in which a newcomer was chosen and gave no answer counts as one without reward.
     """

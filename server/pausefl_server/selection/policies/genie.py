@@ -13,7 +13,7 @@ from pausefl_server.selection.terms import rows_in_tie_order
 
 @dataclass(frozen=True)
 class Genie(Pause):
-    """argmax of min_S μ + α Φ_g + γ Φ_p with the true μ_k = τ_min E[1/τ_k] in place of ucb: regret's yardstick.
+    """Chooses as PAUSE does, with the true μ_k = τ_min E[1/τ_k] in place of ucb. Regret is measured against it.
 
     It has nothing to explore, so unseen clients get no precedence and ζ, discount and window no meaning.
     """

@@ -30,7 +30,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Oort(Policy):
-    """Exploits clients of great utility, less if they are slower than T, and explores fast ones that hold much data.
+    """Exploits clients of great utility, less so if they are slower than T. Explores fast ones that hold much data.
 
     After the paper's Algorithm 1 with its defaults; how utilities are normalised, clipped and mixed with the time since
     a client last took part, and how unseen clients are drawn, as in its authors' code (github.com/SymbioticLab/Oort).

@@ -91,11 +91,11 @@ class Pause(Policy):
     clusters: int | dict[str, int] = 6
     """R2: how many clusters to draw at random, or the cluster of each client by id."""
     rho: float | list[float] = 0.01
-    """R2: ρ, the price of every member of a cluster beyond the first; or the prices of the second, third, ... member,
-    non-decreasing, the last one holding for all further ones. No paper states it: with α = 100 the default makes a
-    shared access point cost as much as the whole range of the latency term, 1."""
+    """R2: ρ, the price of every member of a cluster beyond the first, or a list of the prices of the second, third, ...
+    member. A list does not decrease, and its last price holds for all further members. No paper states ρ. With α = 100
+    the default makes a shared access point cost as much as the whole range of the latency term, which is 1."""
     delta_tau_s: float = 0.0
-    """R2: δ_τ, logged per member beyond the first in a column of its own; never added to a measured latency."""
+    """R2: δ_τ, logged for each member beyond the first, in a column of its own. It is never added to a latency."""
     discount: float = 1.0
     """Factor by which earlier measurements lose weight each round, 1 for the plain mean of eq. (11)."""
     window: int = 0

@@ -20,7 +20,7 @@ OMEGA = 1e-6
 
 @dataclass(frozen=True)
 class SaPause(Pause):
-    """PAUSE whose argmax is searched by annealing: the published large-scale method, and the only one for other Φ.
+    """PAUSE with an argmax searched by annealing: the published large-scale method, and the only one for other Φ.
 
     Returns the best set seen, the start included. With `start_set = "exact"` it is therefore never worse than the
     optimum of R1 and equals PAUSE under R1; published runs started at random. Wherever the optimum is known (means,

@@ -11,7 +11,7 @@ from pausefl_server.selection.terms import rows_in_tie_order
 
 @dataclass(frozen=True)
 class Random(Policy):
-    """m of the eligible clients, uniformly, without replacement: PAUSE's first baseline."""
+    """Chooses m of the eligible clients, uniformly, without replacement: PAUSE's first baseline."""
 
     def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
         """A draw of this round's generator."""

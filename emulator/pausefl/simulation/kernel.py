@@ -10,7 +10,7 @@ import numpy as np
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.search.kernels import best_threshold, compiled
 
-KERNELS_SHA256 = "bfbbcff91478a858052f51704d12dee4415f6de1429afffcce3cbb89148fa543"
+KERNELS_SHA256 = "19c234177360e002b79a2910afaa42742203b747b5df888b902bf6c40cae37fc"
 """Of the source of `pausefl_server.search.kernels`, which is compiled into what stands here. numba's cache looks at
 this file alone, so it must change with that one; a test sees to it."""
 

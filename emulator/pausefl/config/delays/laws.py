@@ -10,15 +10,30 @@ from typing import Any
 import numpy as np
 
 from pausefl import delays
-from pausefl.config.delay_files import ClientPlace, MeasuredDelays
+from pausefl.config.delays.files import ClientPlace, MeasuredDelays
 from pausefl.config.kinds import made, plain_value, read_kind
-from pausefl.delays import Delay, Floor, FlooredNormal, MarkovDelay
+from pausefl.delays import Delay, Floor, FlooredNormal, MarkovDelay, published_delay
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 
 
+@dataclass(frozen=True)
+class Halves:
+    """The published latencies, a fast and a slow half of the clients; a client's law depends on its place."""
+
+    floor_s: float = 0.05
+    sd_s: float = 0.05
+
+    def law(self, client: ClientPlace) -> FlooredNormal:
+        """The law of one client; ValueError that names the key."""
+        return published_delay(client.place, len(client.client_ids), floor_s=self.floor_s, sd_s=self.sd_s)
+
+
 def markov(good: Delay, bad: Delay, to_bad: float, to_good: float) -> MarkovDelay:
-    """A Markov law whose path is no key: every client has its own."""
+    """A link with two states, good and bad, that change at random between rounds (Gilbert and Elliott).
+
+    A client's path through the states is its own, so it is no key.
+    """
     return MarkovDelay(good, bad, to_bad, to_good)
 
 
@@ -47,6 +62,9 @@ DELAYS = Registry(
 )
 """The kinds of laws. Any kind also takes `floor_s`."""
 
+EXCHANGE_DELAYS = DELAYS.including(halves=Halves)
+"""Those of `latency.delay`: it holds for all clients, so it alone can differ by a client's place among them."""
+
 
 @dataclass(frozen=True)
 class LawReader:
@@ -67,7 +85,7 @@ class LawReader:
 
     def _law(self, table: Any, key: str, kinds: Registry = DELAYS) -> Delay:
         read = read_kind(kinds, table, key, read_value=self._value, other_keys=["floor_s"])
-        law: Delay = made(read.law, {"client": self.client}, key) if isinstance(read, MeasuredDelays) else read
+        law: Delay = made(read.law, {"client": self.client}, key) if isinstance(read, MeasuredDelays | Halves) else read
         if isinstance(law, MarkovDelay):
             law = replace(law, path=int(self.rng_for(f"{key}.path").integers(1 << 63)))
         if "floor_s" not in table or isinstance(law, Floor | FlooredNormal):

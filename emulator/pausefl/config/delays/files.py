@@ -31,16 +31,19 @@ class ClientPlace:
 
 @dataclass(frozen=True)
 class MeasuredDelays:
-    """What is read from a file of measured delays; a client's law is made of it."""
+    """Measured delays from a column of a CSV file: one law for all clients, or one for each."""
 
     file: str
+    """The CSV file, relative to the experiment's file."""
     column: str
+    """The column that holds the delays."""
     client_column: str | None = None
-    """The column that tells whose a measurement is; none: all clients have one law."""
+    """The column that says whose delay a row holds. Without it, all clients have one law."""
     unit: Unit | None = None
-    """Of the values; seconds unless said."""
+    """The unit of the delays. Without it seconds, and values that look like milliseconds are questioned."""
     order: Literal["drawn", "recorded"] = "drawn"
-    """"drawn": with replacement; "recorded": round t has the t-th value, and the file begins anew at its end."""
+    """ "drawn": values are drawn with replacement. "recorded": round t has the t-th value, and after the last comes
+    the first."""
 
     def law(self, client: ClientPlace) -> Empirical | Recorded:
         """The law of one client; ValueError that names the key, or the file and line.

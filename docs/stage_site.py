@@ -1,0 +1,56 @@
+"""Copies every page to a folder for mkdocs, with the files that pages link to: `python docs/stage_site.py FOLDER`.
+
+The folder mirrors the repository, so that links between pages hold there too. One page is made only for the site:
+the modules that extensions use, which mkdocstrings writes from their docstrings.
+"""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("*.md", "docs/**/*.md", "deploy/*.md")
+MODULES = (
+    "pausefl",
+    "pausefl.delays",
+    "pausefl_server.selection",
+    "pausefl_server.clients",
+    "pausefl_client.data.datasets",
+    "pausefl_client.training.trainer",
+    "pausefl_process.events",
+    "pausefl_proto.budget",
+)
+
+_HEAD = """# Modules
+
+What policies, delay laws, data sets and trainers of your own build on, from the docstrings. Names that
+[the Python API](api.md) does not list may change in any version.
+"""
+
+
+def stage(folder: Path) -> None:
+    """Copy pages and linked files to a folder, which is emptied first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pages = [page for pattern in PAGES for page in ROOT.glob(pattern)]
+    for file in {*pages, *(file for page in pages for file in linked(page))}:
+        copy = folder / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    modules = "".join(
+        f"\n## `{name}`\n\n::: {name}\n    options:\n      show_root_heading: false\n" for name in MODULES
+    )
+    (folder / "docs" / "reference" / "modules.md").write_text(_HEAD + modules, "utf-8")
+
+
+def linked(page: Path) -> Iterator[Path]:
+    """The files of the repository that a page links to or shows."""
+    for target in re.findall(r"\]\(([^()\s#]+)", page.read_text("utf-8")):
+        file = (page.parent / target).resolve()
+        if file.is_file() and file.is_relative_to(ROOT):
+            yield file
+
+
+if __name__ == "__main__":
+    stage(Path(sys.argv[1]))

@@ -1,0 +1,220 @@
+"""Writes the pages in docs/reference from the code: `python docs/write_reference.py`.
+
+A test writes them again and compares.
+"""
+
+import argparse
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+import pausefl
+from pausefl import cli
+from pausefl.population.availability import AVAILABILITIES
+from pausefl.population.behaviours import BEHAVIOURS
+from pausefl.population.simulated_drifts import DRIFTS
+from pausefl.reference.catalogue import LAWS, Makers, tables
+from pausefl.reference.keys import MISSING, Key, attribute_docstrings, keys_of, sentence_of
+from pausefl_client.data.partition import PARTITIONERS
+from pausefl_server.selection import POLICIES
+
+FOLDER = Path(__file__).parent / "reference"
+
+_CONFIGURATION = """# Configuration reference
+
+This page is written from the code: `python docs/write_reference.py` writes it, and a test compares it. An experiment is
+a TOML file of these tables. Every key may be left out unless it is marked *required*. `pausefl validate CONFIG` prints
+an experiment with every default filled in, and the same sentences.
+
+"Not set" means that the key has no value by default; its sentence says what then happens. A key with a unit in its name
+(`_s`, `_bytes`) has that unit. Times are in seconds at the emulated scale, before `latency.time_scale`, where they are
+drawn; timeouts are in real seconds.
+"""
+
+_LAWS = """`latency.delay`, `latency.down` and `latency.up` take a table with one of these kinds. So do the same keys of
+`[[latency.groups]]`. Any kind also takes `floor_s`: no draw lies below it. Any decimal key of a law also accepts a law,
+sampled once per client. `halves` goes with `latency.delay` only. [More on delays](../network.md)."""
+_BEHAVIOURS = """`clients.groups.NAME.behaviours` takes a list of tables with one of these kinds.
+[More on groups](../behaviours.md)."""
+_AVAILABILITY = """`clients.groups.NAME.availability` takes a table with one of these kinds.
+[More on groups](../behaviours.md)."""
+_PARTITIONS = """`workload.partition` takes a table with one of these kinds, or a kind alone, which has its defaults.
+[More on partitions](../data.md)."""
+_DRIFTS = """`clients.groups.NAME.drift` takes a table with one of these kinds. Only `pausefl simulate` reads it."""
+_POLICIES = """The parameters of policy NAME stand in `[selection.NAME]`. [More on policies](../selection.md)."""
+
+_KINDS: tuple[tuple[str, str, Makers], ...] = (
+    ("Delay laws", _LAWS, LAWS),
+    ("Behaviours", _BEHAVIOURS, BEHAVIOURS),
+    ("Availability", _AVAILABILITY, AVAILABILITIES),
+    ("Partitions", _PARTITIONS, PARTITIONERS),
+    ("Drifts in simulations", _DRIFTS, DRIFTS),
+)
+
+
+_API = """# Python API reference
+
+This page is written from the docstrings. [The Python library](../library.md) shows the names in use. These are all
+public names of `import pausefl`; a test holds them to this page. What is not listed here may change in any version.
+
+"""
+
+_COMMANDS = """# Command reference
+
+This page is written from the code, as is `pausefl COMMAND --help`. How commands end is described in
+[events.md](../events.md#exit-statuses).
+"""
+
+
+def pages() -> dict[str, str]:
+    """The pages by file name, as the code is now."""
+    return {"configuration.md": configuration(), "commands.md": commands(), "api.md": api()}
+
+
+def commands() -> str:
+    """The page of commands and their options."""
+    return "\n".join((_COMMANDS, *(line for name, parser in subparsers() for line in _command(name, parser))))
+
+
+def api() -> str:
+    """The page of the library's public names."""
+    names = sorted(pausefl.__all__, key=lambda name: (isinstance(getattr(pausefl, name), type), name))
+    return "\n".join((_API, *(line for name in names for line in _public(name, getattr(pausefl, name)))))
+
+
+def _public(name: str, value: Any) -> Iterator[str]:
+    yield f"## `pausefl.{name}`\n"
+    if not isinstance(value, type):
+        yield f"```text\n{_signature(name, value)}\n```\n"
+    yield f"{_outside_code(inspect.getdoc(value) or '')}\n"
+    if isinstance(value, type) and (members := list(_members(value))):
+        yield "| attribute | what it is |\n|---|---|"
+        yield from members
+        yield ""
+
+
+def _signature(name: str, function: Callable[..., Any]) -> str:
+    """A function as its source has it, a parameter a line."""
+    signature = inspect.signature(function)
+    parameters = "".join(f"    {p},\n" for p in _parameters(signature))
+    return f"{name}(\n{parameters}) -> {_annotation(signature.return_annotation)}"
+
+
+def _parameters(signature: inspect.Signature) -> Iterator[str]:
+    keyword_only = False
+    for p in signature.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not keyword_only:
+            keyword_only = True
+            yield "*"
+        default = "" if p.default is p.empty else f" = {p.default!r}"
+        yield f"{p.name}: {_annotation(p.annotation)}{default}"
+
+
+def _annotation(annotation: Any) -> str:
+    """A type without the modules it comes from."""
+    return re.sub(r"\b(?:[a-z_]+\.)+", "", inspect.formatannotation(annotation))
+
+
+def _members(record: type[Any]) -> Iterator[str]:
+    """A row for each public field, property and method of a record's own, with its docstring."""
+    fields = attribute_docstrings(record)
+    for name, value in {**dict.fromkeys(inspect.get_annotations(record)), **vars(record)}.items():
+        said = fields.get(name) or (value and inspect.getdoc(value)) or ""
+        if not name.startswith("_") and name != "model_config" and said:
+            call = "()" if inspect.isfunction(value) else ""
+            yield f"| `{name}{call}` | {_cell(' '.join(said.split()))} |"
+
+
+def subparsers() -> Iterable[tuple[str, argparse.ArgumentParser]]:
+    """The subcommands of `pausefl`, in the order of its help."""
+    (action,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return action.choices.items()
+
+
+def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield f"## `pausefl {name}`\n\n{_sentence(parser.description)}\n"
+    yield "| argument | meaning |\n|---|---|"
+    for action in parser._actions:
+        if not isinstance(action, argparse._HelpAction):
+            yield f"| `{_argument(action)}` | {_cell(_sentence(action.help))} |"
+    yield ""
+
+
+def _argument(action: argparse.Action) -> str:
+    """An argument as a command line has it."""
+    value = action.metavar if action.nargs != 0 else None
+    words = [*action.option_strings[-1:], *([str(value)] if value else [])]
+    return _cell(" ".join(words) + (" ..." if action.nargs == "+" else ""))
+
+
+def _sentence(text: str | None) -> str:
+    """A help text as a sentence."""
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def configuration() -> str:
+    """The page of configuration keys."""
+    return "\n".join(
+        (_CONFIGURATION, *_tables(), *_policies(), *(line for part in _KINDS for line in _kinds(*part)), "")
+    )
+
+
+def _tables() -> Iterator[str]:
+    for table in tables():
+        level = "##" if "." not in table.header else "###"
+        yield f"{level} `{table.header}`\n\n{sentence_of(table.record)}\n"
+        yield from _rows(keys_of(table.record))
+
+
+def _policies() -> Iterator[str]:
+    yield f"## Policies\n\n{_POLICIES}\n"
+    for name, policy in POLICIES.items():
+        yield f"### Policy `{name}`\n\n{sentence_of(policy)}\n"
+        yield from _rows(key for key in keys_of(policy) if key.name != "m")
+
+
+def _kinds(title: str, text: str, kinds: Makers) -> Iterator[str]:
+    yield f"## {title}\n\n{text}\n"
+    for name, make in kinds.items():
+        yield f"### {title}: `{name}`\n\n{sentence_of(make)}\n"
+        yield from _rows(keys_of(make))
+
+
+def _rows(keys: Iterable[Key]) -> Iterator[str]:
+    rows = [
+        f"| `{key.name}` | {_cell(key.type)} | {_default(key.default)} | {key.unit} | {_cell(key.sentence)} |"
+        for key in keys
+    ]
+    if rows:
+        yield "| key | type | default | unit | meaning |\n|---|---|---|---|---|"
+        yield from rows
+        yield ""
+
+
+def _default(value: Any) -> str:
+    if value is MISSING:
+        return "*required*"
+    if isinstance(value, BaseModel):
+        return "its own defaults"
+    if value is None or value in ("", {}):
+        return "not set"
+    return f"`{json.dumps(value, ensure_ascii=False)}`".replace("Infinity", "inf")
+
+
+def _cell(text: str) -> str:
+    return _outside_code(text).replace("|", r"\|")
+
+
+def _outside_code(text: str) -> str:
+    """A text whose angle brackets are shown as they are."""
+    return "`".join(part if place % 2 else part.replace("<", "&lt;") for place, part in enumerate(text.split("`")))
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, "utf-8")

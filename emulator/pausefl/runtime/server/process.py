@@ -1,0 +1,121 @@
+"""Runs the server of one run: finds its model and evaluator and, at the end, writes its summary and model files."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pausefl.config.server_records import selected_policy
+from pausefl.results.summary import SummaryPlan, summarise
+from pausefl.runtime.server.model_files import ModelFiles
+from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
+from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_line
+from pausefl_process.files import Lock, write_durably
+from pausefl_process.lifetime import (
+    allow_many_files,
+    die_with_parent,
+    first_error,
+    keep_freed_memory,
+    write_output_to,
+)
+from pausefl_process.plugins import errors_of_own_code
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.wire import Manifest, Vector
+from pausefl_server.rounds.evaluation import EvaluateModel
+from pausefl_server.selection.base import Policy
+from pausefl_server.service import RunResult, serve
+from pausefl_server.storage.store import Store
+
+log = logging.getLogger("pausefl.server")
+
+
+def run_server_process(
+    plan: ServerPlan,
+    run_dir: Path,
+    events: "Connection[Any, Any]",
+    lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
+    back_to: int | None = None,
+) -> None:
+    """The main function of the server process that `fleet` started; tells its parent everything through `events`."""
+    die_with_parent()
+    allow_many_files()
+    keep_freed_memory()
+    write_output_to(run_dir / "server.log")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    try:
+        serve_run(plan, run_dir, events.send, back_to)
+    except PauseflError as error:
+        log.error("%s", error, exc_info=error.__cause__)
+        events.send(Failed(str(error), isinstance(error, ConfigError)))
+    else:
+        events.send(Done())
+
+
+def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
+    """Serve one run to its end and write summary.json and the models. `report` gets the run's progress events.
+
+    `back_to` takes back the rounds after that one first.
+
+    ConfigError for bad input, PauseflError for a run that failed.
+    """
+    with errors_of_own_code(), first_error():
+        return asyncio.run(_serve(plan, run_dir, report, back_to))
+
+
+async def _serve(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None) -> RunResult:
+    policy, log_and_report = selected_policy(plan.selection), _logged(report)
+    async with _initial_model(plan.model, log_and_report) as (manifest, theta_0, evaluate):
+        models = ModelFiles(run_dir, manifest)
+        return await serve(
+            replace(plan.settings, manifest=manifest),
+            policy,
+            theta_0,
+            evaluate,
+            plan.endpoints,
+            run_dir,
+            log_and_report,
+            oracle=plan.oracle,
+            on_ready=lambda port: report(Ready(port)),
+            keep=partial(_keep, plan.summary, policy, models, run_dir),
+            back_to=back_to,
+            best_model=models,
+        )
+
+
+def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, result: RunResult) -> None:
+    """Write the last model and, last of all, summary.json."""
+    models.save_last(result.theta)
+    with closing(Store(run_dir / "run.db", verify=False)) as store:
+        summary = summarise(plan, policy, store.rounds(), store.late_events(), result)
+    write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+@asynccontextmanager
+async def _initial_model(
+    model: SyntheticModel | EvaluatedModel, report: Report
+) -> AsyncIterator[tuple[Manifest, Vector, EvaluateModel | None]]:
+    """The model's manifest, θ_0 and the evaluator's function; None for the synthetic model."""
+    if isinstance(model, SyntheticModel):
+        yield model.manifest, np.zeros(model.manifest.size, np.float32), None
+        return
+    from pausefl.evaluator.process import find_evaluator
+
+    async with find_evaluator(model.evaluator, model.connection, lambda text: report(Notice(text))) as evaluator:
+        manifest, theta_0 = await evaluator.initial()
+        yield manifest, theta_0, evaluator.evaluate
+
+
+def _logged(report: Report) -> Report:
+    def log_and_report(event: ProgressEvent) -> None:
+        log.info("%s", to_line(event))
+        report(event)
+
+    return log_and_report

@@ -1,0 +1,52 @@
+"""The checkpoint: the last two models survive a restart, and a torn one is not taken for a whole one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pausefl_proto.wire import digest
+from pausefl_server.storage.checkpoint import Checkpoint
+from rigs.log import theta
+
+
+@contextmanager
+def checkpoint_in(folder: Path) -> Iterator[Checkpoint]:
+    checkpoint = Checkpoint(folder)
+    try:
+        yield checkpoint
+    finally:
+        checkpoint.close()
+
+
+def test_the_last_two_models_are_there_after_a_restart(tmp_path: Path) -> None:
+    with checkpoint_in(tmp_path) as checkpoint:
+        for t in range(6):
+            checkpoint.save(t, theta(t))
+    with checkpoint_in(tmp_path) as checkpoint:
+        for t in (4, 5):
+            loaded = checkpoint.load(t, digest(theta(t)))
+            assert loaded is not None
+            assert loaded.tobytes() == theta(t).tobytes()
+        assert checkpoint.load(3, digest(theta(3))) is None
+        assert checkpoint.load(6, digest(theta(6))) is None
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "flipped", "missing"])
+def test_a_torn_model_is_not_taken_for_a_whole_one(tmp_path: Path, damage: str) -> None:
+    with checkpoint_in(tmp_path) as checkpoint:
+        checkpoint.save(1, theta(1.0))
+        (path,) = [p for p in tmp_path.iterdir() if p.stat().st_size]
+        whole = path.read_bytes()
+        match damage:
+            case "empty":
+                path.write_bytes(b"")
+            case "short":
+                path.write_bytes(whole[:-6])
+            case "flipped":
+                path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+            case "missing":
+                path.unlink()
+    with checkpoint_in(tmp_path) as checkpoint:
+        assert checkpoint.load(1, digest(theta(1.0))) is None
