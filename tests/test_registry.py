@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.registries import REGISTRIES
-from pausefl_process.registry import Entry, Registry
+from pausefl_process.registry import NamedEntry, Registry
 from pausefl_proto.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,9 +72,9 @@ def test_an_installed_package_adds_names_but_replaces_none(package: Path) -> Non
     assert THINGS.find("dict", "thing") is dict
     assert THINGS.code_of("counter") == "more_pausefl:Counter"
     assert THINGS.entries()[:3] == [
-        Entry("dict", "built in"),
-        Entry("ordered", "built in"),
-        Entry("counter", "package more-pausefl 1.2"),
+        NamedEntry("dict", "built in"),
+        NamedEntry("ordered", "built in"),
+        NamedEntry("counter", "package more-pausefl 1.2"),
     ]
 
 

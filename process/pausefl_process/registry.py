@@ -14,7 +14,7 @@ from pausefl_proto.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Entry:
+class NamedEntry:
     """A name that experiments may use."""
 
     name: str
@@ -63,10 +63,12 @@ class Registry(Mapping[str, Any]):
             return name
         return next((point.value for point in _installed(self.kind) if point.name == name), "")
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[NamedEntry]:
         """Every name, with its origin: first what is built in."""
         added = [point for point in _installed(self.kind) if point.name not in self.built_in]
-        return [Entry(name, "built in") for name in self.built_in] + [Entry(p.name, _origin(p)) for p in added]
+        return [NamedEntry(name, "built in") for name in self.built_in] + [
+            NamedEntry(p.name, _origin(p)) for p in added
+        ]
 
     def including(self, **more: Any) -> "Registry":
         """The same with more built in."""

@@ -27,8 +27,8 @@ def type_in_words(annotation: Any) -> str:
 
 
 def _in_words(schema: dict[str, Any]) -> str:
-    if "anyOf" in schema:
-        parts = [_in_words(part) for part in schema["anyOf"] if part.get("type") != "null"]
+    if members := schema.get("anyOf") or schema.get("oneOf"):
+        parts = [_in_words(part) for part in members if part.get("type") != "null"]
         return " or ".join(dict.fromkeys(parts))
     if "enum" in schema or "const" in schema:
         return " or ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
