@@ -1,6 +1,7 @@
 """The `pausefl` command as a user types it: what it prints, what it leaves, how it ends."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from pausefl.cli import main
 from pausefl.config.toml_source import preset_names
+from pausefl.registries import REGISTRIES
 
 PAUSEFL = [sys.executable, "-m", "pausefl"]
 TINY = """
@@ -39,8 +41,11 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_presets_are_listed_and_each_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     main(["validate", "--list"])
-    listed = capsys.readouterr().out.split()
+    presets, _, others = capsys.readouterr().out.partition("policies\n")
+    listed = presets.split()[1:]
     assert listed == preset_names()
+    for registry in REGISTRIES:
+        assert re.search(rf"^  {next(iter(registry))} +built in$", others, re.MULTILINE)
     assert {"demo", "small_mnist", "small_cifar", "large_mnist"} <= set(listed)
     for name in listed:
         main(["validate", name, "--set", "workload.model=synthetic"])  # whose data need not be on this machine
@@ -85,7 +90,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["simulate", "demo", "--rounds", "9", "--policies", ","], 2, "--policies: needs at least one name"),
         (["bench", "sprint"], 2, 'bench "sprint": must be one of'),
         (["bench", "selection", "--payload-bytes", "1"], 2, "bench selection: takes no --payload-bytes"),
-        (["data", "mnist9"], 2, 'workload.dataset = "mnist9": must be one of'),
+        (["data", "mnist9"], 2, 'workload.dataset = "mnist9": did you mean mnist'),
         (["report", "nowhere"], 2, "nowhere"),
         (["server", "demo", "--resume"], 2, "--resume: needs --run-dir"),
         (["client", "demo", "--server", "127.0.0.1:1", "--client-id", "me"], 2, "client id 'me': must be one of"),

@@ -15,8 +15,8 @@ from pausefl.config.experiment import Experiment, load_experiment, parse_experim
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.config.validation import build
-from pausefl_client.data import datasets
-from pausefl_client.training import models
+from pausefl_client.data.datasets import DATASETS
+from pausefl_client.registries import MODELS
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import POLICIES
 
@@ -99,12 +99,12 @@ MISTAKES = [
     ("privacy.unit=scalar", "privacy.unit = 'scalar'", "'coordinate' or 'vector'"),
     ('privacy.disclose=["lossy"]', "privacy.disclose.0 = 'lossy'", "'loss'"),
     ("latency.signal=rtt", "latency.signal = 'rtt'", "'round_trip' or 'communication'"),
-    ("latency.delay.kind=some", "latency.delay.kind = 'some'", "one of none, constant, normal"),
-    ("workload.partition=x", "workload.partition.kind = 'x'", "must be one of iid"),
-    ("workload.optimizer=x", "workload.optimizer = 'x'", "'adam' or 'sgd'"),
+    ("latency.delay.kind=some", 'latency.delay.kind = "some"', "one of none, constant, normal"),
+    ("workload.partition=x", 'workload.partition = "x"', "must be one of iid"),
+    ("workload.optimizer=x", 'workload.optimizer = "x"', "must be one of adam, sgd, adamw"),
     ("workload.device=gpu", "workload.device = 'gpu'", "'auto', 'cpu' or 'cuda'"),
     ("selection.policy=pauze", 'selection.policy = "pauze"', "did you mean pause"),
-    ("selection.policy=zzz", 'selection.policy = "zzz"', "pause, pause-brute, pow-d, random"),
+    ("selection.policy=zzz", 'selection.policy = "zzz"', "pause, pause-brute, sa-pause, genie"),
     ("selection.puase.alpha=1.0", "selection.puase", "did you mean pause"),
     ("selection.policy=no.such:Policy", 'selection.policy = "no.such:Policy"', "No module named"),
     (
@@ -379,4 +379,4 @@ def test_every_data_set_and_model_is_documented() -> None:
     assert parse_experiment(block).workload.dataset == "ag-news"
     tables, _, _ = text.partition("## AG-News")
     named = set(re.findall(r"^\| `([a-z0-9_-]+)` \|", tables, re.MULTILINE))
-    assert named == {*datasets.NAMES, *models.NAMES, "synthetic"}
+    assert named == {*DATASETS, *MODELS, "synthetic"}

@@ -93,7 +93,7 @@ def test_a_synthetic_model_has_behaviours_too() -> None:
         ("workload.examples=4", r"workload\.examples = 4: must be at least clients\.count = 5, one for each"),
         (
             'clients.groups.plain.behaviours=[{kind="lazy"}]',
-            r"plain\.behaviours\.0\.kind = 'lazy': must be one of",
+            r"plain\.behaviours\.0\.kind = \"lazy\": must be one of",
         ),
         ("clients.groups.plain.behaviours=[{}]", r"plain\.behaviours\.0\.kind: is missing; must be one of honest,"),
         (
@@ -111,7 +111,7 @@ def test_a_synthetic_model_has_behaviours_too() -> None:
             "clients.groups.plain={count=2, join_round=7, leave_round=7}",
             r"plain\.leave_round = 7: must be after its join_round = 7",
         ),
-        ('clients.groups.plain.availability={kind="often"}', r"availability\.kind = 'often': must be one of always"),
+        ('clients.groups.plain.availability={kind="often"}', r"availability\.kind = \"often\": must be one of always"),
         (
             'clients.groups.plain.availability={kind="cycle", on_rounds=1, off_rounds=0}',
             r"clients\.groups\.plain\.availability\.off_rounds = 0: must be at least 1",
@@ -239,7 +239,7 @@ def test_every_kind_is_documented() -> None:
     assert kinds == set(BEHAVIOURS) | set(AVAILABILITIES)
     for kind, record in {**BEHAVIOURS, **AVAILABILITIES}.items():
         (row,) = re.findall(rf"^\| `{kind}` \|.*\| (.*)\|$", text, re.MULTILINE)
-        assert set(re.findall(r"\w+", row)) == {field.name for field in fields(record)}, kind  # type: ignore[arg-type]
+        assert set(re.findall(r"\w+", row)) == {field.name for field in fields(record)}, kind
     text = (DOCS / "aggregation.md").read_text("utf-8")
     named = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
     assert named - {"rule"} == set(get_args(RuleName)) | set(get_args(OptimizerName))

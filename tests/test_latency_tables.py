@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl.config.delays.laws import KINDS
+from pausefl.config.delays.laws import DELAYS
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.links import processes
 from pausefl.config.server_records import check_policies
@@ -65,7 +65,7 @@ def measured(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DELAYS)
 def test_every_kind_can_be_written_and_survives_its_own_toml(kind: str, measured: Path) -> None:
     table = TABLES[kind].replace("FILE", str(measured))
     parsed = experiment(f'[latency.delay]\nkind = "{kind}"\n{table}\n')
@@ -161,7 +161,7 @@ def test_without_access_points_processes_are_filled_in_order() -> None:
 
 
 REFUSED = {
-    '[latency.delay]\nkind = "gaussian"': r"latency.delay.kind = 'gaussian': must be one of none, constant, normal",
+    '[latency.delay]\nkind = "gaussian"': r"latency.delay.kind = \"gaussian\": must be one of none, constant, normal",
     "[latency.delay]\nvalue_s = 1": "latency.delay.value_s: unknown key; known keys: kind, floor_s, sd_s",
     '[latency.delay]\nkind = "constant"': "latency.delay.value_s: is missing",
     '[latency.delay]\nkind = "constant"\nvalue_s = "1"': "latency.delay.value_s = '1': should be a valid number",
@@ -175,7 +175,7 @@ REFUSED = {
     ),
     '[latency.delay]\nkind = "sum"\nof = 3': "latency.delay.of = 3: must be a list of tables",
     '[latency.delay]\nkind = "floor"\nof = 3\nfloor_s = 0.1': "latency.delay.of = 3: must be a table such as",
-    '[latency.delay]\nkind = "sum"\nof = [{kind = "halves"}]': "latency.delay.of.0.kind = 'halves': must be one of",
+    '[latency.delay]\nkind = "sum"\nof = [{kind = "halves"}]': 'latency.delay.of.0.kind = "halves": must be one of',
     '[latency.delay]\nkind = "mixture"\nweights = [0.5]\nof = [{kind = "none"}]': (
         r"latency.delay.weights = \[0.5\]: must sum to 1"
     ),
@@ -184,7 +184,7 @@ REFUSED = {
     ),
     '[latency.delay]\nkind = "markov"\npath = 3': "latency.delay.path: unknown key",
     '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "gaussian"}': (
-        "latency.delay.mean_s.kind = 'gaussian': must be one of none, constant"
+        'latency.delay.mean_s.kind = "gaussian": must be one of none, constant'
     ),
     '[latency.delay]\nkind = "exponential"\nmean_s = {kind = "constant", valu_s = 1}': (
         "latency.delay.mean_s.valu_s: unknown key; did you mean value_s"
@@ -193,7 +193,7 @@ REFUSED = {
         "latency.delay.mean_s = -1.0: must be a finite number above 0"
     ),
     '[[latency.groups]]\nclients = "client-000"\ndelay = {kind = "halves"}': (
-        "latency.groups.0.delay.kind = 'halves': must be one of none, constant"
+        'latency.groups.0.delay.kind = "halves": must be one of none, constant'
     ),
     '[latency.delay]\nkind = "halves"\nfloor_s = -1': "latency.delay.floor_s = -1.0: must be a finite number",
     '[latency.delay]\nkind = "halves"\nsd_s = -1': "latency.delay.sd_s = -1.0: must be a finite number",

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from pausefl_client.training.models import NAMES, build_model, flatten, manifest_of, unflatten
+from pausefl_client.registries import MODELS
+from pausefl_client.training.models import build_model, flatten, manifest_of, unflatten
 from pausefl_proto.errors import ConfigError
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
@@ -58,7 +59,7 @@ def test_an_image_too_small_for_fed_tss_nets_is_named(name: str, shape: tuple[in
     assert build_model(name, smallest, 10, seed=1)(torch.zeros(2, *smallest)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_no_model_keeps_statistics_of_the_data(name: str) -> None:
     for_texts = name == "fedts_agnews"
     assert not list(build_model(name, (48,) if for_texts else CIFAR, 10, seed=1, has_tokens=for_texts).buffers())

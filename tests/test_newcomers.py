@@ -287,7 +287,7 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
     ("override", "message"),
     [
         ("clients.groups.late.drift={}", "clients.groups.late.drift: a simulation of newcomers draws drifts"),
-        ('clients.groups.late.drift={kind="gamma"}', "drift.kind = 'gamma': must be one of bernoulli, lognormal"),
+        ('clients.groups.late.drift={kind="gamma"}', 'drift.kind = "gamma": must be one of bernoulli, lognormal'),
         ('clients.groups.late.drift={kind="lognormal", mean=1.0}', "clients.groups.late.drift.sd"),
         ('clients.groups.late.drift={kind="lognormal", mean=0.0, sd=1.0}', "drift.mean = 0.0: must be a finite number"),
         ('clients.groups.late.drift={kind="bernoulli", small=1.5}', "drift.small = 1.5: must be from 0 to 1"),

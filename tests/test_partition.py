@@ -155,7 +155,7 @@ def test_by_client_needs_owners() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ('"sorted"', r"workload\.partition\.kind = 'sorted': must be one of iid, dominant-label"),
+        ('"sorted"', r"workload\.partition = \"sorted\": must be one of iid, dominant-label"),
         ('"dirichlet"', r'"dirichlet": is ambiguous; "dominant-label"'),
         ('{ kind = "shards", per_client = 0 }', r"workload\.partition\.per_client = 0: must be at least 1"),
         ('{ kind = "dominant-label", concentration = 0.0 }', r"workload\.partition\.concentration = 0\.0: must be"),

@@ -95,11 +95,11 @@ def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -
     ("name", "message"),
     [
         ("puase", 'selection.policy = "puase": did you mean pause'),
-        ("zzz", 'selection.policy = "zzz": must be one of all, chr, clustered, drift-ucb, fastest'),
+        ("zzz", 'selection.policy = "zzz": must be one of pause, pause-brute, sa-pause'),
         ("no_such_module:Policy", "No module named 'no_such_module'"),
         ("math:Policy", "has no attribute 'Policy'"),
         ("math:pi", "must be a subclass of pausefl_server.selection.Policy"),
-        ("pausefl_server.selection.base:Policy", "does not say how it selects"),
+        ("pausefl_server.selection.base:Policy", "is abstract; it has no method `select`"),
         (":Policy", "Empty module name"),
     ],
 )
@@ -124,7 +124,9 @@ def test_a_module_that_cannot_be_imported_is_one_clear_line(
     (tmp_path / "mine_alone.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     for name, ask in (("selection.policy", policy_class), ("phi_g", lambda name: SaPause(M, phi_g=name))):
-        with pytest.raises((ConfigError, ValueError), match=f"{name} = ['\"]mine_alone:Mine['\"]: {message}") as caught:
+        with pytest.raises(
+            (ConfigError, ValueError), match=f"{name} = ['\"]mine_alone:Mine['\"]: .*{message}"
+        ) as caught:
             ask("mine_alone:Mine")
         assert "\n" not in str(caught.value)
 

@@ -10,14 +10,14 @@ from pausefl_client.data.datasets import Examples
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
-from pausefl_client.training.trainer import Optimizer, TrainingSettings
+from pausefl_client.training.trainer import TrainingSettings
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.wire import Vector
 
 CPU = torch.device("cpu")
 
 
-def trainer(optimizer: Optimizer = "adam") -> TorchTrainer:
+def trainer(optimizer: str = "adam") -> TorchTrainer:
     rng = np.random.default_rng(1)
     examples = Examples(rng.standard_normal((60, 64), np.float32), rng.integers(0, 10, 60))
     model = build_model("mlp", (64,), 10, 1)

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.training.method import FedProx, TrainingMethod
 from pausefl_client.training.models import build_model, flatten, unflatten
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
@@ -23,10 +24,15 @@ EXAMPLES = DIGITS.train.take(np.arange(90))
 
 
 def make_trainer(
-    settings: TrainingSettings, *, examples: Examples = EXAMPLES, seed: int = 1, client_id: str = "c1"
+    settings: TrainingSettings,
+    *,
+    examples: Examples = EXAMPLES,
+    seed: int = 1,
+    client_id: str = "c1",
+    method: TrainingMethod | None = None,
 ) -> TorchTrainer:
     model = build_model("mlp", DIGITS.input_shape, 10, seed)
-    return TorchTrainer(model, LocalData(examples), settings, device=CPU, seed=seed, client_id=client_id)
+    return TorchTrainer(model, LocalData(examples), settings, device=CPU, seed=seed, client_id=client_id, method=method)
 
 
 THETA = flatten(build_model("mlp", DIGITS.input_shape, 10, 1))
@@ -60,11 +66,10 @@ def test_an_update_depends_on_seed_client_and_round_alone() -> None:
 def test_fedprox_adds_the_gradient_of_the_distance_to_the_rounds_model() -> None:
     """Two steps over all examples by hand: the first is at the anchor, the second is pulled back by μ(w − θ)."""
     mu, plain = 3.0, TrainingSettings("sgd", 0.1, len(EXAMPLES), 2, None)
-    settings = TrainingSettings("sgd", 0.1, len(EXAMPLES), 2, None, proximal_mu=mu)
     one = TrainingSettings("sgd", 0.1, len(EXAMPLES), 1, None)
     first = make_trainer(one).train(THETA, round=1).update
     expected = make_trainer(plain).train(THETA, round=1).update - np.float32(0.1 * mu) * first
-    trainer = make_trainer(settings)
+    trainer = make_trainer(plain, method=FedProx(mu))
     trainer.train(THETA + 1, round=1)  # the anchor is this round's model, not an earlier one's
     np.testing.assert_allclose(trainer.train(THETA, round=1).update, expected, atol=1e-6)
 
@@ -126,7 +131,6 @@ def test_features_train_too() -> None:
         ("optimizer", "lion"),
         ("learning_rate", 0.0),
         ("learning_rate", float("nan")),
-        ("proximal_mu", -1.0),
         ("batch_size", 0),
         ("epochs", 0),
         ("max_steps", 0),

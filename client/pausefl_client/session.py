@@ -20,7 +20,7 @@ from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
 from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
-from pausefl_process.plugins import in_one_line
+from pausefl_process.plugins import with_place
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, pack
@@ -365,7 +365,7 @@ class ClientSession:
 
     def _in_public(self, error: Exception, round: int) -> str:
         """What the server is told of an error in code that may be a user's own: such a text may hold data."""
-        said, who = in_one_line(error), {"client_id": self._settings.client_id, "round": round}
+        said, who = with_place(error), {"client_id": self._settings.client_id, "round": round}
         log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=error, extra=who)
         if self._releaser.ledger is None:
             return said

@@ -140,7 +140,7 @@ def _add_tools(command: _AddCommand) -> None:
         "validate", "print every key with its value and meaning; try data, partition and model without running them"
     )
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
-    sub.add_argument("--list", action="store_true", help="list the presets")
+    sub.add_argument("--list", action="store_true", help="list presets, and all that experiments can name")
     _add_set(sub)
 
 

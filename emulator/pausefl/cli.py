@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pausefl.arguments import make_parser
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.config.toml_source import is_file, naming, own_document, preset_names
+from pausefl.config.toml_source import is_file, naming, own_document
 from pausefl.config.validation import check_address
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
 from pausefl_process.ending import sigterm_as_interrupt
@@ -144,7 +144,7 @@ def _compare(options: argparse.Namespace) -> None:
 def _sweep(options: argparse.Namespace) -> None:
     from pausefl.campaigns.campaign import check_all_played
     from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
-    from pausefl.config.toml_source import read_source
+    from pausefl.config.toml_source import resolved_source
     from pausefl.runtime.run_dir import new_run_dir
 
     console = Console()
@@ -155,7 +155,7 @@ def _sweep(options: argparse.Namespace) -> None:
     else:
         grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{_name(options)}", options.run_dir)
         sweep = run_sweep(
-            read_source(options.config), grid, _at_least_1("--seeds", options.seeds), folder, _shower(console)
+            resolved_source(options.config), grid, _at_least_1("--seeds", options.seeds), folder, _shower(console)
         )
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
@@ -370,7 +370,9 @@ def _completion(options: argparse.Namespace) -> None:
 
 def _validate(options: argparse.Namespace) -> None:
     if options.list:
-        print("\n".join(preset_names()))
+        from pausefl.registries import listed
+
+        print("\n".join(listed()))
         return
     if options.config is None:
         raise ConfigError("pausefl validate: needs CONFIG or --list")

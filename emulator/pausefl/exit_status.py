@@ -8,6 +8,7 @@ from typing import Any
 from pausefl.extras import missing_package
 from pausefl_process.ending import INTERRUPTED
 from pausefl_process.events import Outcome
+from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError
 
 FAILED = 1
@@ -26,7 +27,8 @@ class RunInterrupted(PauseflError):
 def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
     """Run a command; say in one line what went wrong, and end the process with the status that says so as well."""
     try:
-        command(*arguments)
+        with errors_of_own_code():
+            command(*arguments)
     except PauseflError as error:
         _fail(error)
     except ModuleNotFoundError as error:

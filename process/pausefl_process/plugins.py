@@ -1,10 +1,21 @@
-"""What an experiment names as "package.module:attribute": policies, set functions, models, data sets of one's own."""
+"""Code that users bring as "package.module:name": how it is imported, and how its errors are told in one line."""
 
 import importlib
+import os
 import sys
+import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
+
+from pausefl_proto.errors import PauseflError
+
+# Errors are seldom made where a library raises them: the code that called it is what a user can change.
+_OURS = frozenset({"pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server"})
+_LIBRARIES = frozenset({"google", "grpc", "numba", "numpy", "pydantic", "pydantic_core", "scipy", "torch"})
+_INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib"))
 
 
 def imported(name: str) -> Any:
@@ -13,7 +24,12 @@ def imported(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the module is the user's: its first line may raise anything
-        raise ValueError(in_one_line(error)) from error
+        raise ValueError(in_one_line(error) + _in_parentheses(where_raised(error))) from error
+
+
+def is_library(package: str, file: str) -> bool:
+    """Whether a top-level package is Python's, ours, or installed: every process of a run can import it."""
+    return package in _OURS | sys.stdlib_module_names or file.startswith(_INSTALLED)
 
 
 def in_one_line(error: BaseException) -> str:
@@ -22,19 +38,50 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
-def where_raised(error: BaseException, names: Iterable[str]) -> str:
-    """FILE:LINE of the innermost call in a package of `names`, each "package.module:attribute".
+def with_place(error: BaseException, names: Iterable[str] = ()) -> str:
+    """An error in one line, and in parentheses FILE:LINE of the code a user brought, where it comes from there."""
+    return in_one_line(error) + _in_parentheses(where_raised(error, names))
 
-    Where no such code was running, as with a `torch.nn.Sequential` that an attribute made, that of the first attribute
-    that is a function; empty where there is none.
+
+@contextmanager
+def errors_of_own_code() -> Iterator[None]:
+    """Turn an error from code that a user brought into a PauseflError of one line, with its FILE:LINE."""
+    try:
+        yield
+    except PauseflError:
+        raise
+    except Exception as error:
+        leaf: BaseException = error
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        if isinstance(leaf, PauseflError) or not where_raised(leaf):
+            raise
+        raise PauseflError(with_place(leaf)) from error
+
+
+def where_raised(error: BaseException, names: Iterable[str] = ()) -> str:
+    """FILE:LINE of the innermost call in code that is neither Python's, nor ours, nor of a library we use.
+
+    Where no such code was running, as with a `torch.nn.Sequential` that a function made, that of the first of `names`
+    ("package.module:attribute") that is a function; empty where there is none.
     """
-    modules = [(name.partition(":")[0], name.partition(":")[2]) for name in names]
-    packages = {module.partition(".")[0] for module, _ in modules}
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages:
-            return f"{frame.f_code.co_filename}:{line}"
-    for module, attribute in modules:
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_brought(frame)]
+    # A file beside the experiment, rather than a package that it calls.
+    own = [(frame, line) for frame, line in frames if not frame.f_code.co_filename.startswith(_INSTALLED)]
+    for frame, line in reversed(own or frames):
+        return f"{frame.f_code.co_filename}:{line}"
+    for name in names:
+        module, _, attribute = name.partition(":")
         code = getattr(getattr(sys.modules.get(module), attribute, None), "__code__", None)
         if code is not None:
             return f"{code.co_filename}:{code.co_firstlineno}"
     return ""
+
+
+def _is_brought(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package not in _OURS | _LIBRARIES | sys.stdlib_module_names
+
+
+def _in_parentheses(place: str) -> str:
+    return f" ({place})" if place else ""

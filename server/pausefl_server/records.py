@@ -156,9 +156,9 @@ class Evaluation:
     """True: on the split's fixed subset; False: on all of it."""
     n_examples: int
     accuracy: float
-    """Share of right answers, in [0, 1]."""
+    """Share of right answers, or another task's mean score, in [0, 1]."""
     loss: float
-    """Mean cross-entropy; infinite for a model that has diverged."""
+    """Mean loss; infinite for a model that has diverged."""
 
 
 @dataclass(frozen=True, slots=True)

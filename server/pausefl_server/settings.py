@@ -9,7 +9,7 @@ from pausefl_proto.wire import Manifest
 from pausefl_server.host_limits import HostLimits
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.norm_bound import NormBound
-from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.model.optimizers import Optimizer, ServerOptimizer
 from pausefl_server.records import Signal
 
 
@@ -100,7 +100,7 @@ class ServerSettings:
     limits: HostLimits = field(default_factory=HostLimits)
     """Beyond these a round's measurements are suspect."""
     aggregation: Aggregation = field(default_factory=Aggregation)
-    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    optimizer: Optimizer = field(default_factory=ServerOptimizer)
     expected: Callable[[int], frozenset[str]] | None = None
     """round -> the clients that will be there, where that is known; a round waits for those who come or go with it."""
     clients: int | None = None

@@ -7,6 +7,7 @@ client processes share one copy and each takes only its own rows out of it.
 import gzip
 import importlib.resources
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -14,18 +15,17 @@ import numpy.typing as npt
 
 from pausefl_client.data.cache import FILES, cached_folder, data_folder, missing_files
 from pausefl_client.data.published import AG_NEWS_TEST_EXAMPLES, PUBLISHED
-from pausefl_client.factories import is_factory, resolve_factory
+from pausefl_client.data.tasks import LearningTask
+from pausefl_process.registry import Registry
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
 Labels = npt.NDArray[np.int64]
+TargetArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 DIGITS_VALIDATION_EXAMPLES = 297
 DIGITS_TEST_EXAMPLES = 300
-
-NAMES = ("digits", *PUBLISHED)
-"""The data sets that need no code of one's own."""
 
 _KEY = "workload.dataset"
 
@@ -36,14 +36,16 @@ class Examples:
 
     inputs: Inputs
     """(n, channels, height, width) uint8 images in 0..255, (n, words) int32 tokens, or (n, ...) float32 features."""
-    labels: Labels
-    """(n,) int64 in [0, classes)."""
+    labels: TargetArray
+    """(n,) int64 in [0, classes). With a task: (n, tokens) int64, or (n,) or (n, outputs) float32."""
     owners: Labels | None = None
     """(n,) int64, whose each example is, where that is known: a person or a device, by any numbers."""
 
     def __post_init__(self) -> None:
-        if self.inputs.dtype not in (np.uint8, np.float32, np.int32) or self.labels.dtype != np.int64:
-            raise ConfigError(f"{_KEY}: inputs must be uint8, int32 or float32 and labels int64")
+        if self.inputs.dtype not in (np.uint8, np.float32, np.int32):
+            raise ConfigError(f"{_KEY}: inputs must be uint8, int32 or float32")
+        if self.labels.dtype not in (np.int64, np.float32):
+            raise ConfigError(f"{_KEY}: labels must be int64, or float32 targets")
         if len(self.inputs) != len(self.labels):
             raise ConfigError(f"{_KEY}: {len(self.inputs)} inputs, but {len(self.labels)} labels")
         if self.owners is not None and (self.owners.dtype != np.int64 or len(self.owners) != len(self.labels)):
@@ -51,6 +53,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each example has a class, by which it can be counted and dealt out."""
+        return self.labels.ndim == 1 and self.labels.dtype == np.int64
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
         """A copy of the given rows, in memory."""
@@ -60,13 +67,20 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification task. `validation` is held-out training data: the best model is chosen on it, not on `test`."""
+    """What is learned. `validation` is held-out training data: the best model is chosen on it, not on `test`."""
 
     name: str
     train: Examples
     validation: Examples
     test: Examples
     classes: int
+    """How many outputs a model has for each thing it predicts; without a task, the classes."""
+    task: LearningTask | None = None
+    """None: classification of whole examples, by cross-entropy."""
+
+    def __post_init__(self) -> None:
+        if self.task is None and not self.train.has_classes:
+            raise ConfigError(f'{_KEY}: "{self.name}" has no class for each example, so it needs a task')
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -80,38 +94,36 @@ class Dataset:
 
 
 def load_dataset(name: str, *, examples: int | None = None, seed: int) -> Dataset:
-    """A data set by name: one of `NAMES`, or "package.module:factory", called as factory(seed) and returning a Dataset.
+    """A data set by its name in `DATASETS`, called as factory(seed) and returning a Dataset.
 
     The last 10,000 published training examples are `validation` (AG-News: a tenth of them; digits: 297 of its 1,797,
     and 300 are `test`). Without AG-News's train.csv, its test.csv alone is split, the same for every seed.
     `examples` keeps that many training examples, drawn by the seed. ConfigError if the data are missing or malformed.
     """
-    if is_factory(name):
-        dataset = resolve_factory(_KEY, name)(seed)
-        if not isinstance(dataset, Dataset):
-            raise ConfigError(f'{_KEY} = "{name}": returned {type(dataset).__name__}, not a Dataset')
-    elif name == "digits":
-        dataset = _load_digits(seed)
-    else:
-        dataset = _load_cached(name)
+    dataset = DATASETS.find(name, _KEY)(seed)
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f'{_KEY} = "{name}": returned {type(dataset).__name__}, not a Dataset')
     return dataset if examples is None else replace(dataset, train=_sample(dataset.train, examples, seed))
 
 
 def prepare_dataset(name: str) -> None:
-    """Decompress a published data set into the cache unless it is there; nothing to do for digits and one's own.
+    """Decompress a published data set into the cache unless it is there; there is nothing to do for any other.
 
     Called once before many clients start, so that they find the cache made. A missing file is downloaded, which is
     given up within 5 s if nothing answers. ConfigError, as from `load_dataset`.
     """
-    if not is_factory(name) and name != "digits":
-        cached_folder(_checked(name))
+    if name in PUBLISHED:
+        cached_folder(name)
+    elif not DATASETS.code_of(name):
+        DATASETS.find(name, _KEY)
 
 
 def check_is_here(name: str) -> None:
     """ConfigError for an unknown data set, and for one whose files would have to be downloaded first."""
-    if is_factory(name) or name == "digits":
-        return
-    if missing := missing_files(_checked(name)):
+    if name not in PUBLISHED:
+        if not DATASETS.code_of(name):
+            DATASETS.find(name, _KEY)
+    elif missing := missing_files(name):
         folder = data_folder() / PUBLISHED[name].folder
         raise ConfigError(f'{_KEY} = "{name}": {missing[0]} is not in {folder}; fetch it with: pausefl data {name}')
 
@@ -144,8 +156,8 @@ def _load_digits(seed: int) -> Dataset:
     )
 
 
-def _load_cached(name: str) -> Dataset:
-    folder = cached_folder(_checked(name))
+def _load_cached(name: str, seed: int) -> Dataset:  # noqa: ARG001  # the split is the same for every seed
+    folder = cached_folder(name)
     arrays = {file: np.load(folder / f"{file}.npy", mmap_mode="r") for file in FILES}
     train, test = (
         Examples(arrays[f"{split}_inputs"], arrays[f"{split}_labels"].astype(np.int64)) for split in ("train", "test")
@@ -161,12 +173,6 @@ def _load_cached(name: str) -> Dataset:
     return Dataset(name, _slice(train, kept), _slice(train, held_out), test, published.classes)
 
 
-def _checked(name: str) -> str:
-    if name not in PUBLISHED:
-        raise ConfigError(f'{_KEY} = "{name}": must be one of {", ".join(NAMES)}, or "package.module:factory"')
-    return name
-
-
 def _slice(examples: Examples, rows: slice) -> Examples:
     """A view, not a copy: a memory-mapped array stays one."""
     return Examples(examples.inputs[rows], examples.labels[rows])
@@ -178,3 +184,7 @@ def _sample(examples: Examples, n: int, seed: int) -> Examples:
     # Sorted rows read a memory-mapped file from front to back.
     rows = np.sort(generator(seed, "examples").choice(len(examples), n, replace=False))
     return examples.take(rows) if n < len(examples) else examples
+
+
+DATASETS = Registry("datasets", {"digits": _load_digits, **{name: partial(_load_cached, name) for name in PUBLISHED}})
+"""Called with the seed; each returns a Dataset."""

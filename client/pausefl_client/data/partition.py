@@ -1,11 +1,13 @@
 """How training examples are dealt out to clients. Pure functions of the labels, their owners and a seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 
+from pausefl_client.data.datasets import TargetArray
+from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -28,16 +30,13 @@ class Dealt:
 class Partitioner(Protocol):
     """Deals training examples out; its fields are the parameters of its table."""
 
-    stream: ClassVar[str]
-    """The name of its stream of random draws."""
-
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> Sequence[IntArray]:
         """The rows of each client; ConfigError or ValueError if it cannot be done."""
 
 
 def partition(
     partitioner: Partitioner,
-    labels: IntArray,
+    labels: TargetArray,
     *,
     clients: int,
     classes: int,
@@ -46,12 +45,18 @@ def partition(
 ) -> list[IntArray]:
     """The rows of each client, sorted; no row goes to two clients and every client gets at least one.
 
-    `labels` is (n,) int64 in [0, classes), `owners` (n,) int64. ConfigError if it cannot be done.
+    `labels` is (n,) int64 in [0, classes), `owners` (n,) int64. Examples without classes count as of one class, for
+    partitioners that can do without. ConfigError if it cannot be done.
     """
-    if not 1 <= clients <= labels.size:
-        raise ConfigError(f"clients.count = {clients}: must be from 1 to the {labels.size} training examples")
-    dealt = Dealt(labels, classes, clients, owners)
-    parts = [np.sort(rows) for rows in partitioner.deal(dealt, generator(seed, "partition", partitioner.stream))]
+    if not 1 <= clients <= len(labels):
+        raise ConfigError(f"clients.count = {clients}: must be from 1 to the {len(labels)} training examples")
+    if labels.ndim != 1 or labels.dtype != np.int64:
+        if getattr(partitioner, "needs_classes", False):
+            raise ConfigError(f"{_KEY}: deals out by class, and the examples of workload.dataset have none")
+        labels, classes = np.zeros(len(labels), np.int64), 1
+    dealt = Dealt(labels.astype(np.int64, copy=False), classes, clients, owners)
+    stream = getattr(partitioner, "stream", type(partitioner).__name__)
+    parts = [np.sort(rows) for rows in partitioner.deal(dealt, generator(seed, "partition", stream))]
     _check(parts, dealt)
     return parts
 
@@ -60,7 +65,10 @@ def _check(parts: Sequence[IntArray], dealt: Dealt) -> None:
     """ConfigError unless the parts are disjoint and none is empty: a partitioner may be a user's own."""
     if len(parts) != dealt.clients or not all(part.size for part in parts):
         raise ConfigError(f"{_KEY}: must give each of the {dealt.clients} clients at least one example")
-    if np.bincount(np.concatenate(parts), minlength=dealt.labels.size).max() > 1:
+    rows = np.concatenate(parts)
+    if rows.dtype != np.int64 or not (rows.min() >= 0 and rows.max() < dealt.labels.size):
+        raise ConfigError(f"{_KEY}: must give rows of type int64, from 0 to {dealt.labels.size - 1}")
+    if np.bincount(rows, minlength=dealt.labels.size).max() > 1:
         raise ConfigError(f"{_KEY}: gives an example to two clients")
 
 
@@ -80,6 +88,7 @@ class DominantLabel:
     """Unequal sizes, and one dominant label for each client (PAUSE v2, Section V)."""
 
     stream: ClassVar[str] = "dominant-label"
+    needs_classes: ClassVar[bool] = True
 
     concentration: float = 3.0
     """The concentration of the Dirichlet distribution of sizes. Small values make sizes more unequal."""
@@ -130,6 +139,7 @@ class LabelDirichlet:
     """
 
     stream: ClassVar[str] = "label-dirichlet"
+    needs_classes: ClassVar[bool] = True
 
     concentration: float = 0.5
     """Near 0 each client has one label; great values come close to equal shares at random. The value is spread over
@@ -166,6 +176,7 @@ class Shards:
     """
 
     stream: ClassVar[str] = "shards"
+    needs_classes: ClassVar[bool] = True
 
     per_client: int = 2
     """How many shards each client gets."""
@@ -212,13 +223,16 @@ class ByClient:
         return [np.flatnonzero(dealt.owners == owner) for owner in rng.permutation(owners)[: dealt.clients]]
 
 
-PARTITIONERS: Mapping[str, type[Partitioner]] = {
-    "iid": Iid,
-    "dominant-label": DominantLabel,
-    "label-dirichlet": LabelDirichlet,
-    "shards": Shards,
-    "by-client": ByClient,
-}
+PARTITIONERS = Registry(
+    "partitioners",
+    {
+        "iid": Iid,
+        "dominant-label": DominantLabel,
+        "label-dirichlet": LabelDirichlet,
+        "shards": Shards,
+        "by-client": ByClient,
+    },
+)
 """kind -> its record."""
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from pausefl_client.data.text import BUCKETS
-from pausefl_client.factories import is_factory, resolve_factory
+from pausefl_client.registries import MODELS
 from pausefl_proto.draws import stable_hash
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
@@ -20,22 +20,21 @@ _KEY = "workload.model"
 _GROUPS = 8
 # Of a text's words, while training.
 _HIDDEN_SHARE = 0.5
+_FOR_TEXTS = {"fedts_agnews"}
 
 
 def build_model(
     name: str, input_shape: Sequence[int], classes: int, seed: int, *, has_tokens: bool = False
 ) -> nn.Module:
-    """A model by name: one of `NAMES`, or "package.module:factory", called as factory(input_shape, classes).
+    """A model by its name in `MODELS`, called as factory(input_shape, classes).
 
     `has_tokens`: inputs are texts as tokens. Its initial weights depend on `name` and `seed` alone, and torch's global
     generator is left as it was. ConfigError for an unknown name, or inputs that the model cannot take.
     """
-    if not is_factory(name) and name not in _MODELS:
-        raise ConfigError(f'{_KEY} = "{name}": must be one of {", ".join(_MODELS)}, or "package.module:factory"')
-    if not is_factory(name) and has_tokens != (name in _FOR_TEXTS):
+    if name in MODELS and has_tokens != (name in _FOR_TEXTS):
         wanted, found = ("texts", "numbers") if name in _FOR_TEXTS else ("numbers", "texts")
         raise ConfigError(f'{_KEY} = "{name}": needs {wanted}, but workload.dataset holds {found}')
-    factory = resolve_factory(_KEY, name) if is_factory(name) else _MODELS[name]
+    factory = MODELS.find(name, _KEY)
     # devices=[]: the CPU's generator only. A parent that is yet to fork must not wake CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stable_hash(seed, "model", name))
@@ -218,16 +217,3 @@ def _image_shape(name: str, input_shape: tuple[int, ...], least: int) -> tuple[i
     if min(height, width) < least:
         raise ConfigError(f'{_KEY} = "{name}": images of {height}x{width} are too small for it')
     return channels, height, width
-
-
-_MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
-    "mlp": mlp,
-    "cnn3": cnn3,
-    "cnn5": cnn5,
-    "fedts_fashion": fedts_fashion,
-    "fedts_cifar": fedts_cifar,
-    "fedts_agnews": fedts_agnews,
-}
-_FOR_TEXTS = {"fedts_agnews"}
-NAMES = tuple(_MODELS)
-"""The models that need no code of one's own."""

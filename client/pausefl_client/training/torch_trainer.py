@@ -8,11 +8,14 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding, holding_of
+from pausefl_client.data.tasks import LearningTask
+from pausefl_client.training.method import Batch, TrainingMethod
 from pausefl_client.training.models import flatten, manifest_of, unflatten
+from pausefl_client.training.optimizers import LearningRates, make_optimizer
+from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_client.training.withdrawal import stop_if_withdrawn
 from pausefl_proto.draws import generator
@@ -29,6 +32,8 @@ class LocalData:
     """How many the task has, for `label_counts` to count those without examples here as well."""
     holding: Holding | None = None
     """Of the data before anything was done to them; None: nothing was."""
+    task: LearningTask | None = None
+    """What is learned; None: classification."""
 
 
 class TorchTrainer:
@@ -43,19 +48,22 @@ class TorchTrainer:
         device: torch.device,
         seed: int,
         client_id: str,
+        method: TrainingMethod | None = None,
     ) -> None:
+        """`method` is the plain one unless given; it must be this client's own."""
         examples = data.examples
         self.n_examples = len(examples)
-        self.label_counts = {
-            f"label_{c}": float(n) for c, n in enumerate(np.bincount(examples.labels, minlength=data.classes))
-        }
+        counts = np.bincount(examples.labels, minlength=data.classes) if examples.has_classes else ()
+        self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
         self.manifest = manifest_of(model)
         self.holding = data.holding or holding_of(examples, dealing="")
         self._model = model.to(device)
         self._inputs = torch.from_numpy(examples.inputs).to(device)
         self._labels = torch.from_numpy(examples.labels).to(device)
-        self._anchored: list[tuple[nn.Parameter, torch.Tensor]] = []  # with their values in the round's model
-        self._optimizer = _optimizer(settings, list(model.parameters()))
+        self._task = data.task or Classification()
+        self._method = method or TrainingMethod()
+        self._optimizer = self._method.optimizer(self._model, settings)
+        self._rates = LearningRates(settings) if settings.schedule else None
         self._settings = settings
         self._device = device
         self._seed = seed
@@ -70,29 +78,32 @@ class TorchTrainer:
         torch.manual_seed(int(rng.integers(2**63)))
         unflatten(self._model, theta)
         self._model.train()
-        self._set_anchors()
-        losses = []
-        for batch in self.batches(rng):
-            stop_if_withdrawn()
-            losses.append(self._step(batch))
+        self._set_rate(round)
+        self._method.begin_round(self._model, round)
+        losses = self._method.local_steps(self._model, self._optimizer, self._prepared(rng), self._task)
+        self._method.end_round(self._model)
         # Reading a value waits for a GPU.
         loss = float(torch.stack(losses).mean())
         return TrainingOutcome(flatten(self._model) - theta, loss)
 
     def state(self) -> bytes:
-        """The optimizer's state: Adam's moments and step counts; empty for SGD and before the first round."""
-        if not any(torch.is_tensor(value) for of_one in self._optimizer.state.values() for value in of_one.values()):
+        """The states of optimizer and method, such as Adam's moments; empty where there are none, as for plain SGD."""
+        of_method = dict(self._method.state())
+        of_optimizer = (value for of_one in self._optimizer.state.values() for value in of_one.values())
+        if not (of_method or any(torch.is_tensor(value) for value in of_optimizer)):
             return b""
         buffer = io.BytesIO()
-        torch.save(self._optimizer.state_dict(), buffer)
+        torch.save({**self._optimizer.state_dict(), "method": of_method}, buffer)
         return buffer.getvalue()
 
     def restore(self, state: bytes) -> None:
-        """Go on with the optimizer's state; empty: with a fresh one."""
-        self._optimizer = _optimizer(self._settings, list(self._model.parameters()))
-        if state:
-            # Read as tensors and numbers alone: no code is run, whatever the file holds.
-            self._optimizer.load_state_dict(torch.load(io.BytesIO(state), self._device, weights_only=True))
+        """Go on with these states; empty: with fresh ones."""
+        self._optimizer = self._method.optimizer(self._model, self._settings)
+        # Read as tensors and numbers alone: no code is run, whatever the file holds.
+        saved = torch.load(io.BytesIO(state), self._device, weights_only=True) if state else {}
+        self._method.restore(saved.pop("method", {}))
+        if saved:
+            self._optimizer.load_state_dict(saved)
 
     def batches(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         """Row indices of each step: all examples in a new order every epoch, `max_steps` batches at most."""
@@ -105,20 +116,16 @@ class TorchTrainer:
             start = step % per_epoch * settings.batch_size
             yield order[start : start + settings.batch_size]
 
-    def _step(self, batch: torch.Tensor) -> torch.Tensor:
-        loss = functional.cross_entropy(self._model(normalise(self._inputs[batch])), self._labels[batch])
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for parameter, anchor in self._anchored:
-            assert parameter.grad is not None
-            parameter.grad.add_(parameter.detach() - anchor, alpha=self._settings.proximal_mu)
-        self._optimizer.step()
-        return loss.detach()
+    def _prepared(self, rng: np.random.Generator) -> Iterator[Batch]:
+        """The batches of a round, until its job is withdrawn."""
+        for rows in self.batches(rng):
+            stop_if_withdrawn()
+            yield Batch(normalise(self._inputs[rows]), self._labels[rows])
 
-    def _set_anchors(self) -> None:
-        """FedProx pulls every parameter towards where it is now; nothing does with μ = 0."""
-        if self._settings.proximal_mu:
-            self._anchored = [(parameter, parameter.detach().clone()) for parameter in self._model.parameters()]
+    def _set_rate(self, round: int) -> None:
+        if self._rates is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._rates.at(round)
 
 
 def normalise(inputs: torch.Tensor) -> torch.Tensor:
@@ -150,10 +157,4 @@ def warm_up() -> None:
     parameter.grad = torch.zeros(1)
     with mock.patch.object(torch.cuda, "is_available", return_value=False):
         for optimizer in ("adam", "sgd"):
-            _optimizer(TrainingSettings(optimizer), [parameter]).step()
-
-
-def _optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True)
-    return torch.optim.SGD(parameters, lr=settings.learning_rate, fused=True)
+            make_optimizer(TrainingSettings(optimizer), [parameter]).step()

@@ -1,36 +1,39 @@
 """What a client session asks of whatever trains for it. No torch here: a session with a synthetic model needs none."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from pausefl_client.data.holdings import Holding
+from pausefl_client.registries import OPTIMIZERS, SCHEDULES
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, Vector
-
-Optimizer = Literal["adam", "sgd"]
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
     """Local training of one round; the fields are the keys of `[workload]` (PAUSE's published runs by default)."""
 
-    optimizer: Optimizer = "adam"
+    optimizer: str = "adam"
+    """A name of `registries.OPTIMIZERS`: one of torch.optim in lower case."""
     learning_rate: float = 0.01
     batch_size: int = 20
     epochs: int = 1
     max_steps: int | None = 100
     """Ends a round's training after that many optimizer steps; None: only the epochs count."""
-    proximal_mu: float = 0.0
-    """FedProx (Li et al., MLSys 2020): the loss gets + μ/2 ‖w − θ‖²."""
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    """What else the optimizer is made with, such as weight_decay."""
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+    """How the learning rate changes from round to round: a `kind` of `registries.SCHEDULES` and its parameters; empty:
+    it does not."""
 
     def __post_init__(self) -> None:
-        if self.optimizer not in get_args(Optimizer):
-            raise ConfigError(f'workload.optimizer = "{self.optimizer}": must be "adam" or "sgd"')
+        OPTIMIZERS.check_name(self.optimizer, "workload.optimizer")
+        if self.schedule:
+            SCHEDULES.check_name(str(self.schedule.get("kind", "")), "workload.schedule.kind")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ConfigError(f"workload.learning_rate = {self.learning_rate}: must be a finite number above 0")
-        if not (math.isfinite(self.proximal_mu) and self.proximal_mu >= 0):
-            raise ConfigError(f"workload.proximal_mu = {self.proximal_mu}: must be a finite number, at least 0")
         for key in ("batch_size", "epochs", "max_steps"):
             value = getattr(self, key)
             if value is not None and value < 1:

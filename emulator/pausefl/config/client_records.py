@@ -1,14 +1,21 @@
 """The client's side of an experiment as records: budget, mechanism, training and TLS. Each is checked as it is made."""
 
+from typing import TYPE_CHECKING, Any
+
 from pausefl.config.kinds import read_kind
 from pausefl.config.tables import PrivacyTable, TlsTable, WorkloadTable
+from pausefl_client.data.datasets import DATASETS
 from pausefl_client.data.partition import PARTITIONERS, Partitioner
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import schedule_key
+from pausefl_client.registries import MODELS, TRAINING_METHODS
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
+
+if TYPE_CHECKING:  # which needs torch
+    from pausefl_client.training.method import TrainingMethod
 
 
 def budget_of(privacy: PrivacyTable) -> Budget | None:
@@ -35,18 +42,49 @@ def training_of(workload: WorkloadTable) -> TrainingSettings:
     """What a client does with the model."""
     return TrainingSettings(
         optimizer=workload.optimizer,
+        optimizer_options=workload.optimizer_options,
+        schedule=workload.schedule,
         learning_rate=workload.learning_rate,
         batch_size=workload.batch_size,
         epochs=workload.epochs,
         max_steps=workload.max_steps,
-        proximal_mu=workload.proximal_mu,
     )
+
+
+def method_of(workload: WorkloadTable) -> "TrainingMethod":
+    """How one client trains, a fresh object; ConfigError. Imports torch."""
+    method: TrainingMethod = read_kind(TRAINING_METHODS, _method_table(workload), "workload.training")
+    return method
+
+
+def _method_table(workload: WorkloadTable) -> str | dict[str, Any]:
+    if not workload.proximal_mu:
+        return workload.training
+    if workload.training != "plain":
+        raise ConfigError('workload.proximal_mu: goes with workload.training = "plain"')
+    return {"kind": "fedprox", "mu": workload.proximal_mu}
+
+
+def check_names(workload: WorkloadTable) -> None:
+    """ConfigError for a name in [workload] that stands for nothing. Imports none of what they stand for."""
+    training_of(workload)
+    training = _method_table(workload)
+    if workload.model == "synthetic":
+        return
+    MODELS.check_name(workload.model, "workload.model")
+    DATASETS.check_name(workload.dataset, "workload.dataset")
+    if isinstance(training, str):
+        TRAINING_METHODS.check_name(training, "workload.training")
+    elif isinstance(training.get("kind"), str):
+        TRAINING_METHODS.check_name(training["kind"], "workload.training.kind")
+    else:
+        raise ConfigError("workload.training.kind: is missing")
 
 
 def partitioner_of(workload: WorkloadTable) -> Partitioner:
     """How training examples are dealt out to clients; ConfigError."""
-    table = {"kind": workload.partition} if isinstance(workload.partition, str) else workload.partition
-    if table.get("kind") == "dirichlet":
+    table = workload.partition
+    if "dirichlet" in (table, table.get("kind") if isinstance(table, dict) else ""):
         raise ConfigError(
             'workload.partition = "dirichlet": is ambiguous; "dominant-label" draws sizes and a dominant label'
             ' (PAUSE), "label-dirichlet" draws label proportions (Hsu et al., 2019)'

@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from pausefl.config.base import TomlTable
-from pausefl.config.client_records import check_privacy, partitioner_of, tls_of, training_of
+from pausefl.config.client_records import check_names, check_privacy, partitioner_of, tls_of
 from pausefl.config.groups import check_groups, presence_of
 from pausefl.config.links import LatencyTable, LinkPlan, check_access_points, check_netem, plan_links
 from pausefl.config.tables import (
@@ -29,7 +29,7 @@ from pausefl.config.tables import (
     TlsTable,
     WorkloadTable,
 )
-from pausefl.config.toml_source import Overrides, document_of, is_file, naming, read_source
+from pausefl.config.toml_source import Overrides, document_of, import_from, is_file, naming, read_source
 from pausefl.config.validation import as_json, check_address, explain, unknown_key
 from pausefl.delays import Delay
 from pausefl_proto.errors import ConfigError
@@ -137,6 +137,7 @@ def experiment_of(document: Mapping[str, Any]) -> Experiment:
         experiment = Experiment.model_validate_json(as_json(document))
     except ValidationError as error:
         raise ConfigError(explain(error, Experiment)) from None
+    import_from(experiment.experiment.python_path)
     check(experiment)
     return experiment
 
@@ -147,7 +148,7 @@ def check(experiment: Experiment) -> None:
     check_groups(experiment.groups)
     presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     check_privacy(experiment.privacy)
-    training_of(experiment.workload)
+    check_names(experiment.workload)
     partitioner_of(experiment.workload)
     tls_of(experiment.tls)
     if experiment.evaluation.address:

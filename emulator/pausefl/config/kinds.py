@@ -12,10 +12,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from pausefl.config.validation import as_json, explain, unknown_key
+from pausefl_process.plugins import with_place
+from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
-
-Kinds = Mapping[str, Callable[..., Any]]
-"""kind -> what makes its record. Its parameters are the table's other keys, their annotations the keys' types."""
 
 
 def plain_value(annotation: Any, value: Any, key: str) -> Any:
@@ -27,7 +26,7 @@ def plain_value(annotation: Any, value: Any, key: str) -> Any:
 
 
 def read_kind(
-    kinds: Kinds,
+    kinds: Registry,
     table: object,
     key: str,
     *,
@@ -36,11 +35,16 @@ def read_kind(
 ) -> Any:
     """The record that a table's `kind` names, made of its other keys; ConfigError that names the key.
 
+    The parameters of what `kinds` holds are the table's other keys, and their annotations the keys' types.
+    A text in place of the table is a kind with the defaults of its keys.
     `read_value` reads a value from its annotation, itself and its key. The caller reads `other_keys`, known as well.
     """
-    if not isinstance(table, dict):
+    if isinstance(table, str):
+        make, table = kinds.find(table, key), {"kind": table}
+    elif isinstance(table, dict):
+        make = _kind(kinds, table, key)
+    else:
         raise ConfigError(f'{key} = {table!r}: must be a table such as {{ kind = "{next(iter(kinds))}" }}')
-    make = kinds[_kind(kinds, table, key)]
     parameters = _parameters(make)
     for name in table:
         if name not in (known := ["kind", *parameters, *other_keys]):
@@ -58,23 +62,27 @@ def made(make: Callable[..., Any], values: Mapping[str, Any], key: str) -> Any:
         return make(**values)
     except ValueError as error:
         raise ConfigError(f"{key}.{error}") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # what makes it may be a user's own
+        raise ConfigError(f"{key}: {with_place(error)}") from error
 
 
-def _kind(kinds: Kinds, table: Mapping[str, Any], key: str) -> str:
-    allowed = f"must be one of {', '.join(kinds)}"
+def _kind(kinds: Registry, table: Mapping[str, Any], key: str) -> Callable[..., Any]:
     if "kind" not in table:
-        raise ConfigError(f"{key}.kind: is missing; {allowed}")
+        raise ConfigError(f"{key}.kind: is missing; must be one of {', '.join(kinds)}")
     kind = table["kind"]
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ConfigError(f"{key}.kind = {kind!r}: {allowed}")
-    return kind
+    if not isinstance(kind, str):
+        raise ConfigError(f"{key}.kind = {kind!r}: must be one of {', '.join(kinds)}")
+    make: Callable[..., Any] = kinds.find(kind, f"{key}.kind")
+    return make
 
 
 @cache
 def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(make).parameters
+    return inspect.signature(make, eval_str=True).parameters
 
 
 @cache
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(annotation)
+    return TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pausefl.config.base import Count, Positive, Share, TomlTable
 from pausefl.config.delays.files import ClientPlace
-from pausefl.config.delays.laws import EXCHANGE_KINDS, LawReader
+from pausefl.config.delays.laws import EXCHANGE_DELAYS, LawReader
 from pausefl.delays import Delay, NoDelay, Sum
 from pausefl_client.link import Mode
 from pausefl_proto.draws import generator
@@ -273,7 +273,7 @@ def _with_delays(plan: LinkPlan, laws: _Laws, client: ClientPlace, seed: int) ->
         key, table = said
         if key != "latency.delay":
             return reader.read(table, key)
-        return reader.read({"kind": "halves", **table}, key, EXCHANGE_KINDS)
+        return reader.read({"kind": "halves", **table}, key, EXCHANGE_DELAYS)
 
     if laws.delay is None:
         return replace(plan, down=law_of(laws.down), up=law_of(laws.up))

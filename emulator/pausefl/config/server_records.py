@@ -4,18 +4,20 @@ This module imports the server, so a client never imports it.
 """
 
 import json
+from typing import Any
 
 from pausefl.config.client_records import tls_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
-from pausefl.config.tables import AggregationTable, HostTable, OptimizerTable, SelectionTable
+from pausefl.config.kinds import made, read_kind
+from pausefl.config.tables import AggregationTable, HostTable, KindTable, OptimizerTable, SelectionTable
 from pausefl.config.validation import build
 from pausefl_process.http_server import is_loopback
 from pausefl_process.tokens import read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_server.host_limits import HostLimits
-from pausefl_server.model.aggregation import Aggregation
-from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.model.aggregation import RULES, Aggregation, AggregationRule
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer, ServerOptimizer
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.selection import Policy, policy_class
 
@@ -26,19 +28,33 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
     parameters = selection.parameters(name)
     if "m" in parameters:
         raise ConfigError(f"selection.{name}.m: unknown key; all policies share selection.m")
-    policy: Policy = build(policy_class(name), f"selection.{name}", {"m": selection.asked, **parameters})
+    key = "selection.policy" if name == selection.policy else f"selection.{name}"
+    policy: Policy = build(policy_class(name, key), f"selection.{name}", {"m": selection.asked, **parameters})
     return policy
 
 
 def aggregation_of(table: AggregationTable) -> Aggregation:
     """How updates are combined; ConfigError."""
-    rule: Aggregation = build(Aggregation, "aggregation", table.model_dump(exclude={"optimizer"}))
+    values = table.model_dump(exclude={"optimizer"})
+    if not (isinstance(table.rule, str) and table.rule in RULES):
+        values["rule"] = _own_rule(table.rule)
+    rule: Aggregation = made(Aggregation, values, "aggregation")
     return rule
 
 
-def optimizer_of(table: OptimizerTable) -> ServerOptimizer:
+def _own_rule(rule: str | dict[str, Any]) -> AggregationRule:
+    if isinstance(rule, dict) and rule.get("kind") in RULES:
+        raise ConfigError(f'aggregation.rule.kind = "{rule["kind"]}": is written aggregation.rule = "{rule["kind"]}"')
+    own: AggregationRule = read_kind(RULES, rule, "aggregation.rule")
+    return own
+
+
+def optimizer_of(table: OptimizerTable | KindTable) -> Optimizer:
     """How the combined update moves the model; ConfigError."""
-    optimizer: ServerOptimizer = build(ServerOptimizer, "aggregation.optimizer", table.model_dump())
+    if isinstance(table, KindTable):
+        own: Optimizer = read_kind(SERVER_OPTIMIZERS, table.model_dump(), "aggregation.optimizer")
+        return own
+    optimizer: ServerOptimizer = made(ServerOptimizer, table.model_dump(), "aggregation.optimizer")
     return optimizer
 
 
@@ -71,8 +87,8 @@ def check_policies(experiment: Experiment) -> None:
         try:
             selected_policy(selection, name)
         except ConfigError as error:
-            # The name stands in the table's key, not in selection.policy.
-            raise ConfigError(str(error).replace(f'selection.policy = "{name}"', f"selection.{name}")) from error
+            # The name is the table's key, not a value of it.
+            raise ConfigError(str(error).replace(f' = "{name}"', "", 1)) from error
     policy = selected_policy(selection)
     if policy.needs_oracle:
         for law in experiment.delays().values():

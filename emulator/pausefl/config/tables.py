@@ -1,9 +1,9 @@
 """The tables of an experiment's TOML file, key by key, with their defaults."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from pausefl.config.base import Count, NonNegative, Port, Positive, Share, TomlTable
 from pausefl_client.privacy.mechanism import Sampler
@@ -19,6 +19,9 @@ class ExperimentTable(TomlTable):
     it."""
     observers: tuple[str, ...] = ()
     """Who else is told of the run's progress: "tensorboard", "mlflow", or "module:name" of a pausefl.Observer."""
+    python_path: tuple[str, ...] = ()
+    """Folders in which "module:name" is looked for after Python's own, relative to the experiment file; the file's own
+    folder unless said."""
 
 
 class ClientGroup(TomlTable):
@@ -139,10 +142,17 @@ class WorkloadTable(TomlTable):
     """How many training examples all clients share. Without it, all that the data set has."""
     partition: str | dict[str, Any] = "iid"
     """How training examples are dealt out: a table with a `kind`, or a kind alone, which has its defaults."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """The optimizer of local training."""
+    training: str | dict[str, Any] = "plain"
+    """How a client trains in a round, by `kind` (pausefl_client.training.method)."""
+    optimizer: str = "adam"
+    """One of torch.optim in lower case, or "module:name"."""
+    optimizer_options: dict[str, Any] = Field(default={})
+    """What else the optimizer is made with, such as { weight_decay = 0.01 }."""
     learning_rate: float = 0.01
     """The learning rate of local training."""
+    schedule: dict[str, Any] = Field(default={})
+    """How the learning rate changes from round to round, by `kind`, as { kind = "cosine", T_max = 100 }; constant,
+    unless said."""
     batch_size: int = 20
     """How many examples one local optimizer step uses."""
     epochs: int = 1
@@ -159,10 +169,13 @@ class WorkloadTable(TomlTable):
     """Model "synthetic": the processor time that one round of training takes."""
 
 
+BuiltInOptimizer = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
+
+
 class OptimizerTable(TomlTable):
     """How the server turns a round's update into the next model."""
 
-    kind: Literal["sgd", "fedavgm", "fedadam", "fedyogi"] = "sgd"
+    kind: BuiltInOptimizer = "sgd"
     """The server's optimizer. "sgd" with learning rate 1 is plain averaging."""
     learning_rate: float = 1.0
     """λ, the factor of the server's step."""
@@ -174,11 +187,25 @@ class OptimizerTable(TomlTable):
     """τ, added to the root of the second moment. Greater values make fedadam and fedyogi less adaptive."""
 
 
+class KindTable(BaseModel):
+    """A `kind` of one's own, or of an installed package, and its parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    kind: str
+
+
+def _optimizer_tag(value: Any) -> str:
+    kind = value.get("kind", "sgd") if isinstance(value, dict) else getattr(value, "kind", "sgd")
+    is_own = isinstance(kind, str) and kind not in get_args(BuiltInOptimizer)
+    return "literal[own]" if is_own else "literal[built-in]"  # errors name keys without what is in brackets
+
+
 class AggregationTable(TomlTable):
     """How the server combines a round's updates."""
 
-    rule: Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"] = "fedavg"
-    """The aggregation rule."""
+    rule: str | dict[str, Any] = "fedavg"
+    """The aggregation rule: its name, or a table with the `kind` of your own rule and its parameters."""
     harmful: int = 1
     """How many harmful updates of a round trimmed-mean, krum and multi-krum must withstand."""
     clip_norm: float | None = None
@@ -187,8 +214,16 @@ class AggregationTable(TomlTable):
     """The greatest share that one client has of a round's average, and of the data in PAUSE's g. 1 sets no limit."""
     norm_limit: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """An update is rejected when its L2 norm exceeds this many times the round's median. Without it, none is."""
-    optimizer: OptimizerTable = OptimizerTable()
+    optimizer: Annotated[
+        Annotated[OptimizerTable, Tag("literal[built-in]")] | Annotated[KindTable, Tag("literal[own]")],
+        Discriminator(_optimizer_tag),
+    ] = OptimizerTable()
     """The server's optimizer."""
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
 
 class EvaluationTable(TomlTable):

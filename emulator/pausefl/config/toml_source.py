@@ -1,13 +1,17 @@
 """Experiments as TOML documents: where they are read from, what `--set` changes, and what is filled in before types."""
 
 import difflib
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
+from pausefl_process.objects import as_toml, folders_of
 from pausefl_proto.errors import ConfigError
 
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -59,23 +63,43 @@ def own_document(file: str | None, overrides: Overrides) -> dict[str, Any]:
     return document
 
 
+def resolved_source(source: str) -> str:
+    """The text as `read_source` has it, with the folders that a file's relative paths begin in."""
+    file = source if is_file(source) else ""
+    document = _parsed(read_source(source), file)
+    _anchor_code(document, file, ())
+    return tomli_w.dumps(document)
+
+
 def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, Any]:
     """The tables of an experiment given as TOML text, with overrides; ConfigError where it is no TOML."""
+    document = _parsed(text, file)
+    for key, value in _values(overrides).items():
+        _override(document, key, value)
+    _policy_of(document)
+    _count_groups(document)
+    _anchor_files(document, Path())
+    _anchor_code(document, file, overrides)
+    return document
+
+
+def import_from(folders: Iterable[str]) -> None:
+    """Let this process, and those it starts, import modules from these folders too."""
+    sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
+
+
+def _parsed(text: str, file: str) -> dict[str, Any]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file or 'the experiment'}: not valid TOML: {error}") from error
     _anchor_files(document, Path(file).parent)
-    for key, value in _values(overrides).items():
-        _override(document, key, value)
-    _count_groups(document)
-    _anchor_files(document, Path())
     return document
 
 
 def _values(overrides: Overrides) -> Mapping[str, Any]:
     if isinstance(overrides, Mapping):
-        return overrides
+        return {key: as_toml(value, key) for key, value in overrides.items()}
     values = {}
     for override in overrides:
         key, separator, text = override.partition("=")
@@ -94,6 +118,18 @@ def _override(document: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(document, dict):
             raise ConfigError(f"--set {key}: {table} is not a table")
     document[name] = value
+
+
+def _policy_of(document: dict[str, Any]) -> None:
+    """A policy that was given as an object: its name, and its parameters in a table of their own."""
+    selection = document.get("selection")
+    if not isinstance(selection, dict):
+        return
+    policy = selection.get("policy")
+    if isinstance(policy, dict) and isinstance(policy.get("kind"), str):
+        name, parameters = policy["kind"], {key: value for key, value in policy.items() if key != "kind"}
+        m = {"m": parameters.pop("m")} if "m" in parameters else {}
+        document["selection"] = {**selection, **m, "policy": name, name: parameters}
 
 
 def _is_dotted(key: str) -> bool:
@@ -122,6 +158,19 @@ def _anchor_files(value: object, folder: Path) -> None:
                 value[name] = str((folder / value[name]).absolute())
         for part in value.values():
             _anchor_files(part, folder)
+
+
+def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> None:
+    """Make `experiment.python_path` absolute: unless said, the folders of the file and of modules named by objects."""
+    table = document.setdefault("experiment", {})
+    if not isinstance(table, dict):
+        return
+    folder = Path(file).absolute().parent if file else Path.cwd()
+    if isinstance(table.get("python_path"), list):
+        table["python_path"] = [str(folder / each) if isinstance(each, str) else each for each in table["python_path"]]
+    elif "python_path" not in table:
+        of_objects = folders_of(list(_values(overrides).values())) if isinstance(overrides, Mapping) else []
+        table["python_path"] = list(dict.fromkeys([*([str(folder)] if file else []), *of_objects]))
 
 
 def _toml_value(text: str) -> Any:

@@ -72,7 +72,8 @@ def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
         if part not in model.model_fields:  # a table in a list of them, or one that users name
             continue
         annotation = model.model_fields[part].annotation
-        inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+        members = [getattr(a, "__origin__", a) for a in get_args(annotation)]  # of a union, Annotated or not
+        inner = [a for a in (annotation, *members) if isinstance(a, type) and issubclass(a, BaseModel)]
         if not inner:
             break
         model = inner[0]

@@ -3,7 +3,7 @@
 May live here: laws of delays, their means and quantiles. Not here: how TOML names them (`config`), or who waits.
 """
 
-from pausefl.delays.base import Delay, known_means
+from pausefl.delays.base import Delay, SampledDelay, known_means
 from pausefl.delays.changing import DayCycle, DelayDrift, MarkovDelay, Outage, Schedule
 from pausefl.delays.combined import Floor, Mixture, Scale, Sum
 from pausefl.delays.laws import (
@@ -38,6 +38,7 @@ __all__ = [
     "Outage",
     "Pareto",
     "Recorded",
+    "SampledDelay",
     "Scale",
     "Schedule",
     "Sum",

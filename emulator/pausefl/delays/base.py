@@ -36,6 +36,36 @@ class Delay(Protocol):
         """No draw lies below this; −inf for a law that can be arbitrarily negative."""
 
 
+class SampledDelay:
+    """Base of a law of one's own: with `sample` alone, its expectations are those of POINTS draws of round 1.
+
+    Override `minimum_s` too where draws have another bound than 0.
+    """
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+        """Draws for n rounds from `first_round` on, (n,) float64 seconds."""
+        raise NotImplementedError(f"{type(self).__name__} has no method sample(rng, n, first_round)")
+
+    def points(self) -> FloatArray:
+        """POINTS draws, always the same, in order."""
+        return np.sort(self.sample(np.random.default_rng(0), POINTS))
+
+    @property
+    def mean_s(self) -> float:
+        """E[τ] over the points."""
+        return float(self.points().mean())
+
+    @property
+    def mean_inverse(self) -> float:
+        """E[1/τ] over the points."""
+        return mean_of_inverse(self.points())
+
+    @property
+    def minimum_s(self) -> float:
+        """0."""
+        return 0.0
+
+
 def known_means(laws: Mapping[str, Delay], tau_min_s: float | None = None) -> tuple[dict[str, float], dict[str, float]]:
     """E[τ_k] and E[1/τ_k] by client id, for the policies that are told the truth.
 

@@ -6,10 +6,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, flatten, manifest_of, unflatten
+from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
@@ -32,6 +33,7 @@ class Evaluator:
         self._seed = seed
         self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
         self._model = self._build().to(self._device).eval()
+        self._task = data.task or Classification()
         self.manifest: Manifest = manifest_of(self._model)
         """What the values of θ mean."""
         self.theta_0: Vector = flatten(self._model)
@@ -41,37 +43,49 @@ class Evaluator:
 
     def evaluate(self, theta: Vector, split: Split, *, subset: bool) -> Evaluation:
         """Accuracy and loss of θ, (d,) float32; ValueError if the model has another size."""
-        right, loss, n = self._score(theta, (self._subsets if subset else self._splits)[split])
-        return Evaluation(split, subset, n, right / n, loss / n if math.isfinite(loss) else math.inf)
+        examples = (self._subsets if subset else self._splits)[split]
+        accuracy, loss = self._rate(theta, examples)
+        # Both bounded, since a model may have diverged.
+        accuracy = min(max(accuracy, 0.0), 1.0) if math.isfinite(accuracy) else 0.0
+        return Evaluation(split, subset, len(examples), accuracy, loss if math.isfinite(loss) else math.inf)
 
-    def rehearse(self, settings: TrainingSettings) -> None:
+    def rehearse(self, settings: TrainingSettings, method: TrainingMethod | None = None) -> None:
         """Train θ_0 one step as a client would, and evaluate it, on a few held-out examples; nothing is kept of it.
 
-        Raises whatever the model, the loss or the optimizer raises.
+        Raises whatever the model, the task, the method or the optimizer raises, or is wrong with what they return.
         """
         held_out = self._splits["validation"]
         sample = held_out.take(np.arange(min(len(held_out), settings.batch_size, _REHEARSED_EXAMPLES)))
         one_step, model = replace(settings, epochs=1, max_steps=1), self._build()
         trainer = TorchTrainer(
-            model, LocalData(sample), one_step, device=self._device, seed=self._seed, client_id="rehearsal"
+            model,
+            LocalData(sample, task=self._task),
+            one_step,
+            device=self._device,
+            seed=self._seed,
+            client_id="rehearsal",
+            method=method,
         )
-        trainer.train(self.theta_0, round=0)
-        self._score(self.theta_0, sample)
+        trainer.train(self.theta_0, round=1)
+        trainer.restore(trainer.state())
+        self._rate(self.theta_0, sample)
 
-    def _score(self, theta: Vector, examples: Examples) -> tuple[int, float, int]:
-        """Right answers, the sum of the losses, and of how many examples they are."""
+    def _rate(self, theta: Vector, examples: Examples) -> tuple[float, float]:
+        """The mean score, and the mean loss, over everything that the model predicts for these examples."""
         unflatten(self._model, theta)
-        right, loss = 0, 0.0
+        score, loss, n = 0.0, 0.0, 0
         with torch.inference_mode():
             for start in range(0, len(examples), _BATCH):
                 rows = slice(start, start + _BATCH)
                 # Copied, since a memory-mapped array is read-only and torch warns about those.
                 inputs = torch.tensor(examples.inputs[rows], device=self._device)
-                labels = torch.tensor(examples.labels[rows], device=self._device)
-                logits = self._model(normalise(inputs))
-                right += int((logits.argmax(1) == labels).sum())
-                loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-        return right, loss, len(examples)
+                targets = torch.tensor(examples.labels[rows], device=self._device)
+                outputs = self._model(normalise(inputs))
+                scores = self._task.score(outputs, targets)
+                score += float(scores.sum(dtype=torch.float64))
+                loss += float(self._task.loss(outputs, targets)) * len(scores)
+                n += len(scores)
+        return score / n, loss / n
 
 
 def _subset(examples: Examples, n: int, seed: int, split: str) -> Examples:

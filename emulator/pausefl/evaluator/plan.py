@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pausefl.config.client_records import tls_of, training_of
 from pausefl.config.experiment import Experiment
+from pausefl.config.tables import WorkloadTable
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_process.http_server import is_loopback
 from pausefl_proto.errors import ConfigError
@@ -22,6 +23,8 @@ class EvaluatorPlan:
     subset_examples: int
     training: TrainingSettings
     """How clients train; the evaluator rehearses one such step before round 1."""
+    workload: WorkloadTable
+    """Where the training method is named."""
 
     @property
     def subject(self) -> str:
@@ -64,6 +67,7 @@ def evaluator_plan(experiment: Experiment) -> EvaluatorPlan:
         seed=experiment.experiment.seed,
         subset_examples=experiment.evaluation.subset,
         training=training_of(workload),
+        workload=workload,
     )
 
 

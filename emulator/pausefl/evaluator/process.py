@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from pausefl.config.client_records import method_of
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorEndpoint, EvaluatorPlan
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_process.ending import DRAIN_S, end_within
@@ -149,7 +150,7 @@ async def _serve(
             plan.dataset, plan.model, seed=plan.seed, device=plan.device, subset_examples=plan.subset_examples
         )
     with told_in_one_line(plan, "one training step and one evaluation before round 1"):
-        evaluator.rehearse(plan.training)
+        evaluator.rehearse(plan.training, method_of(plan.workload))
     server, ended = EvaluatorServer(evaluator, plan.subject, endpoint.tls), asyncio.Event()
 
     def end() -> None:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pausefl.evaluator.plan import EvaluatorPlan
-from pausefl_client.factories import is_factory
-from pausefl_process.plugins import in_one_line, where_raised
+from pausefl_client.data.datasets import DATASETS
+from pausefl_client.registries import MODELS
+from pausefl_process.plugins import with_place
 from pausefl_proto.errors import PauseflError
 
 
@@ -17,8 +18,6 @@ def told_in_one_line(plan: EvaluatorPlan, what: str) -> Iterator[None]:
     except PauseflError:
         raise
     except Exception as error:  # the code is the user's
-        names = (plan.model, plan.dataset)
-        place = where_raised(error, filter(is_factory, names))
-        where = f" ({place})" if place else ""
+        code = (MODELS.code_of(plan.model), DATASETS.code_of(plan.dataset))
         key = f'workload.model = "{plan.model}" on "{plan.dataset}"'
-        raise PauseflError(f"{key}: {what} failed: {in_one_line(error)}{where}") from error
+        raise PauseflError(f"{key}: {what} failed: {with_place(error, code)}") from error

@@ -1,13 +1,14 @@
 """Who is there in which round: groups that join and leave, and clients that come and go. Pure functions of a seed."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
 
+from pausefl_process.registry import Registry
 from pausefl_proto.arrays import BoolArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -119,12 +120,15 @@ class Trace:
         return changes
 
 
-AVAILABILITIES: Mapping[str, type[Availability]] = {
-    "always": Always,
-    "cycle": Cycle,
-    "markov": MarkovAvailability,
-    "trace": Trace,
-}
+AVAILABILITIES = Registry(
+    "availabilities",
+    {
+        "always": Always,
+        "cycle": Cycle,
+        "markov": MarkovAvailability,
+        "trace": Trace,
+    },
+)
 
 
 @dataclass(frozen=True)

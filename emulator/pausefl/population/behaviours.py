@@ -7,18 +7,20 @@ repeats. Every behaviour works beside any policy and any workload that has what 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings
+from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 
 Draw = Callable[[int], np.random.Generator]
@@ -28,6 +30,9 @@ Draw = Callable[[int], np.random.Generator]
 @dataclass(frozen=True)
 class Behaviour:
     """An honest client: nothing changes. Behaviours override what they change."""
+
+    needs_classes: ClassVar[bool] = False
+    """True for those that change examples by their class."""
 
     def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:  # noqa: ARG002
         """The client's training examples, of `classes` labels in all."""
@@ -46,6 +51,8 @@ class Behaviour:
 class LabelFlip(Behaviour):
     """Every label y becomes (y + 1) mod classes."""
 
+    needs_classes: ClassVar[bool] = True
+
     def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:  # noqa: ARG002
         """The same inputs under the next label."""
         return replace(examples, labels=(examples.labels + 1) % classes)
@@ -54,6 +61,8 @@ class LabelFlip(Behaviour):
 @dataclass(frozen=True)
 class LabelNoise(Behaviour):
     """Each label is replaced, with probability `share`, by one drawn uniformly from all."""
+
+    needs_classes: ClassVar[bool] = True
 
     share: float = 0.5
     """The probability that a label is replaced."""
@@ -72,6 +81,8 @@ class LabelNoise(Behaviour):
 class QuantitySkew(Behaviour):
     """The client keeps only a share of its examples of each label, drawn uniformly from [least_share, 1]."""
 
+    needs_classes: ClassVar[bool] = True
+
     least_share: float = 0.0
     """The least share that can be drawn."""
 
@@ -87,6 +98,8 @@ class QuantitySkew(Behaviour):
 @dataclass(frozen=True)
 class LabelSkew(Behaviour):
     """The client's labels have proportions q ~ Dirichlet(concentration), as far as its examples allow."""
+
+    needs_classes: ClassVar[bool] = True
 
     concentration: float = 0.5
     """The concentration. Small values leave few labels."""
@@ -223,20 +236,24 @@ class SlowDevice(Behaviour):
         return _Slow(trainer, self.factor) if draw(0).random() < self.share else trainer
 
 
-BEHAVIOURS: Mapping[str, type[Behaviour]] = {
-    "honest": Behaviour,
-    "label-flip": LabelFlip,
-    "label-noise": LabelNoise,
-    "quantity-skew": QuantitySkew,
-    "label-skew": LabelSkew,
-    "local-epochs": LocalEpochs,
-    "gaussian-update": GaussianUpdate,
-    "scaled-update": ScaledUpdate,
-    "sign-flip": SignFlip,
-    "stale-model": StaleModel,
-    "dropout": Dropout,
-    "slow-device": SlowDevice,
-}
+BEHAVIOURS = Registry(
+    "behaviours",
+    {
+        "honest": Behaviour,
+        "label-flip": LabelFlip,
+        "label-noise": LabelNoise,
+        "quantity-skew": QuantitySkew,
+        "label-skew": LabelSkew,
+        "local-epochs": LocalEpochs,
+        "gaussian-update": GaussianUpdate,
+        "scaled-update": ScaledUpdate,
+        "sign-flip": SignFlip,
+        "stale-model": StaleModel,
+        "dropout": Dropout,
+        "slow-device": SlowDevice,
+    },
+    base="pausefl.population.behaviours:Behaviour",
+)
 
 
 class BehaviourChain:
@@ -249,6 +266,9 @@ class BehaviourChain:
     def examples(self, examples: Examples, classes: int) -> Examples:
         """The examples the client trains on."""
         for behaviour, draw in self._links:
+            if behaviour.needs_classes and not examples.has_classes:
+                name = type(behaviour).__name__
+                raise ConfigError(f"clients.groups: {name} needs a class for each example; workload.dataset has none")
             examples = behaviour.examples(examples, classes, draw)
         return examples
 

@@ -4,13 +4,13 @@ Their scale is arbitrary: a threshold tells small drifts from great ones, whatev
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 
+from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 
 
@@ -82,4 +82,4 @@ class LogNormalDrift:
         return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
 
 
-DRIFTS: Mapping[str, type[DriftLaw]] = {"bernoulli": BernoulliDrift, "lognormal": LogNormalDrift}
+DRIFTS = Registry("drifts", {"bernoulli": BernoulliDrift, "lognormal": LogNormalDrift})

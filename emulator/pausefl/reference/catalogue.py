@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from pausefl.config.delays.laws import KINDS
+from pausefl.config.delays.laws import DELAYS
 from pausefl.config.experiment import Experiment
 from pausefl.delays import published_delay
 from pausefl.population.availability import AVAILABILITIES
@@ -17,7 +17,7 @@ from pausefl_client.data.partition import PARTITIONERS
 
 Makers = Mapping[str, Callable[..., Any]]
 
-LAWS: Makers = {"halves": partial(published_delay, 0, 1), **KINDS}
+LAWS: Makers = {"halves": partial(published_delay, 0, 1), **DELAYS}
 """Latency laws by kind. The published halves depend on a client's position, so only `latency.delay` may name them."""
 
 KINDS_OF_KEY: Mapping[str, Makers] = {

@@ -23,12 +23,14 @@ class LabelCounts:
 
 
 def label_counts(experiment: Experiment) -> LabelCounts | None:
-    """The labels of all clients' examples; None with the synthetic model. ConfigError if the data are not here."""
+    """The labels of all clients' examples; None where they have no classes. ConfigError if the data are not here."""
     workload, seed, ids = experiment.workload, experiment.experiment.seed, experiment.client_ids
     if workload.model == "synthetic":
         return None
     data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
     train, classes = data.train, data.classes
+    if not train.has_classes:
+        return None
     parts = partition(
         partitioner_of(workload), train.labels, clients=len(ids), classes=classes, seed=seed, owners=train.owners
     )
@@ -36,11 +38,11 @@ def label_counts(experiment: Experiment) -> LabelCounts | None:
 
     def labels_of(client_id: str, rows: IntArray) -> IntArray:
         if not behaviours[client_id]:
-            return train.labels[rows]
+            return train.labels[rows].astype(np.int64)
         return (
             BehaviourChain(behaviours[client_id], seed=seed, client_id=client_id)
             .examples(train.take(rows), classes)
-            .labels
+            .labels.astype(np.int64)
         )
 
     counts = [np.bincount(labels_of(c, rows), minlength=classes) for c, rows in zip(ids, parts, strict=True)]

@@ -76,7 +76,8 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     if (run_dir / "run.db").exists():
         if not resume:
             _refuse_run_in(run_dir)
-        if (stored := stored_experiment(run_dir)) != experiment:
+        stored = stored_experiment(run_dir)
+        if _without_places(stored) != _without_places(experiment):
             _check_extends(stored, experiment, run_dir)
             _extend(run_dir, experiment)
         text = (run_dir / "config.toml").read_bytes()
@@ -96,7 +97,7 @@ def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
 def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) -> None:
     """ConfigError unless the experiment is the stored one with more rounds."""
     begun, wanted = stored.experiment.rounds, experiment.experiment.rounds
-    if with_rounds(stored, wanted) != experiment:
+    if _without_places(with_rounds(stored, wanted)) != _without_places(experiment):
         raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment, see its config.toml")
     if wanted < begun:
         raise ConfigError(f"experiment.rounds = {wanted}: the run in {run_dir} was begun for {begun}, give it more")
@@ -109,6 +110,12 @@ def _extend(run_dir: Path, experiment: Experiment) -> None:
         store.set_meta(_CONFIG_DIGEST, f"{_digest(path.read_bytes())} {_digest(text)}")
         write_durably(path, text)
         store.set_meta(_CONFIG_DIGEST, _digest(text))
+
+
+def _without_places(experiment: Experiment) -> Experiment:
+    """The same wherever its file and the code it names lie."""
+    table = experiment.experiment.model_copy(update={"python_path": ()})
+    return experiment.model_copy(update={"experiment": table})
 
 
 def _refuse_run_in(run_dir: Path) -> None:

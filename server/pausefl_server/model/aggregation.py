@@ -4,6 +4,7 @@ Updates are n ≥ 1 vectors, (d,) float32, and so is the result. `harmful` is f,
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,12 +12,26 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector
 
 # Values of a vector worked on at once. The temporaries of a block fit a processor's cache; above 10,000 values BLAS
 # would begin to share a dot product among threads, whose wake-up costs more than it saves.
 _BLOCK = 1 << 13
+
+
+class AggregationRule(ABC):
+    """A rule of one's own, a pure function of a round's updates; its fields are the parameters of its table."""
+
+    @abstractmethod
+    def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
+        """The round's one update, a new (d,) float32 vector, from n >= 1 of them in selection order.
+
+        `weights` are (n,) and positive: by data size, or as the policy says.
+        """
+
 
 RuleName = Literal["fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip"]
 
@@ -28,7 +43,7 @@ class Aggregation:
     Only fedavg and norm-clip weigh updates, by data size or as the policy says; the others trust no such number.
     """
 
-    rule: RuleName = "fedavg"
+    rule: RuleName | AggregationRule = "fedavg"
     harmful: int = 1
     """f: how many updates of a round trimmed-mean, krum and multi-krum are to withstand; fewer where too few came."""
     clip_norm: float | None = None
@@ -43,7 +58,7 @@ class Aggregation:
     def __post_init__(self) -> None:
         if self.norm_limit is not None and not (math.isfinite(self.norm_limit) and self.norm_limit > 1):
             raise ValueError(f"norm_limit = {self.norm_limit}: must be a finite number above 1")
-        if self.rule not in get_args(RuleName):
+        if not (isinstance(self.rule, AggregationRule) or self.rule in get_args(RuleName)):
             raise ValueError(f'rule = "{self.rule}": must be one of {", ".join(get_args(RuleName))}')
         if self.harmful < 0:
             raise ValueError(f"harmful = {self.harmful}: must be at least 0")
@@ -54,7 +69,9 @@ class Aggregation:
             raise ValueError(f"weight_share_max = {self.weight_share_max}: must be above 0 and at most 1")
 
     def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
-        """The round's one update, a new vector; weights are (n,) and positive."""
+        """The round's one update, a new vector; weights are (n,) and positive. PauseflError for a bad rule."""
+        if isinstance(self.rule, AggregationRule):
+            return checked_vector(self.rule.combine(updates, weights), updates[0].size, "aggregation.rule")
         rules: dict[RuleName, Callable[[], Vector]] = {
             "fedavg": lambda: weighted_mean(updates, weights),
             "median": lambda: median(updates),
@@ -64,6 +81,16 @@ class Aggregation:
             "norm-clip": lambda: weighted_mean(clipped(updates, self.clip_norm), weights),
         }
         return rules[self.rule]()
+
+
+def checked_vector(found: Vector, size: int, key: str) -> Vector:
+    """`found`, which a user's own code returned, if it is (size,) float32 and finite; else PauseflError."""
+    if not isinstance(found, np.ndarray) or found.shape != (size,) or found.dtype != np.float32:
+        what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise PauseflError(f"{key}: returned {what}; must be a float32 array of shape ({size},)")
+    if not np.isfinite(found).all():
+        raise PauseflError(f"{key}: returned values that are not finite")
+    return found
 
 
 def capped_shares(weights: FloatArray, share_max: float) -> FloatArray:
@@ -166,3 +193,11 @@ def _by_coordinate(updates: Sequence[Vector], function: Callable[[npt.NDArray[np
 
 def _blocks(size: int) -> Iterator[slice]:
     return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))
+
+
+RULES = Registry(
+    "aggregation_rules",
+    dict.fromkeys(get_args(RuleName), Aggregation),
+    base="pausefl_server.model.aggregation:AggregationRule",
+)
+"""What `aggregation.rule` names; those built in are rules of `Aggregation`, whose keys are their parameters."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.wire import Vector, digest
-from pausefl_server.model.aggregation import Aggregation
-from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.model.aggregation import Aggregation, checked_vector
+from pausefl_server.model.optimizers import Optimizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,14 +21,15 @@ class GlobalModel:
     """`wire.digest` of θ, as it is logged and sent."""
 
     @staticmethod
-    def start(theta: Vector, optimizer: ServerOptimizer, optimizer_state: Vector | None = None) -> "GlobalModel":
+    def start(theta: Vector, optimizer: Optimizer, optimizer_state: Vector | None = None) -> "GlobalModel":
         """θ to begin or go on with; without `optimizer_state`, the optimizer starts anew."""
         state = optimizer.start(theta.size) if optimizer_state is None else optimizer_state
         return GlobalModel(theta, state, digest(theta))
 
     def updated(
-        self, updates: Sequence[Vector], weights: FloatArray, rule: Aggregation, optimizer: ServerOptimizer
+        self, updates: Sequence[Vector], weights: FloatArray, rule: Aggregation, optimizer: Optimizer
     ) -> "GlobalModel":
         """The model moved by these updates, each (d,) float32, combined by `rule` with one weight each."""
         theta, state = optimizer.step(self.theta, rule.combine(updates, weights), self.optimizer_state)
+        theta = checked_vector(theta, self.theta.size, "aggregation.optimizer")
         return GlobalModel(theta, state, digest(theta))

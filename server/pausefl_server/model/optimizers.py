@@ -1,11 +1,13 @@
 """How a round's one update moves the model: the server's optimizer, a pure function with explicit state."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
+from pausefl_process.registry import Registry
 from pausefl_proto.wire import Vector
 
 OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
@@ -13,8 +15,20 @@ OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
 _MOMENTS: dict[OptimizerName, int] = {"sgd": 0, "fedavgm": 1, "fedadam": 2, "fedyogi": 2}
 
 
+class Optimizer(ABC):
+    """A server's optimizer, a pure function with explicit state; its fields are its table's parameters."""
+
+    def start(self, model_size: int) -> Vector:  # noqa: ARG002
+        """The state before round 1, float32; it is committed with each round, so that a resumed run goes on with it."""
+        return np.empty(0, np.float32)
+
+    @abstractmethod
+    def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
+        """The next model and state, both new, from θ and Δ, the round's update, (d,) float32."""
+
+
 @dataclass(frozen=True)
-class ServerOptimizer:
+class ServerOptimizer(Optimizer):
     """From Δ, the round's update, to the next θ; the fields are keys of `[aggregation.optimizer]`.
 
     sgd: θ + λ Δ, plain averaging with λ = 1. fedavgm: m ← β₁ m + Δ, θ + λ m (Hsu, Qi and Brown, 2019).
@@ -68,3 +82,11 @@ class ServerOptimizer:
             v = v - (1 - beta_2) * squared * np.sign(v - squared)
         scale: Vector = np.sqrt(v, dtype=np.float32) + np.float32(self.tau)
         return theta + rate * m / scale, np.concatenate((m, v))
+
+
+SERVER_OPTIMIZERS = Registry(
+    "server_optimizers",
+    dict.fromkeys(get_args(OptimizerName), ServerOptimizer),
+    base="pausefl_server.model.optimizers:Optimizer",
+)
+"""What `aggregation.optimizer.kind` names."""

@@ -3,11 +3,7 @@
 May live here: what several policies share, as pure functions of the context they are handed.
 """
 
-import difflib
-from inspect import isabstract
-
-from pausefl_process.plugins import imported
-from pausefl_proto.errors import ConfigError
+from pausefl_process.registry import Registry
 from pausefl_server.selection.base import Context, Inspection, Oracle, Policy, Selection
 from pausefl_server.selection.observed import PolicyObservation, PolicyRound
 from pausefl_server.selection.policies.brute import PauseBrute
@@ -38,42 +34,29 @@ __all__ = [
     "policy_class",
 ]
 
-POLICIES: dict[str, type[Policy]] = {
-    "pause": Pause,
-    "pause-brute": PauseBrute,
-    "sa-pause": SaPause,
-    "genie": Genie,
-    "random": Random,
-    "all": All,
-    "fastest": Fastest,
-    "clustered": Clustered,
-    "ucb": Ucb,
-    "oort": Oort,
-    "pow-d": PowD,
-    "fed-ts": FedTs,
-    "drift-ucb": DriftUcb,
-    "chr": Chr,
-}
+POLICIES = Registry(
+    "policies",
+    {
+        "pause": Pause,
+        "pause-brute": PauseBrute,
+        "sa-pause": SaPause,
+        "genie": Genie,
+        "random": Random,
+        "all": All,
+        "fastest": Fastest,
+        "clustered": Clustered,
+        "ucb": Ucb,
+        "oort": Oort,
+        "pow-d": PowD,
+        "fed-ts": FedTs,
+        "drift-ucb": DriftUcb,
+        "chr": Chr,
+    },
+    base="pausefl_server.selection:Policy",
+)
 
 
-def policy_class(name: str) -> type[Policy]:
-    """The policy of this name, or the class that "package.module:Class" names; ConfigError if there is none."""
-    if name in POLICIES:
-        return POLICIES[name]
-    if ":" in name:
-        return _imported(name)
-    close = difflib.get_close_matches(name, POLICIES, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"must be one of {', '.join(sorted(POLICIES))}"
-    raise ConfigError(f'selection.policy = "{name}": {hint}, or "package.module:Class"')
-
-
-def _imported(name: str) -> type[Policy]:
-    try:
-        found = imported(name)
-    except ValueError as error:
-        raise ConfigError(f'selection.policy = "{name}": {error}') from error
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise ConfigError(f'selection.policy = "{name}": must be a subclass of pausefl_server.selection.Policy')
-    if isabstract(found):
-        raise ConfigError(f'selection.policy = "{name}": does not say how it selects (no method `select`)')
+def policy_class(name: str, key: str = "selection.policy") -> type[Policy]:
+    """The policy of this name; ConfigError, which begins with `key`, if there is none."""
+    found: type[Policy] = POLICIES.find(name, key)
     return found

@@ -11,8 +11,9 @@ import numpy as np
 
 from pausefl import delays
 from pausefl.config.delays.files import ClientPlace, MeasuredDelays
-from pausefl.config.kinds import Kinds, made, plain_value, read_kind
+from pausefl.config.kinds import made, plain_value, read_kind
 from pausefl.delays import Delay, Floor, FlooredNormal, MarkovDelay, published_delay
+from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 
 
@@ -36,29 +37,32 @@ def markov(good: Delay, bad: Delay, to_bad: float, to_good: float) -> MarkovDela
     return MarkovDelay(good, bad, to_bad, to_good)
 
 
-KINDS: Kinds = {
-    "none": delays.NoDelay,
-    "constant": delays.Constant,
-    "normal": delays.Normal,
-    "lognormal": delays.LogNormal,
-    "exponential": delays.Exponential,
-    "gamma": delays.Gamma,
-    "weibull": delays.Weibull,
-    "pareto": delays.Pareto,
-    "empirical": MeasuredDelays,
-    "sum": delays.Sum,
-    "mixture": delays.Mixture,
-    "floor": Floor,
-    "scale": delays.Scale,
-    "schedule": delays.Schedule,
-    "drift": delays.DelayDrift,
-    "day": delays.DayCycle,
-    "outage": delays.Outage,
-    "markov": markov,
-}
+DELAYS = Registry(
+    "delays",
+    {
+        "none": delays.NoDelay,
+        "constant": delays.Constant,
+        "normal": delays.Normal,
+        "lognormal": delays.LogNormal,
+        "exponential": delays.Exponential,
+        "gamma": delays.Gamma,
+        "weibull": delays.Weibull,
+        "pareto": delays.Pareto,
+        "empirical": MeasuredDelays,
+        "sum": delays.Sum,
+        "mixture": delays.Mixture,
+        "floor": Floor,
+        "scale": delays.Scale,
+        "schedule": delays.Schedule,
+        "drift": delays.DelayDrift,
+        "day": delays.DayCycle,
+        "outage": delays.Outage,
+        "markov": markov,
+    },
+)
 """The kinds of laws. Any kind also takes `floor_s`."""
 
-EXCHANGE_KINDS: Kinds = {**KINDS, "halves": Halves}
+EXCHANGE_DELAYS = DELAYS.including(halves=Halves)
 """Those of `latency.delay`: it holds for all clients, so it alone can differ by a client's place among them."""
 
 
@@ -70,7 +74,7 @@ class LawReader:
     rng_for: Callable[[str], np.random.Generator]
     """key -> the generator of what is drawn once for that key of the client's link."""
 
-    def read(self, table: object, key: str, kinds: Kinds = KINDS) -> Delay:
+    def read(self, table: object, key: str, kinds: Registry = DELAYS) -> Delay:
         """The law a table describes; ConfigError naming the key. Draws of the whole must not be negative."""
         law = self._law(table, key, kinds)
         if not _is_numbers(law):
@@ -79,7 +83,7 @@ class LawReader:
             raise ConfigError(f"{key}: can draw a negative delay; floor_s = 0.0 (or more) keeps it from that")
         return law
 
-    def _law(self, table: Any, key: str, kinds: Kinds = KINDS) -> Delay:
+    def _law(self, table: Any, key: str, kinds: Registry = DELAYS) -> Delay:
         read = read_kind(kinds, table, key, read_value=self._value, other_keys=["floor_s"])
         law: Delay = made(read.law, {"client": self.client}, key) if isinstance(read, MeasuredDelays | Halves) else read
         if isinstance(law, MarkovDelay):

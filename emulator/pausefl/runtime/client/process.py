@@ -41,6 +41,7 @@ from pausefl_process.lifetime import (
     write_output_to,
 )
 from pausefl_process.logs import is_verbose, set_up_log
+from pausefl_process.plugins import errors_of_own_code
 from pausefl_process.tokens import read_token
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import MAX_FRAME_BYTES
@@ -89,7 +90,7 @@ def run_host(
             from pausefl.runtime.netem import enter_namespace
 
             enter_namespace(plan.latency, plan.links, run_dir, client_ids[0])
-        with first_error():
+        with errors_of_own_code(), first_error():
             on_metrics = told.metrics.send if told.metrics is not None else _ignore
             asyncio.run(take_part(plan, client_ids, address, run_dir / "ledgers", told.roll_calls, on_metrics))
     except PauseflError as error:

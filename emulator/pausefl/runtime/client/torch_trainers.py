@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pausefl.config.client_records import partitioner_of
+from pausefl.config.client_records import method_of, partitioner_of
 from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl_client.data.datasets import load_dataset
@@ -46,11 +46,12 @@ def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[s
         held = data.train.take(rows[client_id])
         trainer = TorchTrainer(
             build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens),
-            LocalData(chain.examples(held, data.classes), data.classes, holding_of(held, dealing)),
+            LocalData(chain.examples(held, data.classes), data.classes, holding_of(held, dealing), data.task),
             chain.settings(plan.settings),
             device=device,
             seed=seed,
             client_id=client_id,
+            method=method_of(w),
         )
         return chain.trainer(trainer)
 

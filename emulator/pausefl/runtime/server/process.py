@@ -27,6 +27,7 @@ from pausefl_process.lifetime import (
     write_output_to,
 )
 from pausefl_process.logs import is_json, set_up_log
+from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.rounds.evaluation import EvaluateModel
@@ -53,7 +54,7 @@ def run_server_process(
     try:
         serve_run(plan, run_dir, _logged(events.send), back_to)
     except PauseflError as error:
-        log.error("%s", error)
+        log.error("%s", error, exc_info=error.__cause__)
         events.send(Failed(str(error), isinstance(error, ConfigError)))
     else:
         events.send(Done())
@@ -66,7 +67,7 @@ def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | No
 
     ConfigError for bad input, PauseflError for a run that failed.
     """
-    with first_error():
+    with errors_of_own_code(), first_error():
         return asyncio.run(_serve(plan, run_dir, report, back_to))
 
 

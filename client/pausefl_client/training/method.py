@@ -1,0 +1,91 @@
+"""How one client trains in a round: its optimizer, its loss and its loop."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from pausefl_client.data.tasks import LearningTask
+from pausefl_client.training.optimizers import make_optimizer
+from pausefl_client.training.trainer import TrainingSettings
+
+
+class Batch(NamedTuple):
+    """Some of a client's examples, on its device."""
+
+    inputs: torch.Tensor
+    """Images as float32 in [−1, 1], features and tokens as the data set has them."""
+    targets: torch.Tensor
+
+
+class TrainingMethod:
+    """The default, and the base of all: the task's loss, the optimizer of [workload], one step for each batch.
+
+    A subclass overrides what it does differently. Every client has an object of its own, which may remember things from
+    round to round; `state` and `restore` let them survive a restart. Clipping, noise and ledger come after it.
+    """
+
+    def optimizer(self, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+        """Make the optimizer, once for all rounds; its state survives a restart as well."""
+        return make_optimizer(settings, list(model.parameters()))
+
+    def begin_round(self, model: nn.Module, round: int) -> None:
+        """Prepare for a round; `model` holds θ, the server's model."""
+
+    def loss(self, model: nn.Module, batch: Batch, task: LearningTask) -> torch.Tensor:
+        """The loss to be differentiated."""
+        return task.loss(model(batch.inputs), batch.targets)
+
+    def change_gradients(self, model: nn.Module) -> None:
+        """Change the gradients between the backward pass and the optimizer's step."""
+
+    def local_steps(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], task: LearningTask
+    ) -> list[torch.Tensor]:
+        """Train on the round's batches and return the loss of each step, detached."""
+        return [self.step(model, optimizer, batch, task) for batch in batches]
+
+    def step(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, task: LearningTask
+    ) -> torch.Tensor:
+        """Take one step and return its loss, detached."""
+        loss = self.loss(model, batch, task)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.change_gradients(model)
+        optimizer.step()
+        return loss.detach()
+
+    def end_round(self, model: nn.Module) -> None:
+        """Remember what the next round needs; `model` holds what was trained."""
+
+    def state(self) -> Mapping[str, Any]:
+        """What it remembers from round to round: tensors, numbers, texts, and lists and dicts of them."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Remember this and nothing else; empty: be as at the start."""
+
+
+@dataclass
+class FedProx(TrainingMethod):
+    """The loss gets + μ/2 ‖w − θ‖², which pulls a client towards the round's model (Li et al., MLSys 2020)."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < float("inf"):
+            raise ValueError(f"mu = {self.mu}: must be a finite number, at least 0")
+        self._anchors: list[torch.Tensor] = []
+
+    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+        """Keep θ."""
+        self._anchors = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def change_gradients(self, model: nn.Module) -> None:
+        """Add μ (w − θ)."""
+        for parameter, anchor in zip(model.parameters(), self._anchors, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - anchor, alpha=self.mu)

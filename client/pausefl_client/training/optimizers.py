@@ -1,0 +1,57 @@
+"""A client's optimizer and its schedule, as `[workload]` names them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pausefl_client.registries import OPTIMIZERS, SCHEDULES
+from pausefl_client.training.trainer import TrainingSettings
+from pausefl_process.plugins import with_place
+from pausefl_proto.errors import ConfigError
+
+# One kernel for all parameters. Others of torch's optimizers have none for the CPU, or for a GPU.
+_FUSED = {"sgd", "adam", "adamw"}
+
+
+def make_optimizer(settings: TrainingSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """A fresh optimizer of these parameters; ConfigError where it does not take `workload.optimizer_options`."""
+    options: dict[str, Any] = {"fused": True} if settings.optimizer in _FUSED else {}
+    options |= {"lr": settings.learning_rate, **settings.optimizer_options}
+    factory = OPTIMIZERS.find(settings.optimizer, "workload.optimizer")
+    optimizer: torch.optim.Optimizer = _made(factory, parameters, options, "workload.optimizer_options")
+    return optimizer
+
+
+class LearningRates:
+    """The learning rate of each round: round t has that of a schedule which was stepped t − 1 times.
+
+    It depends on the round alone, not on how often a client took part.
+    """
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        """ConfigError where the schedule does not take the parameters of `workload.schedule`."""
+        parameters = dict(settings.schedule)
+        factory = SCHEDULES.find(parameters.pop("kind", ""), "workload.schedule.kind")
+        self._optimizer = make_optimizer(settings, [nn.Parameter(torch.zeros(1))])
+        self._schedule = _made(factory, self._optimizer, parameters, "workload.schedule")
+        self._rates = [self._now()]
+
+    def at(self, round: int) -> float:
+        """The rate of a round, from 1."""
+        while len(self._rates) < round:
+            self._optimizer.step()  # of a parameter without a gradient; torch asks for one before each step
+            self._schedule.step()
+            self._rates.append(self._now())
+        return self._rates[max(round, 1) - 1]
+
+    def _now(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+
+def _made(factory: Callable[..., Any], subject: object, options: Mapping[str, Any], key: str) -> Any:
+    try:
+        return factory(subject, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"{key}: {with_place(error)}") from error

@@ -1,0 +1,45 @@
+"""The tasks that need no code of one's own: predict a class for each example or token, or numbers."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One class for each example, or for each token of a text; a class below 0 marks padding, which does not count.
+
+    Outputs are (n, classes) logits with (n,) int64 targets, or (n, tokens, classes) with (n, tokens).
+    """
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy."""
+        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten().where(targets.flatten() >= 0, -100))
+
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """1 for a right answer, else 0."""
+        classes = targets.flatten()
+        is_right = outputs.flatten(0, -2).argmax(1) == classes
+        return is_right[classes >= 0].float()
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A number, or several, for each example: (n, outputs) with (n,) or (n, outputs) float32 targets."""
+
+    variance: float
+    """Of the training targets, (target − mean)² on average: what the model is to explain."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.variance) and self.variance > 0):
+            raise ValueError(f"variance = {self.variance}: must be a finite number above 0")
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean squared error."""
+        return functional.mse_loss(outputs.reshape(targets.shape), targets)
+
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """1 − (output − target)² / variance, whose mean is R², the share of the variance explained."""
+        return 1 - (outputs.reshape(targets.shape) - targets).square().flatten() / self.variance

@@ -1,0 +1,114 @@
+"""What an experiment can name: built in, added by an installed package, or "module:name" of the user's own code."""
+
+import difflib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from inspect import isabstract
+from typing import Any
+
+from pausefl_process.plugins import imported
+from pausefl_proto.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class NamedEntry:
+    """A name that experiments may use."""
+
+    name: str
+    origin: str
+    """"built in", or the distribution that added it, "package pausefl-more 1.0"."""
+
+
+@dataclass(frozen=True, eq=False)
+class Registry(Mapping[str, Any]):
+    """The things of one kind, by name. As a mapping it holds what is built in.
+
+    An installed package adds names by entry points of the group `pausefl.<kind>`; a name that is built in stays so.
+    """
+
+    kind: str
+    """In the plural, as in "policies"."""
+    built_in: Mapping[str, Any]
+    """The things themselves, or "module:name" texts, which are imported when they are used."""
+    base: str = ""
+    """The class, as "module:name", that each must be a subclass of; empty: each must be callable."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.built_in[name]
+        return imported(found) if isinstance(found, str) else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.built_in)
+
+    def __len__(self) -> int:
+        return len(self.built_in)
+
+    def find(self, name: str, key: str) -> Any:
+        """What `name` stands for; ConfigError that begins with `key`, the place of the name in the experiment."""
+        if name in self.built_in:
+            return self[name]
+        return self._checked(self._imported(self.code_of(name) or self._unknown(name, key), name, key), name, key)
+
+    def check_name(self, name: str, key: str) -> None:
+        """ConfigError as from `find` for a name that stands for nothing; imports nothing."""
+        if not (name in self.built_in or self.code_of(name)):
+            self._unknown(name, key)
+
+    def code_of(self, name: str) -> str:
+        """The "module:name" that a name not built in stands for; empty where it stands for nothing."""
+        if ":" in name:
+            return name
+        return next((point.value for point in _installed(self.kind) if point.name == name), "")
+
+    def entries(self) -> list[NamedEntry]:
+        """Every name, with its origin: first what is built in."""
+        added = [point for point in _installed(self.kind) if point.name not in self.built_in]
+        return [NamedEntry(name, "built in") for name in self.built_in] + [
+            NamedEntry(p.name, _origin(p)) for p in added
+        ]
+
+    def including(self, **more: Any) -> "Registry":
+        """The same with more built in."""
+        return replace(self, built_in={**self.built_in, **more})
+
+    def _unknown(self, name: str, key: str) -> str:
+        known = [entry.name for entry in self.entries()]
+        close = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(close)}? It " if close else ""
+        raise ConfigError(f'{key} = "{name}": {hint}must be one of {", ".join(known)}, or "package.module:name"')
+
+    def _imported(self, code: str, name: str, key: str) -> Any:
+        try:
+            return imported(code)
+        except ValueError as error:
+            raise ConfigError(f'{key} = "{name}": cannot be imported ({error})') from error
+
+    def _checked(self, found: Any, name: str, key: str) -> Any:
+        if not self.base:
+            if not callable(found):
+                raise ConfigError(f'{key} = "{name}": is not callable')
+            return found
+        if not (isinstance(found, type) and issubclass(found, imported(self.base))):
+            raise ConfigError(f'{key} = "{name}": must be a subclass of {self.base.replace(":", ".")}')
+        if isabstract(found):
+            missing = " and ".join(f"`{method}`" for method in sorted(vars(found)["__abstractmethods__"]))
+            raise ConfigError(f'{key} = "{name}": is abstract; it has no method {missing}')
+        return found
+
+
+def _installed(kind: str) -> tuple[EntryPoint, ...]:
+    return _installed_on(f"pausefl.{kind}", tuple(sys.path))
+
+
+@cache
+def _installed_on(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of a group; read anew when the folders that Python imports from have changed."""
+    del path
+    return tuple(sorted(entry_points(group=group)))
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"package {point.dist.name} {point.dist.version}" if point.dist is not None else point.value

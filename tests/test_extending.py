@@ -1,0 +1,205 @@
+"""Code of one's own: the documented examples in one run, where modules are found, how errors are told, objects."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+import pausefl
+from pausefl.config.delays.laws import DELAYS
+from pausefl.config.server_records import aggregation_of, optimizer_of
+from pausefl.delays import SampledDelay
+from pausefl.registries import REGISTRIES
+from pausefl_proto.errors import PauseflError
+from pausefl_server.model.aggregation import Aggregation, AggregationRule, RuleName
+from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer, ServerOptimizer
+from rigs.command import run
+
+DOCUMENT = Path(__file__).parents[1] / "docs/extending.md"
+UPDATES = [np.random.default_rng(k).standard_normal(5, np.float32) for k in range(4)]
+WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the documented modules, and the experiment that names them."""
+    own = tmp_path / "own"
+    own.mkdir()
+    for block in blocks("python"):
+        name = re.match(r'"""(\w+)\.py:', block)
+        assert name is not None
+        (own / f"{name[1]}.py").write_text(block, "utf-8")
+        monkeypatch.delitem(sys.modules, name[1], raising=False)
+    (own / "own.toml").write_text(f"[experiment]\nrounds = 3\n{blocks('toml')[0]}", "utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return own
+
+
+@pytest.mark.end_to_end
+def test_the_documented_examples_run_from_another_folder_and_go_on(folder: Path, tmp_path: Path) -> None:
+    small = ("--set", "latency.time_scale=0.1", "--set", "evaluation.every=1")
+    done = run("run", folder / "own.toml", "--run-dir", tmp_path / "run", *small)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["rounds"] == 3
+    assert "failures" not in summary or not summary["failures"]
+    stored = pausefl.load(tmp_path / "run/config.toml")
+    assert stored.experiment.python_path == (str(folder),)
+    assert run("run", "--resume", tmp_path / "run").returncode == 0
+
+
+def test_every_kind_is_documented() -> None:
+    named = set(re.findall(r"^\| `([a-z_]+)` \|", DOCUMENT.read_text("utf-8"), re.MULTILINE))
+    assert named == {registry.kind for registry in REGISTRIES}
+
+
+# -- errors
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(
+    ("module", "line", "change"),
+    [
+        ("my_server", "points = np.stack(updates)", "raise KeyError('no updates')"),
+        ("my_clients", "ends = np.cumsum(", "raise KeyError('no ends'); ends = np.cumsum("),
+        ("my_clients", "pull = sum(", "raise KeyError('no pull'); pull = sum("),
+    ],
+)
+def test_an_error_is_told_with_its_file_and_line(
+    folder: Path, tmp_path: Path, module: str, line: str, change: str
+) -> None:
+    path = folder / f"{module}.py"
+    source = path.read_text()
+    path.write_text(source.replace(line, change))
+    number = source[: source.index(line)].count("\n") + 1
+    done = run("run", folder / "own.toml", "--run-dir", tmp_path / "run", "--set", "latency.time_scale=0.1")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.search(rf"KeyError: 'no \w+' \({re.escape(str(path))}:{number}\)", last), done.stderr
+
+
+# -- contracts
+
+
+class Loose(AggregationRule):
+    def __init__(self, result: object) -> None:
+        self.result = result
+
+    def combine(self, updates: object, weights: object) -> np.ndarray:  # noqa: ARG002
+        return self.result  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ([1.0], "aggregation.rule: returned list; must be a float32 array of shape"),
+        (np.zeros(5), "returned float64 of shape"),
+        (np.zeros(4, np.float32), r"of shape \(4,\)"),
+        (np.full(5, np.nan, np.float32), "not finite"),
+    ],
+)
+def test_what_a_rule_returns_is_checked(result: object, message: str) -> None:
+    with pytest.raises(PauseflError, match=message):
+        Aggregation(Loose(result)).combine(UPDATES, WEIGHTS)
+
+
+def rules(folder: Path) -> list[Aggregation]:
+    named = [Aggregation(name) for name in get_args(RuleName)]
+    return [*named, aggregation_of(pausefl.load(folder / "own.toml").aggregation)]
+
+
+def test_every_rule_gives_a_fresh_vector_and_changes_nothing(folder: Path) -> None:
+    for rule in rules(folder):
+        before = [update.copy() for update in UPDATES]
+        first, second = rule.combine(UPDATES, WEIGHTS), rule.combine(UPDATES, WEIGHTS)
+        assert first.dtype == np.float32
+        assert np.array_equal(first, second)
+        assert all(np.array_equal(a, b) for a, b in zip(before, UPDATES, strict=True))
+        assert not any(np.shares_memory(first, update) for update in UPDATES)
+        alone = rule.combine(UPDATES[:1], WEIGHTS[:1])
+        np.testing.assert_allclose(alone, UPDATES[0], atol=1e-5)
+
+
+def test_every_server_optimizer_repeats_and_changes_nothing(folder: Path) -> None:
+    own = optimizer_of(pausefl.load(folder / "own.toml").aggregation.optimizer)
+    assert type(own).__name__ == "Nesterov"
+    optimizers: list[Optimizer] = [*(ServerOptimizer(kind) for kind in SERVER_OPTIMIZERS), own]  # type: ignore[arg-type]
+    for optimizer in optimizers:
+        theta, state = np.ones(5, np.float32), optimizer.start(5)
+        kept = theta.copy(), state.copy()
+        (first, after), (second, _) = (optimizer.step(theta, UPDATES[0], state) for _ in range(2))
+        assert np.array_equal(first, second)
+        assert first.dtype == after.dtype == np.float32
+        assert np.array_equal(kept[0], theta)
+        assert np.array_equal(kept[1], state)
+        model = GlobalModel.start(theta, optimizer).updated(UPDATES, WEIGHTS, Aggregation(), optimizer)
+        assert not np.array_equal(model.theta, theta)
+
+
+def test_a_law_of_ones_own_needs_its_draws_alone() -> None:
+    class Uniform(SampledDelay):
+        def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:
+            assert first_round >= 1
+            return rng.uniform(0.1, 0.3, n)
+
+    law = DELAYS.including(uniform=Uniform)["uniform"]()
+    assert law.mean_s == pytest.approx(0.2, abs=0.002)
+    assert law.mean_inverse == pytest.approx(np.log(3) / 0.2, rel=0.01)
+    assert law.minimum_s == 0
+    with pytest.raises(NotImplementedError, match="SampledDelay has no method sample"):
+        SampledDelay().sample(np.random.default_rng(), 1)
+
+
+# -- objects
+
+
+def test_objects_are_held_by_name_and_fields(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    import my_server  # type: ignore[import-not-found]
+
+    from pausefl_server.selection.policies.pause import Pause
+
+    experiment = pausefl.load(
+        "demo",
+        {
+            "aggregation.rule": my_server.GeometricMedian(iterations=3),
+            "aggregation.optimizer": my_server.Nesterov,
+            "selection.policy": Pause(m=3, alpha=7.0),
+            "workload.dataset": "digits",
+        },
+    )
+    assert experiment.aggregation.rule == {"kind": "my_server:GeometricMedian", "iterations": 3}
+    assert experiment.selection.m == 3
+    assert experiment.selection.parameters("pausefl_server.selection.policies.pause:Pause")["alpha"] == 7.0
+    assert experiment.experiment.python_path == (str(folder),)
+
+
+def test_what_cannot_travel_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    def inside() -> None: ...
+
+    for value, message in (
+        (lambda: 3, "is a lambda, which other processes cannot import; define it at the top of a module"),
+        (inside, "is defined inside a function"),
+        (object(), "object: other processes cannot be given it; give its class or a function"),
+    ):
+        with pytest.raises(pausefl.ConfigError, match=message):
+            pausefl.load("demo", {"workload.model": value})
+    script = "import pausefl\nclass Mine: ...\npausefl.load('demo', {'selection.policy': Mine})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "selection.policy = Mine: is defined in __main__, a script or notebook" in done.stderr.splitlines()[-1]
+
+
+def test_python_path_is_relative_to_the_file(folder: Path) -> None:
+    path = folder.parent / "elsewhere.toml"
+    path.write_text("[experiment]\npython_path = ['own']\n[aggregation]\nrule = 'my_server:GeometricMedian'")
+    assert pausefl.load(path).experiment.python_path == (str(folder),)

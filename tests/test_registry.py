@@ -1,0 +1,129 @@
+"""What experiments name: built in, of the user's own modules, and added by an installed package."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pausefl.registries import REGISTRIES
+from pausefl_process.registry import NamedEntry, Registry
+from pausefl_proto.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+THINGS = Registry("things", {"dict": dict, "ordered": "collections:OrderedDict"}, base="builtins:dict")
+
+ADDED = '''
+"""more_pausefl.py: what a package adds."""
+
+import abc
+from collections import Counter
+
+from pausefl_server.selection.policies.uniform import Random
+
+
+class Again(Random):
+    """Choose at random, under another name."""
+
+
+class Unfinished(dict, abc.ABC):
+    @abc.abstractmethod
+    def finish(self): ...
+
+
+number = 3
+'''
+ENTRY_POINTS = """
+[pausefl.policies]
+again = more_pausefl:Again
+
+[pausefl.things]
+counter = more_pausefl:Counter
+dict = more_pausefl:Again
+number = more_pausefl:number
+missing = more_pausefl:missing
+unfinished = more_pausefl:Unfinished
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which a distribution is installed that adds names."""
+    about = tmp_path / "site/more_pausefl-1.2.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: more-pausefl\nVersion: 1.2\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    (tmp_path / "site/more_pausefl.py").write_text(ADDED)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.delitem(sys.modules, "more_pausefl", raising=False)
+    return tmp_path / "site"
+
+
+def test_what_is_built_in_may_be_imported_late() -> None:
+    assert THINGS.find("dict", "thing") is dict
+    assert THINGS.find("ordered", "thing").__name__ == "OrderedDict"
+    assert list(THINGS) == ["dict", "ordered"]
+
+
+def test_an_installed_package_adds_names_but_replaces_none(package: Path) -> None:
+    assert THINGS.find("counter", "thing").__name__ == "Counter"
+    assert THINGS.find("dict", "thing") is dict
+    assert THINGS.code_of("counter") == "more_pausefl:Counter"
+    assert THINGS.entries()[:3] == [
+        NamedEntry("dict", "built in"),
+        NamedEntry("ordered", "built in"),
+        NamedEntry("counter", "package more-pausefl 1.2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ordred", "did you mean ordered? It must be one of dict, ordered, counter, missing,"),
+        ("zzz", 'must be one of dict, ordered, counter, missing, number, unfinished, or "package.module:name"'),
+        ("number", "must be a subclass of builtins.dict"),
+        ("more_pausefl:number", "must be a subclass of builtins.dict"),
+        ("missing", "cannot be imported (AttributeError: module 'more_pausefl' has no attribute 'missing')"),
+        ("unfinished", "is abstract; it has no method `finish`"),
+        ("no_such_module:Thing", "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"),
+    ],
+)
+def test_a_name_that_stands_for_nothing_fit_is_one_clear_line(package: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f'some.thing = "{name}": {message}')) as caught:
+        THINGS.find(name, "some.thing")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_a_module_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_done.py").write_text("first = 1\nsecond = first / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    place = re.escape(f"ZeroDivisionError: division by zero ({tmp_path / 'half_done.py'}:2)")
+    with pytest.raises(ConfigError, match=place):
+        THINGS.find("half_done:first", "some.thing")
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.kind)
+def test_everything_built_in_is_fit(registry: Registry) -> None:
+    for name in registry:
+        assert callable(registry.find(name, "key"))
+
+
+@pytest.mark.end_to_end
+def test_a_policy_of_an_installed_package_is_listed_and_runs(package: Path, tmp_path: Path) -> None:
+    def pausefl(*arguments: str) -> str:
+        command = [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.append({str(package)!r}); import pausefl.cli as c; c.main()",
+        ]
+        done = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert re.search(r"^  again +package more-pausefl 1\.2$", pausefl("validate", "--list"), re.MULTILINE)
+    small = ("experiment.rounds=2", "clients.count=3", "selection.m=1", "workload.model=synthetic")
+    overrides = [word for text in ("selection.policy=again", *small) for word in ("--set", text)]
+    pausefl("run", "demo", "--run-dir", "run", *overrides)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["policy"] == "again"
