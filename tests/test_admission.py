@@ -19,7 +19,7 @@ from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.reception import MAX_HELLO_BYTES
+from pausefl_server.connections.reception import MAX_HELLO_BYTES, ConnectionBounds
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
@@ -120,7 +120,7 @@ async def test_ids_may_be_a_pattern() -> None:
 
 
 async def test_a_stream_without_a_hello_is_closed_in_time() -> None:
-    async with listening(hello_timeout_s=0.2) as port, raw_stream(port) as call:
+    async with listening(bounds=ConnectionBounds(hello_timeout_s=0.2)) as port, raw_stream(port) as call:
         await call.wait_for_connection()
         assert "said no hello within 0.2 s" in (await answer_of(call)).goodbye.reason
         assert await call.read() is grpc.aio.EOF
@@ -139,7 +139,10 @@ async def test_a_hello_may_not_be_as_great_as_a_model() -> None:
 async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
     admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
     token = read_token(str(files / "clients/a.token"))
-    async with listening(admission=admission, hello_timeout_s=60.0) as port, AsyncExitStack() as closing:
+    async with (
+        listening(admission=admission, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
+        AsyncExitStack() as closing,
+    ):
         for _ in range(70):
             stranger = await closing.enter_async_context(raw_stream(port))
             await stranger.wait_for_connection()
@@ -149,14 +152,20 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
 
 async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
     allowed, opened = 2 * 4 + 64, 200
-    async with listening(most_clients=4, hello_timeout_s=60.0) as port, silent_connections(port, opened) as ends:
+    async with (
+        listening(bounds=ConnectionBounds(4, hello_timeout_s=60.0)) as port,
+        silent_connections(port, opened) as ends,
+    ):
         async with asyncio.timeout(30):
             for end in itertools.islice(asyncio.as_completed(ends), opened - allowed):
                 await end
 
 
 async def test_silent_connections_are_closed_in_time() -> None:
-    async with listening(most_clients=4, hello_timeout_s=0.5) as port, silent_connections(port, 200) as ends:
+    async with (
+        listening(bounds=ConnectionBounds(4, hello_timeout_s=0.5)) as port,
+        silent_connections(port, 200) as ends,
+    ):
         async with asyncio.timeout(30):
             await asyncio.gather(*ends)
         assert await answer_to("a", port) == "welcome"

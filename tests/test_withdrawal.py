@@ -13,7 +13,7 @@ from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
-from pausefl_server.rounds.messages import Update, Withdraw, Withdrawn
+from pausefl_server.rounds.messages import JobDropped, Update, Withdraw
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
@@ -179,7 +179,7 @@ async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
         r.actor.offer(Withdraw(1, 1))
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
         r.stream.give(pb.ClientMessage(result=result).SerializeToString())
-        assert await r.told() == Withdrawn("client-1", 1)
+        assert await r.told() == JobDropped("client-1", 1)
         await r.accepts_the_next_job()
 
 
@@ -198,7 +198,7 @@ async def test_a_job_is_withdrawn_when_its_round_ends_or_its_client_comes_back_l
         await a.next_job()  # round 2: b missed the first
         back = await r.join("c")
         await a.answer(2)
-        await r.coordinator.tell(Withdrawn("b", 1))
+        await r.coordinator.tell(JobDropped("b", 1))
         await r.played()
         assert (1, 1) in b.withdrawn
         assert back.withdrawn == [(1, 1)]

@@ -19,7 +19,7 @@ from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector
-from pausefl_server.connections.reception import HELLO_TIMEOUT_S
+from pausefl_server.connections.reception import HELLO_TIMEOUT_S, ConnectionBounds
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.monitoring.leak_check import count_held, left_over
@@ -184,9 +184,7 @@ def _federation(
         endpoints.tls,
         admission=endpoints.admission,
         offer=endpoints.offer,
-        most_clients=settings.clients or _MANY_CLIENTS,
-        dead_after_s=endpoints.dead_after_s,
-        hello_timeout_s=endpoints.hello_timeout_s,
+        bounds=ConnectionBounds(settings.clients or _MANY_CLIENTS, endpoints.dead_after_s, endpoints.hello_timeout_s),
     )
 
 

@@ -19,12 +19,12 @@ from pausefl_server.rounds.messages import (
     Acknowledge,
     Dismiss,
     Dispatch,
+    JobDropped,
     Pinged,
     Refusal,
     SendPing,
     Update,
     Withdraw,
-    Withdrawn,
 )
 
 # Checking one frame's worth takes some 30 µs, handing it to a thread and back 100 µs.
@@ -215,7 +215,7 @@ class ClientActor(Actor[_Order]):
         if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
             self._withdrawn.remove(answered)
             self._end(exchange)
-            await self._coordinator.tell(Withdrawn(self.client_id, result.round))
+            await self._coordinator.tell(JobDropped(self.client_id, result.round))
         elif exchange is None or (exchange is self._exchange and answered != self._last_job):
             reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
             if exchange is None or answered < self._last_job:

@@ -3,10 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
+from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import WireError
 
 HELLO_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ConnectionBounds:
+    """How many connections and streams there may be, and how long a silent one lasts."""
+
+    most_clients: int = 1000
+    dead_after_s: float = DEAD_AFTER_S
+    hello_timeout_s: float = HELLO_TIMEOUT_S
+
+
 MAX_HELLO_BYTES = 256 << 10
 # A first message may have the size of a frame before gRPC refuses it, and so much of it is buffered while it arrives.
 _MOST_AT_ONCE = 64

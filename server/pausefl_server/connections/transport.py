@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 
 from pausefl_proto.actor import ActorStopped
-from pausefl_proto.endpoint import DEAD_AFTER_S, listen, make_server
+from pausefl_proto.endpoint import listen, make_server
 from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, decode
 from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.conduct import AbuseError, Conduct
-from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Reception
+from pausefl_server.connections.reception import MAX_HELLO_BYTES, ConnectionBounds, Reception
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
@@ -50,19 +50,18 @@ class FederationServer:
         *,
         admission: Admission | None = None,
         offer: str = "",
-        most_clients: int = 1000,
-        dead_after_s: float = DEAD_AFTER_S,
-        hello_timeout_s: float = HELLO_TIMEOUT_S,
+        bounds: ConnectionBounds | None = None,
     ) -> None:
-        """`most_clients` bounds connections and streams; what a stream must show and send is the other arguments'."""
+        """`admission` says what a stream must show, `offer` is what clients without a file may ask for."""
+        bounds = bounds or ConnectionBounds()
         self._coordinator = coordinator
         self._limits = limits
         self._tls = tls
         self._admission = admission or Admission()
         self._offer = pb.ExperimentOffer(experiment=offer).SerializeToString()
-        self._owners, self._strangers = Reception(hello_timeout_s), Reception(hello_timeout_s)
+        self._owners, self._strangers = Reception(bounds.hello_timeout_s), Reception(bounds.hello_timeout_s)
         self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
-        self._server = make_server(dead_after_s, _limits(most_clients, hello_timeout_s))
+        self._server = make_server(bounds.dead_after_s, _limits(bounds.most_clients, bounds.hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
         show: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self._show_offer)
         handlers = {"Join": join, "Offer": show}

@@ -22,7 +22,7 @@ from pausefl_server.rounds.deadline import answers_needed, derived_deadline_s
 from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
-from pausefl_server.rounds.messages import Acknowledge, Lost, Pinged, Refusal, Register, Shutdown, Update, Withdrawn
+from pausefl_server.rounds.messages import Acknowledge, JobDropped, Lost, Pinged, Refusal, Register, Shutdown, Update
 from pausefl_server.rounds.open_round import OpenRound, aggregate, observe, reconciled
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop
@@ -36,7 +36,7 @@ from pausefl_server.storage.store_actor import CommitRound, SaveFailedAttempt, S
 _DRAIN_S = 3.0
 
 
-_Told = Register | Lost | Update | Pinged | Refusal | Withdrawn | Shutdown
+_Message = Register | Lost | Update | Pinged | Refusal | JobDropped | Shutdown
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _Unlogged:
     pings: list[Ping] = field(default_factory=list)
 
 
-class Coordinator(Actor[_Told]):
+class Coordinator(Actor[_Message]):
     """Runs the rounds; it alone changes the run's state. `stopped_because` and `outcome` say how the run ended."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Coordinator(Actor[_Told]):
                 await self._play_next()
         await self._finish()
 
-    async def receive(self, message: _Told) -> pb.Welcome | None:
+    async def receive(self, message: _Message) -> pb.Welcome | None:
         """Take in what clients send and what happens to them, also while a round is open."""
         match message:
             case Register():
@@ -110,7 +110,7 @@ class Coordinator(Actor[_Told]):
                     self._observer.pinged(row, ping_s)
             case Refusal():
                 self._take_refusal(message)
-            case Withdrawn(client_id, round_):
+            case JobDropped(client_id, round_):
                 self._unlogged.events.add(LogEvent("withdrawn", client_id, f"dropped its job of round {round_} unpaid"))
             case Shutdown(reason):
                 self._stop("interrupted", reason)

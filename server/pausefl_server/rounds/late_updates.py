@@ -10,7 +10,7 @@ from pausefl_server.records import LogEvent, MissKind
 from pausefl_server.rounds.messages import Update
 from pausefl_server.rounds.open_round import OpenRound, WeightedUpdate, reconciled
 
-_Key = tuple[str, int, int]  # client, round and attempt
+_JobKey = tuple[str, int, int]  # client, round and attempt
 _STILL_AT_WORK: tuple[MissKind, ...] = ("timeout", "lost", "unneeded")
 # An update of a round before these is rejected.
 _REMEMBERED_ROUNDS = 64
@@ -47,7 +47,7 @@ class LateUpdates:
     def __init__(self, *, keeps: bool) -> None:
         """`keeps`: for the next model; else each is dropped."""
         self._keeps = keeps
-        self._weights: dict[_Key, float] = {}
+        self._weights: dict[_JobKey, float] = {}
         self._kept: dict[str, LateUpdate] = {}
 
     def expect(self, open_round: OpenRound, table: ClientTable) -> None:

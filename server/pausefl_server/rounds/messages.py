@@ -132,7 +132,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
+class JobDropped:
     """To the coordinator: a client dropped a withdrawn job before it released anything for it."""
 
     client_id: str
