@@ -1,0 +1,98 @@
+"""`make chaos`: play whole runs while faults strike them, until there were enough; writes docs/results/chaos.jsonl.
+
+python tests/chaos [--faults 10000] [--seed 1]        all scenarios in turn; each play is written down at once
+python tests/chaos --go-on                            after an interruption: what was played is not played again
+python tests/chaos --scenario federation --seed 17    one play alone, as it was; writes nothing
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from chaos.played import Played
+from chaos.scenarios import SCENARIOS, in_turn
+
+_ROOT = Path(__file__).parents[2]
+_RESULTS = _ROOT / "docs/results/chaos.jsonl"
+_PLAY_WITHIN_S = 600.0
+
+
+def main() -> int:
+    """0 if every invariant held."""
+    options = _options()
+    if options.scenario:
+        return 0 if _play(options.scenario, options.seed) is not None else 1
+    lines = _RESULTS.read_text("utf-8").splitlines() if options.go_on else []
+    done = {(line["scenario"], line["seed"]): sum(line["faults"].values()) for line in map(json.loads, lines)}
+    faults = sum(done.values())
+    for scenario, seed in in_turn(options.seed):
+        if faults >= options.faults and {name for name, _ in done} == set(SCENARIOS):
+            break
+        if (scenario, seed) in done:
+            continue
+        line = _play(scenario, seed)
+        if line is None:
+            return 1
+        lines.append(json.dumps(line))
+        _RESULTS.write_text("".join(f"{one}\n" for one in lines), "utf-8")
+        done[scenario, seed] = sum(line["faults"].values())
+        faults += done[scenario, seed]
+        print(f"{faults} of {options.faults} faults", flush=True)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=10_000, metavar="N")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the first play")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="play this one alone")
+    parser.add_argument("--go-on", action="store_true", help="keep what docs/results/chaos.jsonl holds")
+    return parser.parse_args()
+
+
+def _play(scenario: str, seed: int) -> "dict[str, object] | None":
+    """One play, as a line of the results; None when something did not hold, which is told with the schedule."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{scenario}-{seed}-", dir=_ROOT / "build"))
+    play, began_s = SCENARIOS[scenario](seed, folder), time.monotonic()
+    print(f"{scenario} {seed}: ", end="", flush=True)
+    try:
+        played = asyncio.run(asyncio.wait_for(play.play(), _PLAY_WITHIN_S))
+    except Exception as failed:
+        _tell(failed, play.played, folder, f"python tests/chaos --scenario {scenario} --seed {seed}")
+        return None
+    shutil.rmtree(folder)
+    seconds = round(time.monotonic() - began_s, 1)
+    print(f"{sum(played.faults.values())} faults, {played.rounds} rounds, {seconds} s: all held", flush=True)
+    counts = {"faults": dict(sorted(played.faults.items())), "held": dict(sorted(played.checks.items()))}
+    return {
+        "scenario": scenario,
+        "seed": seed,
+        "rounds": played.rounds,
+        "seconds": seconds,
+        **counts,
+        **_skipped(played),
+    }
+
+
+def _skipped(played: Played) -> dict[str, object]:
+    return {"skipped": played.skipped} if played.skipped else {}
+
+
+def _tell(failed: Exception, played: Played, folder: Path, again: str) -> None:
+    print("DOES NOT HOLD")
+    for fault in played.struck:
+        print(f"  {fault}")
+    traceback.print_exception(failed, limit=-2)
+    print(f"files: {folder}\nagain: {again}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
