@@ -20,7 +20,9 @@ from chaos.line import DAMAGES, Line
 from chaos.schedule import Choice, Fault, schedule
 from chaos.wall_clock import WallClock
 
-SHORT = Shape(rounds=90, faults=60, hosts=4, clients_each=2, m=4, pause_s=0.1, delay_s=0.05, peaceful_rounds=20)
+SHORT = Shape(
+    rounds=60, faults=40, hosts=3, clients_each=2, m=4, pause_s=0.1, delay_s=0.05, peaceful_rounds=15, server_weight=1.0
+)
 DATA = bytes(random.Random(1).randbytes(1000))
 
 

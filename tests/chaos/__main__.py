@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -30,22 +31,20 @@ def main() -> int:
     options = _options()
     if options.scenario:
         return 0 if _play(options.scenario, options.seed) is not None else 1
-    lines = _RESULTS.read_text("utf-8").splitlines() if options.go_on else []
-    done = {(line["scenario"], line["seed"]): sum(line["faults"].values()) for line in map(json.loads, lines)}
-    faults = sum(done.values())
+    text = _RESULTS.read_text("utf-8") if options.go_on and _RESULTS.exists() else ""
+    plays: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
     for scenario, seed in in_turn(options.seed):
-        if faults >= options.faults and {name for name, _ in done} == set(SCENARIOS):
-            break
-        if (scenario, seed) in done:
-            continue
-        line = _play(scenario, seed)
-        if line is None:
-            return 1
-        lines.append(json.dumps(line))
-        _RESULTS.write_text("".join(f"{one}\n" for one in lines), "utf-8")
-        done[scenario, seed] = sum(line["faults"].values())
-        faults += done[scenario, seed]
+        faults = sum(sum(play["faults"].values()) for play in plays)
         print(f"{faults} of {options.faults} faults", flush=True)
+        if faults >= options.faults and {play["scenario"] for play in plays} == set(SCENARIOS):
+            break
+        if any((play["scenario"], play["seed"]) == (scenario, seed) for play in plays):
+            continue
+        play = _play(scenario, seed)
+        if play is None:
+            return 1
+        plays.append(play)
+        _RESULTS.write_text("".join(f"{json.dumps(play)}\n" for play in plays), "utf-8")
     return 0
 
 
@@ -58,7 +57,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _play(scenario: str, seed: int) -> "dict[str, object] | None":
+def _play(scenario: str, seed: int) -> dict[str, Any] | None:
     """One play, as a line of the results; None when something did not hold, which is told with the schedule."""
     folder = Path(tempfile.mkdtemp(prefix=f"{scenario}-{seed}-", dir=_ROOT / "build"))
     play, began_s = SCENARIOS[scenario](seed, folder), time.monotonic()

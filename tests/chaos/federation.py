@@ -19,7 +19,7 @@ _EXPERIMENT = """
 rounds = {rounds}
 [clients]
 count = {clients}
-connect_timeout_s = 60.0
+connect_timeout_s = 300.0
 [selection]
 policy = "{policy}"
 m = {m}
@@ -44,7 +44,6 @@ enabled = false
 _PATIENCE_S = 90.0
 _LONGEST_PAUSE_S = 6.0
 _LONGEST_JUMP_S = 10**8
-_MORE_DESCRIPTORS = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,11 @@ class Shape:
     delay_s: float = 0.1
     model_bytes: int = 20_000
     line_weight: float = 1.0
-    """How often each kind of fault on the line comes; those of processes have a weight of about 1."""
+    """How often each kind of fault on a line comes, relative to the others."""
+    clients_weight: float = 0.3
+    """The same of kills and stops of client processes."""
+    server_weight: float = 0.1
+    """The same of kills and stops of the server."""
     peaceful_rounds: int = 40
     """The last ones."""
 
@@ -106,7 +109,7 @@ class Federation:
             await self._make_peace()
             await self._end()
         finally:
-            self._processes.end_all()
+            await self._processes.end_all()
             for line in self._lines:
                 await line.close()
         return self.played
@@ -127,12 +130,10 @@ class Federation:
     def _menu(self) -> Iterator[Choice]:
         hosts = [str(number) for number in range(self._shape.hosts)]
         yield from (Choice(kind, self._shape.line_weight, hosts) for kind in KINDS)
-        yield Choice("kill server", 0.3, ["server"])
-        yield Choice("stop server", 0.2, ["server"])
-        yield Choice("kill clients", 0.6, hosts)
-        yield Choice("stop clients", 0.6, hosts)
+        yield from (Choice(f"{what} server", self._shape.server_weight, ["server"]) for what in ("kill", "stop"))
+        yield from (Choice(f"{what} clients", self._shape.clients_weight, hosts) for what in ("kill", "stop"))
         if not self._clock.missing:
-            yield Choice("clock jump", 0.3, ["every"])
+            yield Choice("clock jump", 0.2, ["every"])
 
     def _apply(self, fault: Fault, group: asyncio.TaskGroup) -> None:
         if fault.kind in KINDS:

@@ -90,6 +90,7 @@ class Processes:
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         """`folder` takes what they say on standard error, a file for each name."""
         self._folder = folder
+        self._children: list[Child] = []
         self._mark = uuid.uuid4().hex
         self._environment = {**os.environ, **environment, _MARK: self._mark}
 
@@ -105,7 +106,9 @@ class Processes:
                 start_new_session=True,
                 limit=1 << 24,
             )
-        return Child(process)
+        child = Child(process)
+        self._children.append(child)
+        return child
 
     def alive(self) -> list[psutil.Process]:
         """All that carry the mark and have not ended."""
@@ -119,11 +122,13 @@ class Processes:
             await asyncio.sleep(_LOOK_EVERY_S)
         return [repr(process) for process in self.alive()]
 
-    def end_all(self) -> None:
+    async def end_all(self) -> None:
         """Kill what is left."""
         for process in self.alive():
             with suppress(psutil.Error):
                 process.kill()
+        for child in self._children:
+            await child.ended()
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:

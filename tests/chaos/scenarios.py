@@ -23,12 +23,12 @@ class Play(Protocol):
 def _federation(seed: int, folder: Path) -> Play:
     rng = random.Random(f"shape {seed}")
     shape = Shape(
-        rounds=rng.choice((250, 400)),
-        faults=500,
+        rounds=rng.choice((600, 900)),
+        faults=2000,
         hosts=12,
         clients_each=2,
         m=rng.choice((2, 4, 8)),
-        pause_s=0.06,
+        pause_s=0.04,
         policy=rng.choice(("random", "pause")),
         delay_s=rng.choice((0.02, 0.1, 0.2)),
         model_bytes=rng.choice((4_000, 20_000, 1_200_000)),
@@ -38,7 +38,14 @@ def _federation(seed: int, folder: Path) -> Play:
 
 def _storm(seed: int, folder: Path) -> Play:
     shape = Shape(
-        rounds=250, faults=60, hosts=20, clients_each=50, m=20, pause_s=0.5, line_weight=0.05, peaceful_rounds=60
+        rounds=250,
+        faults=60,
+        hosts=20,
+        clients_each=50,
+        m=20,
+        pause_s=0.5,
+        line_weight=0.0,
+        clients_weight=1.0,
     )
     return Federation(seed, shape, folder)
 

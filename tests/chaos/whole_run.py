@@ -93,8 +93,7 @@ class WholeRun:
             try:
                 await self._play()
             finally:
-                self._processes.end_all()
-                await self._processes.orphans()
+                await self._processes.end_all()
         return self.played
 
     async def _play(self) -> None:
