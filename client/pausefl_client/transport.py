@@ -11,6 +11,10 @@ from pausefl_proto.endpoint import DEAD_AFTER_S, failure, open_channel
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import SERVICE
 
+# The clients of a process share gRPC's connection. Its waits between two tries, of up to two minutes, would come on top
+# of the sessions' own.
+_QUICKLY = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500))
+
 
 class GrpcStreamToServer:
     """`session.StreamToServer` over one gRPC call."""
@@ -52,7 +56,7 @@ async def connect(
     there is one, shows the server that the client's id is its own.
     """
     metadata = (("authorization", f"Bearer {token}"),) if token else None
-    async with open_channel(address, tls, dead_after_s) as channel:
+    async with open_channel(address, tls, dead_after_s, _QUICKLY) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(metadata=metadata)
         try:
             yield GrpcStreamToServer(call, address, tls)
