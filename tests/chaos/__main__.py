@@ -24,6 +24,7 @@ from chaos.scenarios import SCENARIOS, in_turn
 _ROOT = Path(__file__).parents[2]
 _RESULTS = _ROOT / "docs/results/chaos.jsonl"
 _PLAY_WITHIN_S = 600.0
+_LAST = 10
 
 
 def main() -> int:
@@ -71,26 +72,18 @@ def _play(scenario: str, seed: int) -> dict[str, Any] | None:
     seconds = round(time.monotonic() - began_s, 1)
     print(f"{sum(played.faults.values())} faults, {played.rounds} rounds, {seconds} s: all held", flush=True)
     counts = {"faults": dict(sorted(played.faults.items())), "held": dict(sorted(played.checks.items()))}
-    return {
-        "scenario": scenario,
-        "seed": seed,
-        "rounds": played.rounds,
-        "seconds": seconds,
-        **counts,
-        **_skipped(played),
-    }
-
-
-def _skipped(played: Played) -> dict[str, object]:
-    return {"skipped": played.skipped} if played.skipped else {}
+    play_of = {"scenario": scenario, "seed": seed, "rounds": played.rounds, "seconds": seconds, **counts}
+    said = {"skipped": played.skipped, "reasons": played.reasons}
+    return play_of | {name: value for name, value in said.items() if value}
 
 
 def _tell(failed: Exception, played: Played, folder: Path, again: str) -> None:
     print("DOES NOT HOLD")
-    for fault in played.struck:
-        print(f"  {fault}")
+    schedule = [str(fault) for fault in played.struck]
+    (folder / "schedule").write_text("\n".join(schedule), "utf-8")
+    print(*schedule[-_LAST:], sep="\n")
     traceback.print_exception(failed, limit=-2)
-    print(f"files: {folder}\nagain: {again}", flush=True)
+    print(f"files, with the whole schedule: {folder}\nagain: {again}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pausefl_client.privacy.ledger import verified_spend
 from pausefl_server.storage.store import Store
 
 # Logs add ε up in another order than ledgers.
-_RELATIVE_TOLERANCE = 1e-9
+_RELATIVE_TOLERANCE = 1e-8
 _TROUBLE = ("Traceback", "never retrieved", "never awaited", "Segmentation", "leaked")
 
 

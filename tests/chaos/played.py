@@ -19,3 +19,5 @@ class Played:
     """Kinds of faults that cannot be had here, and why."""
     struck: list[Fault] = field(default_factory=list)
     """The schedule so far, also those that found nothing to strike."""
+    reasons: list[str] = field(default_factory=list)
+    """Why client processes ended by themselves."""

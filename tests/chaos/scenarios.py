@@ -23,11 +23,11 @@ class Play(Protocol):
 def _federation(seed: int, folder: Path) -> Play:
     rng = random.Random(f"shape {seed}")
     shape = Shape(
-        rounds=rng.choice((600, 900)),
-        faults=2000,
+        rounds=rng.choice((200, 400)),
+        faults=1200,
         hosts=12,
         clients_each=2,
-        m=rng.choice((2, 4, 8)),
+        m=rng.choice((4, 8, 16)),
         pause_s=0.04,
         policy=rng.choice(("random", "pause")),
         delay_s=rng.choice((0.02, 0.1, 0.2)),

@@ -169,7 +169,7 @@ class WholeRun:
         require(not orphans, f"outlive their run: {orphans}")
         reason = (self._folder / "run.err").read_text("utf-8", "replace").strip().splitlines()[-1:]
         require(status < 0 or "pausefl: " in "".join(reason), f"status {status} without a reason: {reason}")
-        self.played.checks["stopped with a reason" if status > 0 else "no orphan"] += 1
+        self.played.checks["a run that stopped said why" if status > 0 else "no orphan"] += 1
         check_nothing_lost(before, self._run_dir)
         self.played.checks["no committed round lost"] += 1
         rounds = len(committed(self._run_dir))
