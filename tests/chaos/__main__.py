@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -30,6 +31,8 @@ _LAST = 10
 def main() -> int:
     """0 if every invariant held."""
     options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: no process is left behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job would ignore
     if options.scenario:
         return 0 if _play(options.scenario, options.seed) is not None else 1
     text = _RESULTS.read_text("utf-8") if options.go_on and _RESULTS.exists() else ""
