@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test docs test-pythons test-crash test-containers mutants lint proto format clean up down logs images results wheelhouse
+.PHONY: demo test docs test-pythons test-crash test-containers chaos mutants lint proto format clean up down logs images results wheelhouse
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -29,6 +29,12 @@ test-pythons:
 # kill -9 of server and clients at 300 random instants; `make test` does twenty of them.
 test-crash: $(READY)
 	PAUSEFL_KILLS=300 $(BIN)/pytest tests/test_crash.py
+
+# Whole runs under 10,000 faults (kill -9, stops, a bad line, a full disk, clock jumps, storms): some 20 minutes, less with
+# FAULTS=1000. `make chaos GO_ON=--go-on` goes on where an interrupted one stopped. Writes docs/results/chaos.jsonl.
+FAULTS ?= 10000
+chaos: $(READY)
+	$(BIN)/python tests/chaos --faults $(FAULTS) $(GO_ON)
 
 # Real containers on a real engine: many minutes the first time.
 test-containers: $(READY)

@@ -1,6 +1,7 @@
 """Writes the tables of measured figures into the documents, from the files under docs/results.
 
 pausefl bench annealing --json > docs/results/annealing.jsonl
+make chaos                                          # writes docs/results/chaos.jsonl
 python docs/generated_tables.py                     # every table anew
 python docs/generated_tables.py agnews RUN_DIR...   # after runs of the AG-News presets: first their summaries
 """
@@ -8,6 +9,7 @@ python docs/generated_tables.py agnews RUN_DIR...   # after runs of the AG-News 
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,9 +89,36 @@ def agnews_run(run_dir: Path) -> dict[str, Any]:
     return {"preset": preset, **kept, "per_relevant": per_client["relevant"], "per_irrelevant": per_client[kind]}
 
 
+def chaos_table(plays: Sequence[Case]) -> str:
+    """How often each fault struck, and how often each invariant was found to hold."""
+    faults, held = _totals(plays, "faults"), _totals(plays, "held")
+    rounds, seconds = (sum(play[name] for play in plays) for name in ("rounds", "seconds"))
+    runs = Counter(play["scenario"] for play in plays)
+    played = ", ".join(f"{name} {count}" for name, count in runs.items())
+    total = f"{sum(faults.values()):,} faults in {len(plays)} runs ({played}) of {rounds:,} rounds together"
+    lines = [
+        f"{total}, in {seconds / 60:.0f} minutes. No invariant was violated.",
+        "",
+        "| fault | struck |",
+        "|---|---|",
+        *(f"| {kind} | {count:,} |" for kind, count in sorted(faults.items())),
+        "",
+        "| what held | looked at |",
+        "|---|---|",
+        *(f"| {what} | {count:,} |" for what, count in sorted(held.items())),
+    ]
+    skipped = {kind: reason for play in plays for kind, reason in play.get("skipped", {}).items()}
+    return "\n".join([*lines, *(f"\nNot tested here: {kind} ({reason})." for kind, reason in skipped.items())])
+
+
+def _totals(plays: Sequence[Case], name: str) -> Counter[str]:
+    return sum((Counter(play[name]) for play in plays), Counter())
+
+
 TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("annealing", "selection.md", "annealing.jsonl", annealing_table),
     ("agnews", "fed-ts.md", "agnews.jsonl", agnews_table),
+    ("chaos", "reliability.md", "chaos.jsonl", chaos_table),
 )
 """Name, document, file under docs/results, and what makes the table of it."""
 

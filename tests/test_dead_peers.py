@@ -43,7 +43,6 @@ asyncio.run(main())
 SERVER = """
 import asyncio
 from pausefl_server.model.norm_bound import UpdateLimits
-from pausefl_server.connections.reception import ConnectionBounds
 from pausefl_server.connections.transport import FederationServer
 from rigs.federation import BIG
 from rigs.one_job import OneJob

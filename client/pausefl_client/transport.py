@@ -16,6 +16,10 @@ from pausefl_proto.wire import SERVICE, decode
 
 _RETRY_EVERY_S, _ANSWER_WITHIN_S = 0.5, 10.0
 
+# The clients of a process share gRPC's connection. Its waits between two tries, of up to two minutes, would come on top
+# of the sessions' own.
+_QUICKLY = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500))
+
 
 class GrpcStreamToServer:
     """`session.StreamToServer` over one gRPC call."""
@@ -89,7 +93,7 @@ async def connect(
     Reading and writing raise OSError once the server has been silent for `dead_after_s`, pings included. `token`, where
     there is one, shows the server that the client's id is its own.
     """
-    async with open_channel(address, tls, dead_after_s) as channel:
+    async with open_channel(address, tls, dead_after_s, _QUICKLY) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(
             metadata=_shown(token)
         )

@@ -1,0 +1,107 @@
+"""What must hold of a run's files whatever happened: nothing committed is lost, and all books say the same."""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pausefl_client.privacy.ledger import verified_spend
+from pausefl_server.storage.store import Store
+
+# Logs add ε up in another order than ledgers.
+_RELATIVE_TOLERANCE = 1e-8
+_TROUBLE = ("Traceback", "never retrieved", "never awaited", "Segmentation", "leaked")
+
+
+class Violation(Exception):
+    """Something that must hold does not."""
+
+
+def require(holds: object, what: str) -> None:
+    """Raise Violation unless it holds."""
+    if not holds:
+        raise Violation(what)
+
+
+def committed(run_dir: Path) -> dict[int, str]:
+    """The digest of every committed round's rows, by round."""
+    query = "SELECT round, digest FROM rounds JOIN seals ON subject = 'round ' || round"
+    try:
+        return dict(_query(run_dir / "run.db", query))
+    except sqlite3.OperationalError as error:
+        if (run_dir / "run.db").exists() and "no such table" not in str(error):
+            raise
+        return {}
+
+
+def check_nothing_lost(before: Mapping[int, str], run_dir: Path) -> None:
+    """Every round that was committed then is there now, row by row the same."""
+    now = committed(run_dir)
+    lost = [number for number, digest in before.items() if now.get(number) != digest]
+    require(not lost, f"committed rounds were lost or changed: {lost}")
+
+
+def check_books(run_dir: Path) -> int:
+    """The log holds together, and ledgers, log and summary count the same releases and ε. Returns the rounds."""
+    with closing(Store(run_dir / "run.db")):  # reads all of it against its seals
+        pass
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
+    rounds = [row[0] for row in _query(run_dir / "run.db", "SELECT round FROM rounds ORDER BY round")]
+    require(rounds == list(range(1, summary["rounds"] + 1)), f"rounds {rounds}, the summary has {summary['rounds']}")
+    twice = "SELECT client_id, participation FROM observations GROUP BY 1, 2 HAVING count(*) > 1"
+    require(not (used := _query(run_dir / "run.db", twice)), f"releases were used twice: {used}")
+    greatest = _check_ledgers(run_dir)
+    told = float(summary["max_epsilon_spent"])
+    require(_close(told, greatest), f"the summary says epsilon {told}, the ledgers {greatest}")
+    return len(rounds)
+
+
+def check_logs(folder: Path) -> None:
+    """No process has left a traceback, or a task whose failure nobody saw."""
+    for path in sorted({*folder.rglob("*.err"), *folder.rglob("*.log")}):
+        for line in path.read_text("utf-8", "replace").splitlines():
+            require(not any(word in line for word in _TROUBLE), f"{path.name}: {line}")
+
+
+def _check_ledgers(run_dir: Path) -> float:
+    """Every ledger against what the log says of its client; the greatest ε spent."""
+    logged, unheard, greatest = _logged(run_dir), _unheard(run_dir), 0.0
+    for path in sorted((run_dir / "ledgers").glob("*.db")):
+        released, spent = verified_spend(path)
+        greatest = max(greatest, spent)
+        known, known_spent = logged.get(path.stem, (0, 0.0))
+        says = f"{path.stem}: its ledger counts {released} releases (epsilon {spent}), the log {known} ({known_spent})"
+        require(known <= released <= known + unheard.get(path.stem, 0), says)
+        require(known < released or _close(known_spent, spent), says)
+    return greatest
+
+
+def _logged(run_dir: Path) -> dict[str, tuple[int, float]]:
+    """By client, the releases and ε that the log knows of."""
+    query = (
+        "SELECT client_id, max(i), max(spent) FROM"
+        " (SELECT client_id, participation AS i, epsilon_spent AS spent FROM observations"
+        " UNION ALL SELECT client_id, released, epsilon_spent FROM events) GROUP BY client_id"
+    )
+    return {client_id: (released, spent) for client_id, released, spent in _query(run_dir / "run.db", query)}
+
+
+def _unheard(run_dir: Path) -> dict[str, int]:
+    """By client, its jobs without an answer since the log last heard of it: each may be a release more."""
+    query = (
+        "SELECT client_id, count(*) FROM misses WHERE round > (SELECT coalesce(max(round), 0) FROM"
+        " (SELECT round, client_id FROM observations UNION ALL SELECT round, client_id FROM events) AS heard"
+        " WHERE heard.client_id = misses.client_id) GROUP BY client_id"
+    )
+    return dict(_query(run_dir / "run.db", query))
+
+
+def _close(a: float, b: float) -> bool:
+    return abs(a - b) <= _RELATIVE_TOLERANCE * max(abs(a), abs(b))
+
+
+def _query(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        return database.execute(sql).fetchall()

@@ -1,0 +1,79 @@
+"""What is played, by name, and in which order."""
+
+import random
+from collections.abc import Callable, Mapping
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Protocol
+
+from chaos.federation import Federation, Shape
+from chaos.played import Played
+from chaos.whole_run import RunShape, WholeRun
+
+
+class Play(Protocol):
+    """A run to its last round, with faults on the way."""
+
+    played: Played
+
+    async def play(self) -> Played:
+        """Play it; Violation when something that must hold does not."""
+
+
+def _federation(seed: int, folder: Path) -> Play:
+    rng = random.Random(f"shape {seed}")
+    shape = Shape(
+        rounds=rng.choice((200, 400)),
+        faults=1200,
+        hosts=12,
+        clients_each=2,
+        m=rng.choice((4, 8, 16)),
+        pause_s=0.04,
+        policy=rng.choice(("random", "pause")),
+        delay_s=rng.choice((0.02, 0.1, 0.2)),
+        model_bytes=rng.choice((4_000, 20_000, 1_200_000)),
+    )
+    return Federation(seed, shape, folder)
+
+
+def _storm(seed: int, folder: Path) -> Play:
+    shape = Shape(
+        rounds=250,
+        faults=60,
+        hosts=20,
+        clients_each=50,
+        m=20,
+        pause_s=0.5,
+        line_weight=0.0,
+        clients_weight=1.0,
+    )
+    return Federation(seed, shape, folder)
+
+
+def _processes(seed: int, folder: Path) -> Play:
+    return WholeRun(seed, RunShape(rounds=150, faults=10, pause_s=1.0, is_learning=False), folder)
+
+
+def _learning(seed: int, folder: Path) -> Play:
+    return WholeRun(seed, RunShape(rounds=80, faults=10, pause_s=1.0, is_learning=True), folder)
+
+
+def _disk(seed: int, folder: Path) -> Play:
+    return WholeRun(seed, RunShape(rounds=150, faults=8, pause_s=1.0, is_learning=False, disk_bytes=48 << 20), folder)
+
+
+SCENARIOS: Mapping[str, Callable[[int, Path], Play]] = {
+    "federation": _federation,
+    "storm": _storm,
+    "processes": _processes,
+    "learning": _learning,
+    "disk": _disk,
+}
+"""Name -> (seed, folder) -> what is played."""
+
+
+def in_turn(first_seed: int) -> "list[tuple[str, int]]":
+    """Scenarios and seeds without a foreseeable end: federations, and every other time one of the others."""
+    others = cycle(name for name in SCENARIOS if name != "federation")
+    pairs = (name for other in islice(others, 500) for name in ("federation", other))
+    return [(name, first_seed + number) for number, name in enumerate(pairs)]
