@@ -88,6 +88,7 @@ class FederationServer:
             is_owner = self._admission.check(hello.client_id, names, token)
             if (conduct := self._conducts.get(hello.client_id)) is not None:
                 conduct.check_rested()
+                conduct.greet()
         except WireError as error:
             await _say_goodbye(stream, error)
             return
@@ -124,7 +125,7 @@ class FederationServer:
 
     async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
         with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
-            await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s))
+            await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s, actor.may_return))
 
 
 def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int], ...]:
