@@ -58,7 +58,7 @@ class FederationServer:
         self._limits = limits
         self._tls = tls
         self._admission = admission or Admission()
-        self._owners, self._strangers = Reception(hello_timeout_s), Reception(hello_timeout_s)
+        self._reception = Reception(hello_timeout_s)
         self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
         self._server = make_server(dead_after_s, _limits(most_clients, hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
@@ -81,9 +81,9 @@ class FederationServer:
         stream = _GrpcStreamToClient(context)
         names, token = _names(context), _token(context)
         try:
-            # However many strangers wait for their turn, an id's owner does not wait behind them.
-            reception = self._owners if self._admission.knows(names, token) else self._strangers
-            async with reception.turn(context.peer()):
+            # Nothing is read from a client that can be no id's owner: however many they are, no owner waits for them.
+            self._admission.check_known(names, token)
+            async with self._reception.turn(context.peer()):
                 hello = _hello(await stream.read())
             is_owner = self._admission.check(hello.client_id, names, token)
             if (conduct := self._conducts.get(hello.client_id)) is not None:
