@@ -6,6 +6,7 @@ python tests/fuzz [--messages N] [--client-messages N] [--seed N] [--out FILE]
 import argparse
 import asyncio
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -14,7 +15,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
 
 from fuzz.summary import Fuzz  # noqa: E402
 
@@ -27,6 +27,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "docs/results/fuzz.json")
     options = parser.parse_args()
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every connection that the server closes
+    os.environ["GRPC_VERBOSITY"] = "NONE"
     os.nice(19)  # the fuzz must not take from the server what it measures
     began_s = time.monotonic()
 
@@ -40,7 +42,7 @@ def main() -> int:
     except KeyboardInterrupt:
         say("interrupted; what was found so far is kept")
     finally:
-        options.out.write_text(json.dumps(fuzz.summary(), indent=1) + "\n", "utf-8")
+        options.out.write_text(json.dumps(fuzz.summary()) + "\n", "utf-8")
     for failure in (failures := fuzz.failures()):
         say(f"does not hold: {failure}")
     return int(bool(failures))

@@ -1,6 +1,7 @@
 """Malformed messages against a server that plays honest rounds meanwhile, in turns with quiet times."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -113,6 +114,8 @@ class ServerFuzz:
             "peak_rss_bytes": now.peak_rss_bytes,
             "disk_bytes": now.disk_bytes,
             "rounds": run.rounds(),
+            "cores": os.cpu_count(),
+            "load": round(os.getloadavg()[1], 1),
             "rejected": int(run.metric("pausefl_rejected_updates_total")),
         }
         so_far = self.summary()

@@ -52,9 +52,7 @@ class HalfMessages:
         finally:
             writer.transport.abort()
 
-    def _send(
-        self, writer: asyncio.StreamWriter, number: int, left: dict[int, bytes], windows: "Counter[int]"
-    ) -> None:
+    def _send(self, writer: asyncio.StreamWriter, number: int, left: dict[int, bytes], windows: "Counter[int]") -> None:
         while size := min(len(left[number]), windows[0], windows[number], _FRAME_BYTES):
             if size < 0:
                 return

@@ -1,6 +1,7 @@
 """A real server and real honest clients, each in a process of its own, and what they take while they play."""
 
 import json
+import os
 import re
 import signal
 import sqlite3
@@ -44,6 +45,9 @@ rejoin_timeout_s = 0.25
 """
 _PAUSEFL = [sys.executable, "-m", "pausefl"]
 _PATIENCE_S = 60.0
+# The server finds the policy in here.
+_TESTS = str(Path(__file__).parents[1])
+_ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([_TESTS, os.environ.get("PYTHONPATH", "")])}
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class ServerRun:
 
     def _start(self, name: str, *arguments: object) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{name}.out").open("wb") as out, (self.folder / f"{name}.err").open("wb") as err:
-            return subprocess.Popen([*_PAUSEFL, *map(str, arguments)], stdout=out, stderr=err)
+            return subprocess.Popen([*_PAUSEFL, *map(str, arguments)], stdout=out, stderr=err, env=_ENVIRONMENT)
 
     def _output(self, name: str) -> str:
         return "".join((self.folder / f"{name}.{kind}").read_text("utf-8", "replace") for kind in ("out", "err"))

@@ -11,7 +11,7 @@ MAX_HELLO_BYTES = 256 << 10
 # A first message may have the size of a frame before gRPC refuses it, and so much of it is buffered while it arrives.
 _MOST_AT_ONCE = 64
 _MOST_PER_CONNECTION = 4
-MOST_WAITING = 256
+MOST_WAITING = 128
 """Streams whose hello has not come. gRPC buffers about a megabyte of each, whether or not it is read."""
 
 
