@@ -104,7 +104,7 @@ def fuzz_table(runs: Sequence[Case]) -> str:
         "| what was looked at | found |",
         "|---|---|",
         f"| rounds | {pace} |",
-        f"| processes that wanted the {server['cores']} cores meanwhile, those of others among them | {server['load']} |",
+        f"| load of the {server['cores']} cores, others' work among it | {server['load']} |",
         f"| the server's memory | {memory.format(*peaks[0])} |",
         f"| run.db and the server's output | {server['disk_bytes'] / 1e6:.1f} MB for {server['rounds']:,} rounds |",
         f"| hellos and updates that the server rejected | {server['rejected']:,} |",

@@ -8,11 +8,14 @@ import pytest
 
 from fuzz.against_client import ClientFuzz
 from fuzz.against_server import Plan, ServerFuzz
+from fuzz.half_messages import HalfMessages
 from fuzz.http2 import ATTACKS
 from fuzz.malformed import WAYS, malformed
+from fuzz.server_run import ServerRun
 from fuzz.summary import MEMORY_TIMES_BASE, disk_bound_bytes, failures
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.reception import MOST_WAITING
 from rigs.client_actor import ClientActorRig
 from rigs.session import SessionRig
 
@@ -88,6 +91,19 @@ async def test_clients_survive_malformed_messages_and_count_right(tmp_path: Path
     assert found["survives"]
     assert (found["tracebacks"], found["wrong_in_ledgers"]) == (0, 0)
     assert found["releases"] > 0
+
+
+@pytest.mark.end_to_end
+async def test_unfinished_hellos_of_strangers_take_bounded_memory(tmp_path: Path) -> None:
+    """About 1.1 MB for each of the streams that may wait, of which gRPC has two copies for a moment."""
+    with ServerRun(tmp_path, hostile=500) as run:
+        base_bytes = run.footprint().rss_bytes
+        async with HalfMessages(run.port, connections=1, streams=400, message_bytes=1_100_000) as strangers:
+            async with asyncio.timeout(60):
+                while strangers.sent_bytes < 300e6:  # noqa: ASYNC110 - it has no event for that
+                    await asyncio.sleep(0.1)
+            peak_bytes = run.footprint().peak_rss_bytes
+    assert peak_bytes - base_bytes < 1.5 * MOST_WAITING * 1_100_000 + 50e6
 
 
 def test_a_summary_that_breaks_its_bounds_is_told() -> None:

@@ -26,7 +26,7 @@ class Conduct:
         self._offences = 0.0
         self._counted_s = self._rests_until_s = clock()
         self._rest_s = 0.0
-        self._free_messages, self._refilled_s = _FREE_MESSAGES, self._judged_s
+        self._free_messages, self._refilled_s = _FREE_MESSAGES, self._counted_s
 
     def check_rested(self) -> None:
         """TryLaterError while the client rests."""
