@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.connections.client_actor import ClientActor, UpdateLimits
 from pausefl_server.connections.conduct import AbuseError, Conduct
 from pausefl_server.rounds.messages import Lost
 from pausefl_server.selection.policies.everyone import All
@@ -71,7 +71,7 @@ async def test_a_fresh_stream_brings_no_fresh_allowance() -> None:
     conduct = Conduct(rig.clock)
     with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
         for _ in range(100):
-            actor = ClientActor("client-1", rig.stream, rig.coordinator, 5, rig.clock, conduct=conduct)
+            actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, conduct=conduct)
             for message in (PONG, PONG, None):
                 rig.stream.give(message)
             await actor.listen()

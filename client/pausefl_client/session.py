@@ -143,8 +143,7 @@ class ClientSession:
             except Dismissed as goodbye:
                 return str(goodbye)
             except DamageError as damage:
-                # The server has seen nothing wrong. A fresh stream makes it say everything again.
-                is_damaged = True
+                is_damaged = True  # the server has seen nothing wrong: a fresh stream makes it say all again
                 log.warning("%s: the server %s; connecting again", self._settings.client_id, damage)
             except OSError as error:
                 if self._host.clock() - last_contact_s > self._settings.give_up_after_s:

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import math
 import multiprocessing
-import os
 import random
 import sqlite3
 import tempfile
@@ -19,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from pausefl.bench.runs import BARE
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_host
-from pausefl.runtime.server_process import serve_experiment
+from pausefl.runtime.server.plan import ServerPlan, server_plan
+from pausefl.runtime.server.process import serve_run
 from pausefl_client.transport import connect
 from pausefl_process.events import ProgressEvent, Ready
 from pausefl_process.lifetime import allow_many_files, die_with_parent, write_output_to
@@ -75,7 +75,7 @@ def _case(case: str, others: int, load: Load) -> dict[str, Any]:
             ending.callback(process.kill)
             return process
 
-        server = start(_serve, experiment, folder, theirs)
+        server = start(_serve, server_plan(experiment, folder.name), folder, theirs)
         port = ours.recv()
         ids: dict[str, list[str]] = {"honest": [], "other": []}
         for client_id, group in experiment.group_of_client.items():
@@ -106,7 +106,7 @@ def _rounds(folder: Path) -> int:
         return 0  # it is not there yet
 
 
-def _serve(experiment: Experiment, folder: Path, channel: "Connection[Any, Any]") -> None:
+def _serve(plan: ServerPlan, folder: Path, channel: "Connection[Any, Any]") -> None:
     """Main function of the server's process: sends the port, and at the end all probes of its event loop."""
     die_with_parent()
     allow_many_files()
@@ -118,7 +118,7 @@ def _serve(experiment: Experiment, folder: Path, channel: "Connection[Any, Any]"
             threading.Thread(target=_probe, args=(asyncio.get_running_loop(), probes), daemon=True).start()
             channel.send(event.port)
 
-    serve_experiment(experiment, folder, report)
+    serve_run(plan, folder, report)
     channel.send(probes)
 
 
@@ -138,10 +138,9 @@ def _probe(loop: asyncio.AbstractEventLoop, probes: list[tuple[float, float]]) -
 
 
 def _run_load(load: Load, port: int, ids: list[str], channel: "Connection[Any, Any]") -> None:
-    """Main function of the process that plays a load; gives way to the server wherever both want the processor."""
+    """Main function of the process that plays a load."""
     die_with_parent()
     allow_many_files()
-    os.nice(19)
     channel.send(asyncio.run(load(port, ids)))
 
 
