@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test docs test-pythons test-crash test-containers chaos mutants lint proto format clean up down logs images results wheelhouse
+.PHONY: demo test docs test-pythons test-crash test-containers chaos fuzz mutants lint proto format clean up down logs images results wheelhouse
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -35,6 +35,13 @@ test-crash: $(READY)
 FAULTS ?= 10000
 chaos: $(READY)
 	$(BIN)/python tests/chaos --faults $(FAULTS) $(GO_ON)
+
+# A million malformed messages against a server that plays meanwhile, a tenth of them against clients; half an hour.
+# Writes docs/results/fuzz.json, also when interrupted; `make test` sends a few thousand.
+FUZZ_MESSAGES ?= 1000000
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz --messages $(FUZZ_MESSAGES) --client-messages $$(($(FUZZ_MESSAGES) / 10))
+	$(BIN)/python docs/generated_tables.py
 
 # Real containers on a real engine: many minutes the first time.
 test-containers: $(READY)

@@ -2,6 +2,8 @@
 
 pausefl bench annealing --json > docs/results/annealing.jsonl
 make chaos                                          # writes docs/results/chaos.jsonl
+pausefl bench overload --json > docs/results/overload.jsonl
+make fuzz                                           # writes docs/results/fuzz.json
 python docs/generated_tables.py                     # every table anew
 python docs/generated_tables.py agnews RUN_DIR...   # after runs of the AG-News presets: first their summaries
 """
@@ -115,10 +117,48 @@ def _totals(plays: Sequence[Case], name: str) -> Counter[str]:
     return sum((Counter(play[name]) for play in plays), Counter())
 
 
+def fuzz_table(runs: Sequence[Case]) -> str:
+    """How many malformed messages each layer was sent, and what the two ends held meanwhile."""
+    server, client = (runs[0][half] for half in ("server", "client"))
+    lines = ["| malformed messages | to | count |", "|---|---|---|"]
+    for half, found in (("the server", server), ("a process of clients", client)):
+        lines += [f"| {layer} | {half} | {sum(ways.values()):,} |" for layer, ways in found["sent"].items()]
+    memory = "{:.0f} MB at most, {:.2f} times what it was before"
+    peaks = [(f["peak_rss_bytes"] / 1e6, f["peak_rss_bytes"] / f["base_rss_bytes"]) for f in (server, client)]
+    pace = f"{server['rounds_per_s_fuzz']:.2f} a second, {100 * server['pace']:.0f} % of those in quiet turns"
+    jobs = f"{client['sound_jobs_answered']:,} of {client['sound_jobs']:,}"
+    lines += [
+        "",
+        "| what was looked at | found |",
+        "|---|---|",
+        f"| rounds | {pace} |",
+        f"| load of the {server['cores']} cores, others' work among it | {server['load']} |",
+        f"| the server's memory | {memory.format(*peaks[0])} |",
+        f"| run.db and the server's output | {server['disk_bytes'] / 1e6:.1f} MB for {server['rounds']:,} rounds |",
+        f"| hellos and updates that the server rejected | {server['rejected']:,} |",
+        f"| the clients' memory | {memory.format(*peaks[1])} |",
+        f"| sound jobs in between that the clients answered | {jobs} |",
+        f"| releases, each in its client's ledger at its price | {client['releases']:,} |",
+        f"| tracebacks, server and clients | {server['tracebacks'] + client['tracebacks']} |",
+    ]
+    return "\n".join(lines)
+
+
+def overload_table(cases: Sequence[Case]) -> str:
+    """How late the server's event loop was, and how rounds went on, by load."""
+    lines = ["| load | loop lag, p50 / p99 / worst | rounds a second | run.db and log |", "|---|---|---|---|"]
+    for case in cases:
+        lags = " / ".join(f"{case[f'lag_p{q}_ms']:.1f}" for q in (50, 99, 100))
+        lines.append(f"| {case['case']} | {lags} ms | {case['rounds_per_s']:.2f} | {case['disk_bytes'] / 1e6:.1f} MB |")
+    return "\n".join(lines)
+
+
 TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("annealing", "selection.md", "annealing.jsonl", annealing_table),
     ("agnews", "fed-ts.md", "agnews.jsonl", agnews_table),
     ("chaos", "reliability.md", "chaos.jsonl", chaos_table),
+    ("fuzz", "reliability.md", "fuzz.json", fuzz_table),
+    ("overload", "reliability.md", "overload.jsonl", overload_table),
 )
 """Name, document, file under docs/results, and what makes the table of it."""
 

@@ -19,7 +19,7 @@ from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.reception import MAX_HELLO_BYTES, ConnectionBounds
+from pausefl_server.connections.reception import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
@@ -148,6 +148,28 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
             await stranger.wait_for_connection()
         async with asyncio.timeout(20):
             assert await answer_to("a", port, token=token) == "welcome"
+
+
+@pytest.mark.parametrize("token", ["", "a guess"])
+async def test_a_client_that_can_be_no_owner_is_sent_away_before_it_says_anything(files: Path, token: str) -> None:
+    admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
+    async with listening(admission=admission, hello_timeout_s=60.0) as port, raw_stream(port, token) as call:
+        goodbye = (await answer_of(call)).goodbye
+        assert goodbye.final
+        assert "neither certificate nor token" in goodbye.reason
+
+
+async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_come_back() -> None:
+    async with listening(hello_timeout_s=60.0) as port, AsyncExitStack() as closing:
+        calls = [await closing.enter_async_context(raw_stream(port)) for _ in range(MOST_WAITING + 3)]
+        answers = [asyncio.ensure_future(answer_of(call)) for call in calls]
+        refused = [await answer for answer in itertools.islice(asyncio.as_completed(answers), 3)]
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+    assert {(answer.goodbye.final, answer.goodbye.reason) for answer in refused} == {
+        (False, "too many clients say hello at once")
+    }
 
 
 async def test_connections_beyond_the_limit_are_closed_at_once() -> None:

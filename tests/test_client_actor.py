@@ -198,7 +198,7 @@ REJECTED = {
     "a negative duration": (timed(train_s=-1.0), "negative or not a number"),
     **{f"a duration of {v}": (timed(queue_s=v), "negative or not a number") for v in NOT_FINITE},
     **{f"a drawn delay of {v}": (timed(drawn_up_s=v), "negative or not a number") for v in NOT_FINITE},
-    "parts beyond the whole": (timed(train_s=1.0, download_s=1.5), "1.500 s longer than the whole exchange"),
+    "parts beyond the whole": (timed(train_s=1.0, download_s=1.5), "1.5 s longer than the whole exchange"),
     "a statistic that is no number": (upload(vector(5), statistics={"label_0": math.nan})[0], "label_0"),
 }
 

@@ -55,7 +55,7 @@ def rest_of(conduct: Conduct, clock: Clock) -> int:
 
 async def test_a_client_that_sends_more_than_it_was_asked_for_has_to_rest() -> None:
     rig = ClientActorRig()
-    for _ in range(33):
+    for _ in range(65):
         rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString())
     with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
         await rig.actor.listen()

@@ -131,8 +131,7 @@ class ClientSession:
             except Dismissed as goodbye:
                 return str(goodbye)
             except DamageError as damage:
-                # The server has seen nothing wrong. A fresh stream makes it say everything again.
-                is_damaged = True
+                is_damaged = True  # the server has seen nothing wrong: a fresh stream makes it say all again
                 who = self._settings.client_id
                 log.warning("%s: the server %s; connecting again", who, damage, extra={"client_id": who})
             except OSError as error:
@@ -240,13 +239,10 @@ class ClientSession:
                 await self._refuse(stream, download.job, pb.STATUS_WITHDRAWN, "")
             except BudgetError as error:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
-            except DamageError:
-                self._kept = None  # the model arrived damaged; the same job, sound, is work of its own
-                raise
+            except (DamageError, OSError):
+                raise  # the stream is of no use any more
             except PauseflError as error:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
-            except OSError:
-                raise  # the stream has broken, of which its reader hears as well
             except Exception as error:  # a link may be a user's own
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
             self._withdrawals.answered(download.job)
@@ -309,6 +305,7 @@ class ClientSession:
                 return Work(work.released, work.loss, is_resent=True)
         future = awaitable(self._host.executor.submit(self._compute, download, key, submitted_s))
         self._kept = key, future
+        future.add_done_callback(self._forget_damaged)
         return await asyncio.shield(future)
 
     def _compute(self, download: Download, key: ReleaseKey, submitted_s: float) -> Work:
@@ -341,6 +338,12 @@ class ClientSession:
                 self._states.undo()
             raise
         return outcome
+
+    def _forget_damaged(self, work: "asyncio.Future[Work]") -> None:
+        """The stream may have ended before its model was found damaged; the same job, sound, is work of its own."""
+        is_damaged = not work.cancelled() and isinstance(work.exception(), DamageError)
+        if is_damaged and self._kept is not None and self._kept[1] is work:
+            self._kept = None
 
     def _forget_before(self, round: int) -> None:
         """A job is sent only after the rounds before it are committed."""

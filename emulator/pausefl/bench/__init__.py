@@ -31,6 +31,7 @@ BENCHMARKS = {
     ),
     "fidelity": Benchmark("latency.fidelity", "measured minus drawn latency"),
     "scale": Benchmark("scale", "how many clients one machine holds, and how fast the rounds still are"),
+    "overload": Benchmark("overload", "how late the server's event loop is while a crowd joins, or floods it"),
     "access_points": Benchmark("latency.access_points", "rounds of clients that share buckets: R1, R2, random"),
     "shaping": Benchmark("latency.shaping", "the token bucket against the kernel's tbf (needs root)"),
     "startup": Benchmark("startup", "how long clients take to connect, and the memory each has to itself"),

@@ -11,7 +11,7 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode
-from pausefl_server.connections.conduct import Conduct
+from pausefl_server.connections.conduct import AbuseError, Conduct
 from pausefl_server.ledger import Release
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import Timing
@@ -35,8 +35,12 @@ _MOST_TIMES_ASKED = 4
 _SPARE_MESSAGES = 4
 # Jobs a client may be late with at a time.
 _MOST_LATE = 64
-# Messages a client may send beyond what it was asked for, and what one that never answers saves up at most.
-_FREE_MESSAGES, _MOST_MESSAGES = 32, 100_000
+# What a client that never answers saves up at most.
+_MOST_MESSAGES = 100_000
+# What is kept of a text that a client wrote, in characters.
+_LONGEST_TEXT = 200
+# No data set has more labels, nor labels of longer names.
+_MOST_STATISTICS, _LONGEST_NAME = 1024, 64
 # Two clocks read at slightly different instants: what the parts may add up to beyond the whole.
 _TIMING_TOLERANCE_S = 1e-3
 
@@ -113,7 +117,9 @@ class ClientActor(Actor[_Order]):
         self._withdrawn: set[tuple[int, int]] = set()
         self._ping = 0, 0.0  # the last one's nonce, and when it was sent
         self._conduct = conduct or Conduct(clock)
-        self._allowed_messages = _FREE_MESSAGES
+        self._allowed_messages = 0
+        self.may_return = True
+        """False once it has said goodbye, or has to rest."""
         self._last_job = 0, 0
         # Each job allows one release more; another may be under way that an earlier stream's job asked for.
         self._most_released = released + 1
@@ -177,17 +183,22 @@ class ClientActor(Actor[_Order]):
         AbuseError when it sends too much, or too much that is rejected.
         """
         try:
-            return await self._read_on()
-        except DamageError as damage:
-            self._conduct.offend(str(damage))
+            try:
+                return await self._read_on()
+            except DamageError as damage:
+                self._conduct.offend(str(damage))
+                raise
+        except AbuseError:
+            self.may_return = False
             raise
 
     async def _read_on(self) -> str:
         while (data := await self._stream.read()) is not None:
             arrived_s = self._clock()
-            self._allowed_messages -= 1
-            if self._allowed_messages < 0:
-                self._conduct.rest("sent more messages than it was asked for")
+            if self._allowed_messages:
+                self._allowed_messages -= 1
+            else:
+                self._conduct.spend_free_message()
             message, payload = decode(pb.ClientMessage, data)
             match message.WhichOneof("kind"):
                 case "result":
@@ -195,7 +206,8 @@ class ClientActor(Actor[_Order]):
                 case "frame":
                     await self._take_frame(message.frame.index, payload, arrived_s, len(data))
                 case "goodbye":
-                    return message.goodbye.reason
+                    self.may_return = False
+                    return _shown(message.goodbye.reason)
                 case "pong":
                     await self._take_pong(message.pong.nonce, arrived_s)
                 case kind:
@@ -342,8 +354,9 @@ class ClientActor(Actor[_Order]):
 
     async def _relay_refusal(self, result: pb.Result) -> None:
         exhausted = result.status == pb.STATUS_BUDGET_EXHAUSTED
+        reason = _shown(result.reason)
         refusal = Refusal(
-            self.client_id, result.round, result.reason, rejected=False, exhausted=exhausted, attempt=result.attempt
+            self.client_id, result.round, reason, rejected=False, exhausted=exhausted, attempt=result.attempt
         )
         await self._coordinator.tell(refusal)
 
@@ -353,7 +366,14 @@ def _release(result: pb.Result) -> Release:
     return Release(release.participation, release.epsilon, release.epsilon_spent)
 
 
+def _shown(text: str) -> str:
+    """The beginning of a text that a client wrote, fit for logs and terminals."""
+    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])
+
+
 def _statistics(result: pb.Result) -> dict[str, float]:
+    if len(result.statistics) > _MOST_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
+        raise WireError(f"reports statistics of more than {_MOST_STATISTICS} labels, or of too long names")
     for name, value in result.statistics.items():
         if not math.isfinite(value):
             raise WireError(f"reports {name} = {value}, which is not a number")
@@ -387,5 +407,5 @@ def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timin
     if not all(math.isfinite(part) and part >= 0 for part in (*parts, timing.injected_up_s, *drawn)):
         raise WireError("reports a duration that is negative or not a number")
     if timing.propagation_s < -_TIMING_TOLERANCE_S:
-        raise WireError(f"reports parts that take {-timing.propagation_s:.3f} s longer than the whole exchange")
+        raise WireError(f"reports parts that take {-timing.propagation_s:.4g} s longer than the whole exchange")
     return timing

@@ -5,6 +5,8 @@ from typing import NoReturn
 
 from pausefl_proto.errors import TryLaterError
 
+# Messages a client may send beyond what it was asked for, its hellos among them, and how many more each second.
+_FREE_MESSAGES, _FREE_MESSAGES_PER_S = 64.0, 4.0
 _MOST_OFFENCES = 8
 _FORGIVEN_EVERY_S = 5.0
 _SHORTEST_REST_S, _LONGEST_REST_S = 1.0, 300.0
@@ -24,11 +26,25 @@ class Conduct:
         self._offences = 0.0
         self._counted_s = self._rests_until_s = clock()
         self._rest_s = 0.0
+        self._free_messages, self._refilled_s = _FREE_MESSAGES, self._counted_s
 
     def check_rested(self) -> None:
         """TryLaterError while the client rests."""
         if (left_s := self._rests_until_s - self._clock()) > 0:
             raise TryLaterError(f"too much of what it sent was rejected: come back in {left_s:.0f} s")
+
+    def greet(self) -> None:
+        """Count a hello. AbuseError when the client comes and goes all the time."""
+        self.spend_free_message("came and went")
+
+    def spend_free_message(self, reason: str = "sent more messages than it was asked for") -> None:
+        """Count a message that was not asked for. AbuseError when there are too many."""
+        now_s = self._clock()
+        gained = (now_s - self._refilled_s) * _FREE_MESSAGES_PER_S
+        self._free_messages, self._refilled_s = min(_FREE_MESSAGES, self._free_messages + gained) - 1, now_s
+        if self._free_messages < 0:
+            self._free_messages = _FREE_MESSAGES
+            self.rest(reason)
 
     def offend(self, reason: str) -> None:
         """Count a message that was rejected; one is forgiven every few seconds. AbuseError when it is one too many."""

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pausefl_proto.endpoint import DEAD_AFTER_S
-from pausefl_proto.errors import WireError
+from pausefl_proto.errors import TryLaterError, WireError
 
 HELLO_TIMEOUT_S = 10.0
 
@@ -24,6 +24,8 @@ MAX_HELLO_BYTES = 256 << 10
 # A first message may have the size of a frame before gRPC refuses it, and so much of it is buffered while it arrives.
 _MOST_AT_ONCE = 64
 _MOST_PER_CONNECTION = 4
+MOST_WAITING = 128
+"""Streams whose hello has not come. gRPC buffers about a megabyte of each, whether or not it is read."""
 
 
 class _Connection:
@@ -35,19 +37,23 @@ class _Connection:
 
 
 class Reception:
-    """Lets so many streams at a time say hello, few of one connection. Nothing is read from streams that wait."""
+    """Lets so many streams at a time say hello, few of one connection; others wait, and too many are sent away."""
 
     def __init__(self, timeout_s: float = HELLO_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         self._connections: dict[str, _Connection] = {}
+        self._waiting = 0
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
         """Hold a turn of the connection of this name while the block reads the hello.
 
-        WireError when the hello, or the turn, does not come in time.
+        WireError when the hello, or the turn, does not come in time; TryLaterError when too many wait for that.
         """
+        if self._waiting >= MOST_WAITING:
+            raise TryLaterError("too many clients say hello at once")
+        self._waiting += 1
         connection = self._connections.setdefault(name, _Connection())
         connection.streams += 1
         try:
@@ -56,6 +62,7 @@ class Reception:
         except TimeoutError:
             raise WireError(f"said no hello within {self._timeout_s:g} s") from None
         finally:
+            self._waiting -= 1
             connection.streams -= 1
             if not connection.streams:
                 del self._connections[name]

@@ -59,7 +59,7 @@ class FederationServer:
         self._tls = tls
         self._admission = admission or Admission()
         self._offer = pb.ExperimentOffer(experiment=offer).SerializeToString()
-        self._owners, self._strangers = Reception(bounds.hello_timeout_s), Reception(bounds.hello_timeout_s)
+        self._reception = Reception(bounds.hello_timeout_s)
         self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
         self._server = make_server(bounds.dead_after_s, _limits(bounds.most_clients, bounds.hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
@@ -82,21 +82,24 @@ class FederationServer:
 
     async def _show_offer(self, _: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """The experiment, for those who may say hello."""
-        if not (self._admission.is_open or self._admission.knows(_names(context), _token(context))):
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "neither certificate nor token is a client's")
+        try:
+            self._admission.check_known(_names(context), _token(context))
+        except WireError as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         return self._offer
 
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         stream = _GrpcStreamToClient(context)
         names, token = _names(context), _token(context)
         try:
-            # However many strangers wait for their turn, an id's owner does not wait behind them.
-            reception = self._owners if self._admission.knows(names, token) else self._strangers
-            async with reception.turn(context.peer()):
+            # Nothing is read from a client that can be no id's owner: however many they are, no owner waits for them.
+            self._admission.check_known(names, token)
+            async with self._reception.turn(context.peer()):
                 hello = _hello(await stream.read())
             is_owner = self._admission.check(hello.client_id, names, token)
             if (conduct := self._conducts.get(hello.client_id)) is not None:
                 conduct.check_rested()
+                conduct.greet()
         except WireError as error:
             await _say_goodbye(stream, error)
             return
@@ -133,7 +136,7 @@ class FederationServer:
 
     async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
         with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
-            await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s))
+            await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s, actor.may_return))
 
 
 def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int], ...]:

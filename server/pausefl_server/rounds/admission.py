@@ -37,9 +37,11 @@ class Admission:
         """Whether clients need to show nothing."""
         return not (self.by_certificate or self.tokens)
 
-    def knows(self, names: Sequence[str], token: str) -> bool:
-        """Whether what a client shows, before its hello, makes it the owner of any id."""
-        return (self.by_certificate and bool(names)) or _digest(token) in self.tokens.values()
+    def check_known(self, names: Sequence[str], token: str) -> None:
+        """Raise WireError if what a client shows, before its hello, makes it the owner of no id at all."""
+        is_known = (self.by_certificate and bool(names)) or _digest(token) in self.tokens.values()
+        if not (self.is_open or is_known):
+            raise WireError("neither certificate nor token shows that this client is one of the run's")
 
     def check(self, client_id: str, names: Sequence[str], token: str) -> bool:
         """Return whether the client has shown that the id is its own; WireError when it may not be that id.

@@ -348,7 +348,8 @@ class Coordinator(Actor[_Message]):
             return
         self._unlogged.events.add(event)
         if self._open is not None:
-            until_s = time.monotonic() + self._settings.rejoin_timeout_s
+            patience_s = self._settings.rejoin_timeout_s if message.may_return else 0.0
+            until_s = time.monotonic() + patience_s
             self._open.lost(event.client_id, until_s, message.handed_over_s)
 
     def _take_update(self, update: Update) -> None:

@@ -85,6 +85,8 @@ class Lost:
     reason: str
     handed_over_s: float | None = None
     """When the client was first handed the job it has not answered; None where it owes no answer."""
+    may_return: bool = True
+    """False: it said goodbye, or has to rest. It is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)

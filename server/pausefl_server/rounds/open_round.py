@@ -1,5 +1,7 @@
 """A round between its job and its commit: who still owes an answer, what has come, and what becomes of it."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +23,8 @@ from pausefl_server.state import RunState
 _LEAST_LATENCY_S = 1e-6
 # No link between a client and this server is taken to be faster: 10 Gbit/s.
 _WIRE_BYTES_PER_S = 1.25e9
+# A client whose stream breaks more often in a round is not waited for.
+_MOST_BREAKS = 4
 # What the parts of an honest client may exceed the whole by (`client_actor`).
 _CLOCK_TOLERANCE_S = 1e-3
 
@@ -60,6 +64,8 @@ class OpenRound:
     """The clients that still owe an answer, and until when each is waited for."""
     handed_over: dict[str, float] = field(default_factory=dict)
     """When a client whose stream broke was first handed the job."""
+    breaks: Counter[str] = field(default_factory=Counter)
+    """How often each client lost its stream while it owed an answer."""
     gone: set[str] = field(default_factory=set)
     """The clients that owe an answer and have lost their stream."""
     updates: dict[str, Update] = field(default_factory=dict)
@@ -106,11 +112,11 @@ class OpenRound:
         self.observations[update.client_id] = observation
 
     def returned(self, client_id: str, now_s: float) -> Dispatch | None:
-        """The job for a client that lost its stream and is back; None when it owes no answer.
+        """The job for a client that lost its stream and is back; None when it is not waited for.
 
         Neither its deadline nor its round trip starts anew.
         """
-        if client_id not in self.due:
+        if client_id not in self.due or self.breaks[client_id] > _MOST_BREAKS:
             return None
         self.gone.discard(client_id)
         self.due[client_id] = self.deadline_s
@@ -118,11 +124,13 @@ class OpenRound:
         return replace(self.job, handed_over_s=first_s) if first_s is not None else replace(self.job, ready_s=now_s)
 
     def lost(self, client_id: str, until_s: float, handed_over_s: float | None) -> None:
-        """Wait for a client that lost its stream no longer than until `until_s`."""
+        """Wait for a client that lost its stream no longer than until `until_s`; not at all if it does so often."""
         if client_id not in self.due:
             return
         self.gone.add(client_id)
-        self.due[client_id] = min(self.due[client_id], until_s)
+        self.breaks[client_id] += 1
+        is_often = self.breaks[client_id] > _MOST_BREAKS
+        self.due[client_id] = -math.inf if is_often else min(self.due[client_id], until_s)
         if handed_over_s is not None:
             self.handed_over.setdefault(client_id, handed_over_s)
 

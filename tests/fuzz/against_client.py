@@ -1,0 +1,260 @@
+"""Malformed messages against a real client process, and sound jobs in between, to be answered and charged right."""
+
+import asyncio
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from fuzz.malformed import malformed
+from fuzz.server_run import peak_rss_bytes
+from fuzz.tally import Tally
+from pausefl.config.client_records import budget_of, schedule_of
+from pausefl.config.experiment import Experiment, load_experiment
+from pausefl_client.privacy.ledger import Ledger
+from pausefl_proto.errors import DamageError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import PROTOCOL_VERSION, SERVICE, decode, digest, pack_job, unpack
+
+HELD, ENDED = "on a stream that goes on", "as the last of a stream"
+_CLIENTS = 24
+_MOST_IN_A_BURST = 200
+_ANSWER_WITHIN_S = 20.0
+_EXPERIMENT = """
+[clients]
+count = 24
+[privacy]
+epsilon_budget = 1000.0
+eta = 0.0001
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+model_bytes = 4000
+"""
+
+
+class ClientFuzz:
+    """A hostile server and the clients of one process; `summary` says at any time what was found so far."""
+
+    def __init__(self, messages: int, seed: int, say: Callable[[str], None]) -> None:
+        self._seed = seed
+        self._say = say
+        self._tally = Tally(messages)
+        self._tally.start()
+        self._model = np.zeros(1000, np.float32)
+        self._schedule = ""
+        self._streams = self._jobs = self._answered = 0
+        self._released: dict[str, dict[int, str]] = {}
+        """Digest of what left, by participation, by client."""
+        self._wrong: list[str] = []
+        self._summary: dict[str, Any] = {}
+
+    def summary(self) -> dict[str, Any]:
+        """What was found so far."""
+        return {
+            "messages": self._tally.total,
+            "seed": self._seed,
+            "sent": self._tally.by_layer(),
+            "streams": self._streams,
+            "sound_jobs": self._jobs,
+            "sound_jobs_answered": self._answered,
+            "wrong_in_ledgers": len(self._wrong),
+            **self._summary,
+        }
+
+    async def run(self, folder: Path) -> None:
+        """Play to the end."""
+        (folder / "client.toml").write_text(_EXPERIMENT, "utf-8")
+        experiment = load_experiment(str(folder / "client.toml"))
+        self._schedule = schedule_of(experiment.privacy)
+        async with self._listening() as port:
+            process = _start_clients(folder, port)
+            try:
+                await self._watch(process)
+            finally:
+                process.terminate()
+                await asyncio.to_thread(process.wait)
+        self._check_ledgers(folder, experiment)
+        complaints = (folder / "client.err").read_text("utf-8", "replace").count("Traceback")
+        self._summary |= {"tracebacks": complaints, "releases": sum(map(len, self._released.values()))}
+
+    async def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+        base_bytes, said_s = 0, time.monotonic()
+        while not self._tally.is_done:
+            await asyncio.sleep(0.2)
+            self._summary["survives"] = process.poll() is None
+            assert process.poll() is None, "the client's process has ended"
+            if not base_bytes and self._answered > 2 * _CLIENTS:
+                base_bytes = peak_rss_bytes(process.pid)
+            self._summary |= {"base_rss_bytes": base_bytes, "peak_rss_bytes": peak_rss_bytes(process.pid)}
+            if time.monotonic() - said_s > 10:
+                said_s = time.monotonic()
+                peak_bytes = self._summary["peak_rss_bytes"]
+                self._say(
+                    f"client: {self._tally.total:,} of {self._tally.limit:,} messages, {self._answered} of"
+                    f" {self._jobs} sound jobs answered, memory at most {peak_bytes / 1e6:.0f} MB"
+                )
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[int]:
+        server = grpc.aio.server()
+        join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Join": join}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            yield port
+        finally:
+            await server.stop(0)
+
+    async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        """One stream: a welcome, nonsense that a client may overlook, a sound job, and nonsense that ends it."""
+        self._streams += 1
+        rng = random.Random(f"{self._seed}/{self._streams}")
+        hello = pb.ClientMessage.FromString(await _read(context)).hello
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                if rng.random() < 0.02:
+                    await self._send_malformed(context, pb.ServerMessage(welcome=_WELCOME), rng, ENDED)
+                    return
+                await context.write(pb.ServerMessage(welcome=_WELCOME).SerializeToString())
+                for _ in range(rng.randrange(_MOST_IN_A_BURST)):
+                    name, data = _overlooked(rng)
+                    await context.write(data)
+                    self._tally.add(HELD, name)
+                if rng.random() < 0.3:
+                    await self._give_job(context, hello.client_id)
+                if rng.random() < 0.5:  # a client waits ever longer where every stream ends in damage
+                    await self._send_malformed(context, self._hostile_job(rng), rng, ENDED)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(rng.uniform(0, 0.2)):
+                        await self._listen(context, hello.client_id)
+
+    async def _send_malformed(
+        self,
+        context: "grpc.aio.ServicerContext[bytes, bytes]",
+        message: pb.ServerMessage,
+        rng: random.Random,
+        layer: str,
+    ) -> None:
+        payload = self._model.tobytes() if message.HasField("job") or message.HasField("frame") else b""
+        name, data = malformed(message, payload, rng)
+        if _dismisses(data):
+            return  # a final goodbye ends a client as it should
+        await context.write(data)
+        self._tally.add(layer, name)
+
+    def _hostile_job(self, rng: random.Random) -> pb.ServerMessage:
+        model = pb.Vector(size_bytes=self._model.nbytes, frames=1, digest=digest(self._model))
+        job = pb.Job(round=rng.choice((0, 1, 2**32 - 1)), attempt=1, model=model, schedule=self._schedule)
+        return rng.choice(
+            (
+                pb.ServerMessage(job=job),
+                pb.ServerMessage(job=job),
+                pb.ServerMessage(frame=pb.Frame(index=rng.randrange(3))),
+                pb.ServerMessage(ack=pb.Ack(round=1, attempt=rng.randrange(3))),
+                pb.ServerMessage(goodbye=pb.Goodbye(reason="x" * 1000)),
+            )
+        )
+
+    async def _give_job(self, context: "grpc.aio.ServicerContext[bytes, bytes]", client_id: str) -> None:
+        """A job as an honest server gives it, with a model of its own; wait for its answer."""
+        self._jobs += 1
+        round_ = 1_000 + self._jobs
+        (data,) = pack_job(round_, 1, self._model, digest(self._model), self._schedule)
+        await context.write(data)
+        await self._listen(context, client_id, round_)
+        self._answered += 1
+
+    async def _listen(
+        self, context: "grpc.aio.ServicerContext[bytes, bytes]", client_id: str, until_round: int | None = None
+    ) -> None:
+        """Note every release that leaves, until that of a round."""
+        while True:
+            said = pb.ClientMessage.FromString(unpack(await _read(context))[0])
+            if not said.HasField("result"):
+                continue
+            result = said.result
+            if result.release.participation:
+                before = self._released.setdefault(client_id, {}).setdefault(
+                    result.release.participation, result.update.digest
+                )
+                if before != result.update.digest:
+                    self._wrong.append(
+                        f"{client_id}: release {result.release.participation} left twice, with other bytes"
+                    )
+            if result.round == until_round:
+                assert result.status == pb.STATUS_OK, result
+                return
+
+    def _check_ledgers(self, folder: Path, experiment: Experiment) -> None:
+        """Each holds together, and counts every release that left, at its price."""
+        budget = budget_of(experiment.privacy)
+        assert budget is not None
+        for client_id, left in self._released.items():
+            path = folder / f"ledgers/{client_id}.db"
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+                charged = dict(db.execute("SELECT participation, update_digest FROM releases").fetchall())
+                holder = dict(
+                    db.execute("SELECT key, value FROM meta WHERE key NOT IN ('schedule', 'unit')").fetchall()
+                )
+            ledger = Ledger(path, budget, unit=experiment.privacy.unit, **holder)  # walks the chain of all rows
+            if abs(ledger.epsilon_spent - budget.spent(ledger.released)) > 1e-9:
+                self._wrong.append(f"{client_id}: {ledger.epsilon_spent} spent on {ledger.released} releases")
+            ledger.close()
+            self._wrong += [f"{client_id}: release {i} is not in the ledger" for i in left if charged.get(i) != left[i]]
+        for wrong in self._wrong:
+            self._say(wrong)
+
+
+_WELCOME = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="fuzz")
+
+
+def _overlooked(rng: random.Random) -> tuple[str, bytes]:
+    """A message that no client waits for, and that is no reason to leave the stream."""
+    number = rng.choice((0, 1, 2**31, 2**32 - 1))
+    message = rng.choice(
+        (
+            pb.ServerMessage(ack=pb.Ack(round=number, attempt=number)),
+            pb.ServerMessage(ping=pb.Ping(nonce=number)),
+            pb.ServerMessage(frame=pb.Frame(index=number)),
+            pb.ServerMessage(),
+            pb.ServerMessage(welcome=pb.Welcome(protocol_version=number, run_id="other")),
+        )
+    )
+    name, data = malformed(message, b"", rng)
+    with suppress(DamageError):
+        if decode(pb.ServerMessage, data)[0].WhichOneof("kind") not in ("job", "goodbye"):
+            return name, data
+    return "out of place", message.SerializeToString()
+
+
+def _dismisses(data: bytes) -> bool:
+    with suppress(Exception):
+        return pb.ServerMessage.FromString(unpack(data)[0]).goodbye.final
+    return False
+
+
+async def _read(context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+    """The next message; ConnectionError at the end."""
+    data: Any = await context.read()
+    if data is grpc.aio.EOF:
+        raise ConnectionError
+    assert isinstance(data, bytes)
+    return data
+
+
+def _start_clients(folder: Path, port: int) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "pausefl", "client", folder / "client.toml", "--server", f"127.0.0.1:{port}"]
+    command += ["--slot", "0", "--count", _CLIENTS, "--ledger-dir", folder / "ledgers"]
+    with (folder / "client.out").open("wb") as out, (folder / "client.err").open("wb") as err:
+        return subprocess.Popen([*map(str, command)], stdout=out, stderr=err)

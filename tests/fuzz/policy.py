@@ -1,0 +1,21 @@
+"""Chooses honest clients and one hostile one: rounds then tell how fast honest work goes on."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pausefl_server.selection.base import Context, Policy, Selection
+
+
+@dataclass(frozen=True)
+class HonestAndOneMore(Policy):
+    """m of the clients whose ids begin with "honest" and one of the others, if there is one; all uniformly."""
+
+    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+        """A draw of this round's generator."""
+        ids = context.table.ids
+        rows = context.rng.permutation(context.eligible).tolist()
+        honest = [row for row in rows if ids[row].startswith("honest")][: self.m]
+        others = [row for row in rows if not ids[row].startswith("honest")][:1]
+        return Selection(np.sort(np.array(honest + others, np.int64)))

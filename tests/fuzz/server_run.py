@@ -1,0 +1,167 @@
+"""A real server and real honest clients, each in a process of its own, and what they take while they play."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+MODEL_BYTES = 4_000
+HONEST, M = 6, 3
+EXPERIMENT = """
+[experiment]
+rounds = 100000000
+[clients]
+minimum = {honest}
+connect_timeout_s = 60.0
+[clients.groups.honest]
+count = {honest}
+[clients.groups.hostile]
+count = {hostile}
+[selection]
+policy = "fuzz.policy:HonestAndOneMore"
+m = {m}
+[privacy]
+epsilon_budget = 1000.0
+eta = 0.0001
+[latency.delay]
+kind = "constant"
+value_s = 0.5
+[workload]
+model = "synthetic"
+model_bytes = {model_bytes}
+[server]
+round_timeout_s = 10.0
+rejoin_timeout_s = 0.25
+"""
+_PAUSEFL = [sys.executable, "-m", "pausefl"]
+_PATIENCE_S = 60.0
+# The server finds the policy in here.
+_TESTS = str(Path(__file__).parents[1])
+_ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([_TESTS, os.environ.get("PYTHONPATH", "")])}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What the server holds at one moment."""
+
+    rss_bytes: int
+    peak_rss_bytes: int
+    """Since it started."""
+    disk_bytes: int
+    """Its log of the run and its output."""
+
+
+class ServerRun:
+    """A server and its honest clients; both are gone with the block."""
+
+    def __init__(self, folder: Path, hostile: int) -> None:
+        self.folder = folder
+        self._run_dir = folder / "run"
+        config = folder / "fuzz.toml"
+        config.write_text(
+            EXPERIMENT.format(honest=HONEST, hostile=hostile, m=M, model_bytes=MODEL_BYTES), encoding="utf-8"
+        )
+        self.server = self._start("server", "server", config, "--run-dir", self._run_dir)
+        ready = self._event("ready")
+        self.port = int(ready["port"])
+        self.metrics_url = str(self._event("metrics")["url"])
+        address = f"127.0.0.1:{self.port}"
+        self._clients = self._start(
+            "clients", "client", config, "--server", address, "--slot", 0, "--count", HONEST, "--ledger-dir", folder
+        )
+
+    def __enter__(self) -> "ServerRun":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in (self.server, self._clients):
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def rounds(self) -> int:
+        """How many rounds are committed."""
+        try:
+            with closing(sqlite3.connect(f"file:{self._run_dir / 'run.db'}?mode=ro", uri=True)) as db:
+                return int(db.execute("SELECT count(*) FROM rounds").fetchone()[0])
+        except sqlite3.OperationalError:
+            return 0
+
+    def used_updates(self) -> int:
+        """How many updates of honest clients were used."""
+        with closing(sqlite3.connect(f"file:{self._run_dir / 'run.db'}?mode=ro", uri=True)) as db:
+            return int(db.execute("SELECT count(*) FROM observations WHERE client_id LIKE 'honest%'").fetchone()[0])
+
+    def schedule(self) -> str:
+        """The privacy that clients of this run agree on."""
+        from pausefl.config.client_records import schedule_of
+        from pausefl.config.experiment import load_experiment
+
+        return schedule_of(load_experiment(str(self.folder / "fuzz.toml")).privacy)
+
+    def footprint(self) -> Footprint:
+        """Memory of the server process, and disk."""
+        pid = self.server.pid
+        files = [*self._run_dir.glob("run.db*"), *self.folder.glob("server.*")]
+        return Footprint(rss_bytes(pid), peak_rss_bytes(pid), sum(file.stat().st_size for file in files))
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        with urllib.request.urlopen(self.metrics_url, timeout=20) as answer:
+            text = answer.read().decode()
+        return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
+
+    def complaints(self) -> list[str]:
+        """Lines of the server's and the clients' output that begin a traceback."""
+        lines = [line for name in ("server", "clients") for line in self._output(name).splitlines()]
+        return [line for line in lines if line.startswith("Traceback") or "Task exception was never" in line]
+
+    def end(self) -> int:
+        """Stop the server as a user does; its exit status."""
+        self.server.send_signal(signal.SIGTERM)
+        return self.server.wait(_PATIENCE_S)
+
+    def _start(self, name: str, *arguments: object) -> "subprocess.Popen[bytes]":
+        with (self.folder / f"{name}.out").open("wb") as out, (self.folder / f"{name}.err").open("wb") as err:
+            return subprocess.Popen([*_PAUSEFL, *map(str, arguments)], stdout=out, stderr=err, env=_ENVIRONMENT)
+
+    def _output(self, name: str) -> str:
+        return "".join((self.folder / f"{name}.{kind}").read_text("utf-8", "replace") for kind in ("out", "err"))
+
+    def _event(self, kind: str) -> dict[str, Any]:
+        """The server's first event of this kind."""
+        until_s = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < until_s and self.server.poll() is None:
+            for line in (self.folder / "server.out").read_text("utf-8").splitlines():
+                if line.startswith("{") and line.endswith("}") and (event := json.loads(line))["kind"] == kind:
+                    found: dict[str, Any] = event
+                    return found
+            time.sleep(0.05)
+        raise RuntimeError(f"no {kind} of the server: {self._output('server')[-2000:]}")
+
+
+def rss_bytes(pid: int) -> int:
+    """What a process holds in memory."""
+    return _of_status(pid, "VmRSS")
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The most that a process has held in memory."""
+    return _of_status(pid, "VmHWM")
+
+
+def _of_status(pid: int, key: str) -> int:
+    status = Path(f"/proc/{pid}/status").read_text("utf-8")
+    return int(re.findall(rf"{key}:\s+(\d+) kB", status)[0]) * 1024

@@ -1,0 +1,59 @@
+"""Both halves of the fuzz, what they found, and the bounds that this has to keep."""
+
+from pathlib import Path
+from typing import Any
+
+from fuzz.against_client import ClientFuzz
+from fuzz.against_server import Plan, Say, ServerFuzz
+
+MEMORY_TIMES_BASE = 1.5
+LEAST_PACE = 0.8
+DISK_BYTES, DISK_BYTES_PER_MESSAGE, DISK_BYTES_PER_ROUND = 4_000_000, 40, 20_000
+"""What run.db and the output may hold."""
+
+
+class Fuzz:
+    """One run of it; `summary` and `failures` say at any time what was found so far."""
+
+    def __init__(self, messages: int, client_messages: int, seed: int, say: Say) -> None:
+        self._server = ServerFuzz(Plan(messages, seed), say)
+        self._client = ClientFuzz(client_messages, seed, say)
+
+    async def run(self, folder: Path) -> None:
+        """Play both halves in folders of their own."""
+        for name, half in (("client", self._client), ("server", self._server)):
+            (folder / name).mkdir()
+            await half.run(folder / name)
+
+    def summary(self) -> dict[str, Any]:
+        """What was found so far."""
+        return {"server": self._server.summary(), "client": self._client.summary()}
+
+    def failures(self) -> list[str]:
+        """What does not hold."""
+        return failures(self.summary())
+
+
+def disk_bound_bytes(server: dict[str, Any]) -> int:
+    """What run.db and the server's output may hold after so many messages and rounds."""
+    return int(
+        DISK_BYTES + DISK_BYTES_PER_MESSAGE * server["messages"] + DISK_BYTES_PER_ROUND * server.get("rounds", 0)
+    )
+
+
+def failures(summary: dict[str, Any]) -> list[str]:
+    """What of a summary breaks a bound."""
+    server, client = summary["server"], summary["client"]
+    bounds = {
+        "tracebacks of the server": server.get("tracebacks") == 0,
+        "the server ends in order": server.get("exit_status") == 130,
+        "the server's memory": server.get("peak_rss_bytes", 0) <= MEMORY_TIMES_BASE * server.get("base_rss_bytes", 0),
+        "the server's disk": server.get("disk_bytes", 0) <= disk_bound_bytes(server),
+        "the pace of honest rounds": (server["pace"] or 0) >= LEAST_PACE,
+        "tracebacks of the clients": client.get("tracebacks") == 0,
+        "the clients survive": bool(client.get("survives")),
+        "the clients' memory": client.get("peak_rss_bytes", 0) <= MEMORY_TIMES_BASE * client.get("base_rss_bytes", 0),
+        "the clients' ledgers": client["wrong_in_ledgers"] == 0,
+        "sound jobs are answered": client["sound_jobs_answered"] >= 0.95 * client["sound_jobs"],
+    }
+    return [name for name, holds in bounds.items() if not holds]
