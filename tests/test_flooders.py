@@ -7,7 +7,8 @@ import grpc
 import pytest
 
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.client_actor import ClientActor, UpdateLimits
+from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.connections.conduct import AbuseError, Conduct
 from pausefl_server.rounds.messages import Lost
 from pausefl_server.selection.policies.everyone import All
