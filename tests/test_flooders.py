@@ -8,8 +8,8 @@ import pytest
 
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.client_actor import ClientActor
-from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.connections.conduct import AbuseError, Conduct
+from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.messages import Lost
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pausefl_process.host_monitor import HostReport
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode
 from pausefl_server.connections.conduct import AbuseError, Conduct
+from pausefl_server.connections.statements import host_of, release_of, shown, statistics_of
 from pausefl_server.ledger import Release
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import Timing
@@ -37,10 +37,6 @@ _SPARE_MESSAGES = 4
 _MOST_LATE = 64
 # What a client that never answers saves up at most.
 _MOST_MESSAGES = 100_000
-# What is kept of a text that a client wrote, in characters.
-_LONGEST_TEXT = 200
-# No data set has more labels, nor labels of longer names.
-_MOST_STATISTICS, _LONGEST_NAME = 1024, 64
 # Two clocks read at slightly different instants: what the parts may add up to beyond the whole.
 _TIMING_TOLERANCE_S = 1e-3
 
@@ -207,7 +203,7 @@ class ClientActor(Actor[_Order]):
                     await self._take_frame(message.frame.index, payload, arrived_s, len(data))
                 case "goodbye":
                     self.may_return = False
-                    return _shown(message.goodbye.reason)
+                    return shown(message.goodbye.reason)
                 case "pong":
                     await self._take_pong(message.pong.nonce, arrived_s)
                 case kind:
@@ -232,7 +228,7 @@ class ClientActor(Actor[_Order]):
             reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
             if exchange is None or answered < self._last_job:
                 is_late = answered <= self._last_job
-                await self._reject(reason, result.round, _release(result), is_offence=not is_late)
+                await self._reject(reason, result.round, release_of(result), is_offence=not is_late)
             else:
                 await self._ask_again(exchange, DamageError(reason))
         elif result.status != pb.STATUS_OK:
@@ -285,7 +281,7 @@ class ClientActor(Actor[_Order]):
             return
         if is_current:
             self._exchange = None
-        await self._reject(str(damage), exchange.job.round, _release(result) if result else Release())
+        await self._reject(str(damage), exchange.job.round, release_of(result) if result else Release())
 
     async def _finish_if_complete(self, exchange: _Exchange, arrived_s: float) -> None:
         """Pass a whole update on, or reject it; DamageError when its bytes are not those that were sent."""
@@ -295,14 +291,14 @@ class ClientActor(Actor[_Order]):
         self._end(exchange)
         self._receiving = None
         try:
-            release = self._possible(_release(result))
-            timing, host = _timing(result.timing, exchange, arrived_s), _host(result.host)
-            statistics = _statistics(result)
+            release = self._possible(release_of(result))
+            timing, host = _timing(result.timing, exchange, arrived_s), host_of(result.host)
+            statistics = statistics_of(result)
             vector = await self._check(frames, release)
         except DamageError:
             raise
         except WireError as error:
-            await self._reject(str(error), result.round, _release(result))
+            await self._reject(str(error), result.round, release_of(result))
             return
         await self._coordinator.tell(
             Update(
@@ -354,37 +350,11 @@ class ClientActor(Actor[_Order]):
 
     async def _relay_refusal(self, result: pb.Result) -> None:
         exhausted = result.status == pb.STATUS_BUDGET_EXHAUSTED
-        reason = _shown(result.reason)
+        reason = shown(result.reason)
         refusal = Refusal(
             self.client_id, result.round, reason, rejected=False, exhausted=exhausted, attempt=result.attempt
         )
         await self._coordinator.tell(refusal)
-
-
-def _release(result: pb.Result) -> Release:
-    release = result.release
-    return Release(release.participation, release.epsilon, release.epsilon_spent)
-
-
-def _shown(text: str) -> str:
-    """The beginning of a text that a client wrote, fit for logs and terminals."""
-    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])
-
-
-def _statistics(result: pb.Result) -> dict[str, float]:
-    if len(result.statistics) > _MOST_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
-        raise WireError(f"reports statistics of more than {_MOST_STATISTICS} labels, or of too long names")
-    for name, value in result.statistics.items():
-        if not math.isfinite(value):
-            raise WireError(f"reports {name} = {value}, which is not a number")
-    return dict(result.statistics)
-
-
-def _host(reported: pb.Host) -> HostReport:
-    values = (reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
-    if not all(math.isfinite(value) and value >= 0 for value in values):
-        raise WireError("reports a lag or a share of its host that is negative or not a number")
-    return HostReport(*values)
 
 
 def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timing:

@@ -1,0 +1,42 @@
+"""What a client states of itself beside its update, checked and kept short."""
+
+import math
+
+from pausefl_process.host_monitor import HostReport
+from pausefl_proto.errors import WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.ledger import Release
+
+# What is kept of a text that a client wrote, in characters.
+_LONGEST_TEXT = 200
+# No data set has more labels, nor labels of longer names.
+_MOST_STATISTICS, _LONGEST_NAME = 1024, 64
+
+
+def release_of(result: pb.Result) -> Release:
+    """The release that it says it made."""
+    release = result.release
+    return Release(release.participation, release.epsilon, release.epsilon_spent)
+
+
+def shown(text: str) -> str:
+    """The beginning of a text that a client wrote, fit for logs and terminals."""
+    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])
+
+
+def statistics_of(result: pb.Result) -> dict[str, float]:
+    """What it discloses of its data; WireError for more than any data set has, or values that are no numbers."""
+    if len(result.statistics) > _MOST_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
+        raise WireError(f"reports statistics of more than {_MOST_STATISTICS} labels, or of too long names")
+    for name, value in result.statistics.items():
+        if not math.isfinite(value):
+            raise WireError(f"reports {name} = {value}, which is not a number")
+    return dict(result.statistics)
+
+
+def host_of(reported: pb.Host) -> HostReport:
+    """How well its host kept time; WireError for what cannot be."""
+    values = (reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise WireError("reports a lag or a share of its host that is negative or not a number")
+    return HostReport(*values)
