@@ -91,7 +91,7 @@ async def test_the_experiment_is_shown_to_those_who_may_say_hello(files: Path) -
     token = read_token(str(files / "clients/a.token"))
     async with listening(admission=admission, offer="{}") as port:
         assert await fetch_offer(f"127.0.0.1:{port}", None, token, patience_s=10.0) == "{}"
-        with pytest.raises(ConfigError, match="neither certificate nor token is a client's"):
+        with pytest.raises(ConfigError, match="neither certificate nor token shows"):
             await fetch_offer(f"127.0.0.1:{port}", None, "wrong", patience_s=10.0)
 
 
@@ -153,14 +153,17 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
 @pytest.mark.parametrize("token", ["", "a guess"])
 async def test_a_client_that_can_be_no_owner_is_sent_away_before_it_says_anything(files: Path, token: str) -> None:
     admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
-    async with listening(admission=admission, hello_timeout_s=60.0) as port, raw_stream(port, token) as call:
+    async with (
+        listening(admission=admission, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
+        raw_stream(port, token) as call,
+    ):
         goodbye = (await answer_of(call)).goodbye
         assert goodbye.final
         assert "neither certificate nor token" in goodbye.reason
 
 
 async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_come_back() -> None:
-    async with listening(hello_timeout_s=60.0) as port, AsyncExitStack() as closing:
+    async with listening(bounds=ConnectionBounds(hello_timeout_s=60.0)) as port, AsyncExitStack() as closing:
         calls = [await closing.enter_async_context(raw_stream(port)) for _ in range(MOST_WAITING + 3)]
         answers = [asyncio.ensure_future(answer_of(call)) for call in calls]
         refused = [await answer for answer in itertools.islice(asyncio.as_completed(answers), 3)]

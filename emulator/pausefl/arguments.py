@@ -134,7 +134,7 @@ def _add_tools(command: _AddCommand) -> None:
     _add_certs(command("certs", "certificates and tokens by which servers and clients know each other"))
 
     sub = command("completion", "print a script that completes this command in a shell")
-    sub.add_argument("shell", choices=["bash", "zsh", "tcsh"])
+    sub.add_argument("shell", metavar="SHELL", choices=["bash", "zsh", "tcsh"], help="bash, zsh or tcsh")
 
     sub = command(
         "validate", "print every key with its value and meaning; try data, partition and model without running them"
