@@ -150,4 +150,8 @@ def test_what_a_client_decides_is_read_from_file_and_options(tmp_path: Path) -> 
     file = tmp_path / "own.toml"
     file.write_text('[workload]\ndevice = "cpu"\n[privacy]\nenabled = true\n')
     own = own_document(str(file), ["privacy.enabled=false"])
-    assert own == {"workload": {"device": "cpu"}, "privacy": {"enabled": False}}
+    assert own == {
+        "experiment": {"python_path": [str(tmp_path)]},
+        "workload": {"device": "cpu"},
+        "privacy": {"enabled": False},
+    }
