@@ -188,6 +188,7 @@ def _shower(console: Console) -> "Show":
 
 def _server(options: argparse.Namespace) -> None:
     from pausefl.observers import Observed, load_observers
+    from pausefl.runtime.provenance import note_start
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir
     from pausefl.runtime.server.plan import server_plan
     from pausefl.runtime.server.process import serve_run
@@ -207,6 +208,7 @@ def _server(options: argparse.Namespace) -> None:
         printed_events(run_dir.name) as report,
         Observed(report, observers, run_dir, settings) as observed,
     ):
+        note_start(run_dir)
         result = serve_run(server_plan(experiment, run_dir.name), run_dir, observed.show, _back_to(options))
     check_outcome(result.outcome, result.stopped_because, f"pausefl server with --resume --run-dir {run_dir}")
 

@@ -119,6 +119,8 @@ class Summary(TypedDict):
     """Only where delays are totals: exchanges longer than what was drawn for them."""
     stopped_because: str
     outcome: Outcome
+    starts: NotRequired[list[dict[str, str]]]
+    """When, where, by which command and software the run was begun and resumed (`pausefl.runtime.provenance.Start`)."""
 
 
 # Everybody who ever said hello, also those never chosen. The greatest ε is the reconciled one: a release whose update

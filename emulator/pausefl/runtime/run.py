@@ -10,6 +10,7 @@ from pausefl.extras import require
 from pausefl.observers import Observed, Observer, load_observers
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import Fleet, View
+from pausefl.runtime.provenance import note_start
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.privacy.ledger import make_durable
 from pausefl_client.privacy.mechanism import ExactLaplace
@@ -47,6 +48,7 @@ def run_experiment(
     with made_run_dir(experiment, run_dir, resume=resume) as lock:
         if back_to is None and _is_finished(experiment, run_dir):
             return {**read_summary(run_dir)}
+        note_start(run_dir)
         fleet = Fleet(experiment, run_dir, lock, back_to)
         with Observed(view.show, observers, run_dir, experiment.model_dump(mode="json")) as observed:
             fleet.run(observed)

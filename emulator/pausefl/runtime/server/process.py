@@ -15,6 +15,7 @@ import numpy as np
 
 from pausefl.config.server_records import selected_policy
 from pausefl.results.summary import SummaryPlan, summarise
+from pausefl.runtime.provenance import starts_of
 from pausefl.runtime.server.model_files import ModelFiles
 from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
 from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_json, to_line
@@ -98,6 +99,7 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
         summary = summarise(
             plan, policy, store.rounds(), store.late_events(), result, unfinished=store.failed_attempts()
         )
+        summary["starts"] = starts_of(store)
     write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 

@@ -1,0 +1,25 @@
+"""A run says where its numbers come from: each start, in log, summary and page."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pausefl.config.experiment import load_experiment
+from pausefl.runtime import provenance
+from pausefl.runtime.run_dir import made_run_dir
+from pausefl_server.storage.store import Store
+
+
+def test_each_start_is_noted_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = load_experiment("demo")
+    with made_run_dir(experiment, tmp_path / "run"):
+        for arguments in (["/usr/bin/pausefl", "run", "demo"], ["pausefl", "run", "--resume", "a run"]):
+            monkeypatch.setattr("sys.argv", arguments)
+            provenance.note_start(tmp_path / "run")
+    with closing(Store(tmp_path / "run" / "run.db")) as store:  # the log is whole
+        starts = provenance.starts_of(store)
+    assert [start["command"] for start in starts] == ["pausefl run demo", "pausefl run --resume 'a run'"]
+    assert all(start["started"].endswith("+00:00") and start["host"] and start["version"] for start in starts)
+    assert json.dumps(starts)
