@@ -97,9 +97,10 @@ def chaos_table(plays: Sequence[Case]) -> str:
     rounds, seconds = (sum(play[name] for play in plays) for name in ("rounds", "seconds"))
     runs = Counter(play["scenario"] for play in plays)
     played = ", ".join(f"{name} {count}" for name, count in runs.items())
+    violated = [play["violated"] for play in plays if "violated" in play]
     total = f"{sum(faults.values()):,} faults in {len(plays)} runs ({played}) of {rounds:,} rounds together"
     lines = [
-        f"{total}, in {seconds / 60:.0f} minutes. No invariant was violated.",
+        f"{total}, in {seconds / 60:.0f} minutes. Runs in which something did not hold: {len(violated)}.",
         "",
         "| fault | struck |",
         "|---|---|",

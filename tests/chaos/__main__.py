@@ -34,7 +34,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: no process is left behind
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job would ignore
     if options.scenario:
-        return 0 if _play(options.scenario, options.seed) is not None else 1
+        return int("violated" in _play(options.scenario, options.seed))
     text = _RESULTS.read_text("utf-8") if options.go_on and _RESULTS.exists() else ""
     plays: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
     for scenario, seed in in_turn(options.seed):
@@ -44,11 +44,10 @@ def main() -> int:
             break
         if any((play["scenario"], play["seed"]) == (scenario, seed) for play in plays):
             continue
-        play = _play(scenario, seed)
-        if play is None:
-            return 1
-        plays.append(play)
+        plays.append(_play(scenario, seed))
         _RESULTS.write_text("".join(f"{json.dumps(play)}\n" for play in plays), "utf-8")
+        if "violated" in plays[-1]:
+            return 1
     return 0
 
 
@@ -61,22 +60,25 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _play(scenario: str, seed: int) -> dict[str, Any] | None:
-    """One play, as a line of the results; None when something did not hold, which is told with the schedule."""
+def _play(scenario: str, seed: int) -> dict[str, Any]:
+    """One play, as a line of the results. `violated` says what did not hold, which is told with the schedule."""
     folder = Path(tempfile.mkdtemp(prefix=f"{scenario}-{seed}-", dir=_ROOT / "build"))
     play, began_s = SCENARIOS[scenario](seed, folder), time.monotonic()
     print(f"{scenario} {seed}: ", end="", flush=True)
+    violated, played = "", play.played
     try:
-        played = asyncio.run(asyncio.wait_for(play.play(), _PLAY_WITHIN_S))
+        asyncio.run(asyncio.wait_for(play.play(), _PLAY_WITHIN_S))
     except Exception as failed:
-        _tell(failed, play.played, folder, f"python tests/chaos --scenario {scenario} --seed {seed}")
-        return None
-    shutil.rmtree(folder)
+        violated = repr(failed)
+        _tell(failed, played, folder, f"python tests/chaos --scenario {scenario} --seed {seed}")
+    else:
+        shutil.rmtree(folder)
     seconds = round(time.monotonic() - began_s, 1)
-    print(f"{sum(played.faults.values())} faults, {played.rounds} rounds, {seconds} s: all held", flush=True)
+    held = "" if violated else ": all held"
+    print(f"{sum(played.faults.values())} faults, {played.rounds} rounds, {seconds} s{held}", flush=True)
     counts = {"faults": dict(sorted(played.faults.items())), "held": dict(sorted(played.checks.items()))}
     play_of = {"scenario": scenario, "seed": seed, "rounds": played.rounds, "seconds": seconds, **counts}
-    said = {"skipped": played.skipped, "reasons": played.reasons}
+    said = {"skipped": played.skipped, "reasons": played.reasons, "violated": violated}
     return play_of | {name: value for name, value in said.items() if value}
 
 

@@ -89,9 +89,9 @@ def _logged(run_dir: Path) -> dict[str, tuple[int, float]]:
 
 
 def _unheard(run_dir: Path) -> dict[str, int]:
-    """By client, its jobs without an answer since the log last heard of it: each may be a release more."""
+    """By client, its jobs without an answer since the round in which the log last heard of it: each may be a release."""
     query = (
-        "SELECT client_id, count(*) FROM misses WHERE round > (SELECT coalesce(max(round), 0) FROM"
+        "SELECT client_id, count(*) FROM misses WHERE round >= (SELECT coalesce(max(round), 0) FROM"
         " (SELECT round, client_id FROM observations UNION ALL SELECT round, client_id FROM events) AS heard"
         " WHERE heard.client_id = misses.client_id) GROUP BY client_id"
     )

@@ -203,18 +203,21 @@ class Federation:
         )
 
     def _revive_hosts(self, group: asyncio.TaskGroup) -> None:
-        """Client processes that have ended by themselves must have said why, and are started again."""
+        """Start client processes again that have ended by themselves."""
         for number, host in self._hosts.items():
             if host.status is not None and not host.is_doomed and str(number) not in self._busy:
-                last_line = (self._folder / f"clients-{number}.err").read_text("utf-8").splitlines()[-1]
-                reason = f"clients-{number} ended with status {host.status}: {last_line}"
-                is_told = host.status > 0 and last_line.startswith("pausefl: ")
-                require(is_told or _GRPC_ABORTS in last_line, reason)
-                what = "a client process that ended said why" if is_told else "gRPC aborted a client process"
-                self.played.checks[what] += 1
-                self.played.reasons.append(reason)
+                self._check_reason(number, host.status)
                 host.is_doomed = True
                 group.create_task(self._start_host(number))
+
+    def _check_reason(self, number: int, status: int) -> None:
+        """A client process that failed must have said why; one that gRPC aborted is counted apart."""
+        last_line = (self._folder / f"clients-{number}.err").read_text("utf-8").splitlines()[-1]
+        reason = f"clients-{number} ended with status {status}: {last_line}"
+        is_told = status > 0 and last_line.startswith("pausefl: ")
+        require(is_told or _GRPC_ABORTS in last_line, reason)
+        self.played.checks["a client process that failed said why" if is_told else "gRPC aborted a client process"] += 1
+        self.played.reasons.append(reason)
 
     async def _make_peace(self) -> None:
         """Take all faults back and let every client say its ledger anew."""
@@ -232,7 +235,9 @@ class Federation:
         assert finished is not None
         require(not any(finished.left.values()), f"the server did not give back: {finished.left}")
         statuses = await asyncio.wait_for(asyncio.gather(*(h.ended() for h in self._hosts.values())), _PATIENCE_S)
-        require(not any(statuses), f"clients ended with {statuses}")
+        for number, status in zip(self._hosts, statuses, strict=True):
+            if status:
+                self._check_reason(number, status)
         orphans = await self._processes.orphans()
         require(not orphans, f"outlive the run: {orphans}")
         self.played.rounds = check_books(self._run_dir)
