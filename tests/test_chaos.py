@@ -52,6 +52,8 @@ async def test_a_run_under_faults_loses_nothing_and_its_books_agree(tmp_path: Pa
     with pytest.raises(Violation, match="committed rounds were lost or changed"):
         check_nothing_lost({**before, SHORT.rounds + 1: "gone"}, run_dir)
 
+    (tmp_path / "server.err").write_text('Traceback (most recent call last):\n  File "grpc/grpc_string.pyx.pxi"\n')
+    check_logs(tmp_path)
     (tmp_path / "server.err").write_text("Traceback (most recent call last):\n")
     with pytest.raises(Violation, match="Traceback"):
         check_logs(tmp_path)
