@@ -94,7 +94,7 @@ def _logged(run_dir: Path) -> dict[str, tuple[int, float]]:
 
 
 def _unheard(run_dir: Path) -> dict[str, int]:
-    """By client, its jobs without an answer since the round in which the log last heard of it: each may be a release."""
+    """By client, its jobs without an answer since the log's last round of it: each may be a release."""
     query = (
         "SELECT client_id, count(*) FROM misses WHERE round >= (SELECT coalesce(max(round), 0) FROM"
         " (SELECT round, client_id FROM observations UNION ALL SELECT round, client_id FROM events) AS heard"
