@@ -193,4 +193,5 @@ def test_the_documented_phi_of_ones_own_works(tmp_path: Path, monkeypatch: pytes
 
 
 def test_every_policy_is_documented() -> None:
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", DOCUMENT.read_text("utf-8"), re.MULTILINE)) == set(POLICIES)
+    table, _, _ = DOCUMENT.read_text("utf-8").partition("## Misses")
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == set(POLICIES)

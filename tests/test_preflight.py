@@ -45,7 +45,7 @@ def found(*settings: str) -> str:
     ("setting", "message"),
     [
         ("workload.model=resnet18", 'workload.model = "resnet18": must be one of'),
-        ("workload.dataset=cifar100", 'workload.dataset = "cifar100": must be one of'),
+        ("workload.dataset=cifar100", 'workload.dataset = "cifar100": did you mean cifar10? It must be one of'),
         ("workload.dataset=mnist", "fetch it with: pausefl data mnist"),
         ("clients.count=1500", "clients.count = 1500: must be from 1 to the 1200 training examples"),
         ("workload.examples=9999", "workload.examples = 9999: must be from 1 to the 1200 training examples"),
@@ -81,9 +81,9 @@ def test_without_torch_it_says_what_it_has_not_tried(monkeypatch: pytest.MonkeyP
 
 def test_validate_prints_the_experiment_and_ends_with_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["validate", "demo", "--set", "workload.model=resnet18"])
+        main(["validate", "demo", "--set", "clients.count=1500"])
     assert ended.value.code == 2
     printed = capsys.readouterr()
-    assert 'model = "resnet18"' in printed.out
+    assert "count = 1500" in printed.out
     (line,) = printed.err.splitlines()
-    assert line.startswith('pausefl: workload.model = "resnet18": must be one of')
+    assert line.startswith("pausefl: clients.count = 1500: must be from 1 to the 1200 training examples")

@@ -50,7 +50,7 @@ enabled = false
 """
 # Every field of every message that may leave a client: the noised update, and what the report lists as disclosed.
 ALLOWED = {
-    *("hello.protocol_version", "hello.client_id", "hello.n_examples"),
+    *("hello.protocol_version", "hello.client_id", "hello.n_examples", "hello.agreement"),
     *("hello.manifest.tensors.name", "hello.manifest.tensors.shape", "hello.manifest.tensors.dtype"),
     *("hello.ledger.schedule", "hello.ledger.released", "hello.ledger.epsilon_spent"),
     *("result.round", "result.attempt", "result.status", "result.reason"),
@@ -114,7 +114,8 @@ def fields(message: Any, prefix: str = "") -> set[str]:
     found = set()
     for descriptor, value in message.ListFields():
         name = f"{prefix}{descriptor.name}"
-        if descriptor.type != descriptor.TYPE_MESSAGE:
+        is_map = descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry
+        if descriptor.type != descriptor.TYPE_MESSAGE or is_map:
             found.add(name)
             continue
         for part in value if descriptor.is_repeated else [value]:
