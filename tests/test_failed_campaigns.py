@@ -20,12 +20,12 @@ def ended(*arguments: str) -> int | str | None:
 def test_a_campaign_with_a_failed_run_fails_and_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    config, folder = str(synthetic(tmp_path, rounds=3, clients=3, m=1, train_s=0.2)), tmp_path / "all"
-    failing = ["--set", "server.round_timeout_s=0.02", "--set", "server.rounds_without_update_max=1"]
+    config, folder = str(synthetic(tmp_path, rounds=3, clients=3, m=1, train_s=4.0)), tmp_path / "all"
+    failing = ["--set", "server.round_timeout_s=1.5", "--set", "server.rounds_without_update_max=1"]
     if command == "compare":
         arguments, names = [*failing, "--policies", "random"], "random-seed1"
     else:
-        arguments, names = [*failing, "--set", "workload.train_s=0.0,0.5"], "train_s=0.5-seed1"
+        arguments, names = [*failing, "--set", "workload.train_s=0.0,4.0"], "train_s=4.0-seed1"
     assert ended(command, config, "--run-dir", str(folder), *arguments) == 1
     said = capsys.readouterr()
     runs = "1 of 2" if command == "sweep" else "1 of 1"

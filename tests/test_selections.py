@@ -1,6 +1,7 @@
 """How often groups were chosen, counted from logs whose counts are known."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,12 @@ def test_a_client_can_be_chosen_while_it_is_connected_and_not_retired() -> None:
     assert (choices["original"].clients, choices["original"].join_round) == (2, 1)
     assert choices["relevant"].join_round == 2
     assert choices["relevant"].per_client_round == pytest.approx(2 / 3)
+
+
+def test_clients_that_came_with_an_attempt_without_answers_are_known() -> None:
+    failed, answered = log((joined("original-000", "original-001"), ("original-000",)), ((), ("original-001",)))
+    record = replace(answered, round=1, attempt=2, failed_attempts=(failed,))
+    assert counts(choices_by_group([record], GROUPS), "original") == ([2], [1])
 
 
 def test_a_group_that_never_came_has_no_share_and_strangers_have_no_group() -> None:

@@ -160,7 +160,7 @@ def test_a_run_in_which_every_client_fails_stops_after_three_attempts(
     assert done.returncode == FAILED
     assert re.fullmatch(
         r"pausefl: the run ended early: no client gave an update in 3 attempts in a row; the last one, client-\d+:"
-        r" RuntimeError: not at home at all",
+        r" RuntimeError: not at home at all \(\S+failing_models.py:\d+\)",
         done.stderr.strip(),
     )
     summary = json.loads((tmp_path / "run/summary.json").read_text())

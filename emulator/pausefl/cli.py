@@ -242,7 +242,7 @@ def _client(options: argparse.Namespace) -> None:
     set_up_log()
     with (
         _clients_to_be(experiment, options) as client_ids,
-        printed_events(f"clients of {_name(options)}") as report,
+        printed_events(f"clients of {_name(options) if options.config else options.server}") as report,
         first_error(),
     ):
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import grpc
@@ -24,17 +24,19 @@ _MOST_IN_A_BURST = 24
 class Target:
     """A server, and what a client must say to be let in."""
 
-    def __init__(self, port: int, model_bytes: int, schedule: str, seed: int) -> None:
+    def __init__(self, port: int, model_bytes: int, schedule: str, agreement: Mapping[str, str], seed: int) -> None:
         self.port = port
         self.seed = seed
         self.vector = np.zeros(model_bytes // 4, np.float32)
         self._schedule = schedule
+        self._agreement = agreement
 
     def hello(self, client_id: str) -> pb.ClientMessage:
         """A hello that is right."""
         manifest = Manifest((TensorSpec("synthetic", (self.vector.size,)),)).to_message()
         greeting = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id=client_id, n_examples=1, manifest=manifest)
         greeting.ledger.schedule = self._schedule
+        greeting.agreement.update(self._agreement)
         return pb.ClientMessage(hello=greeting)
 
     def result(self, round: int, attempt: int) -> pb.ClientMessage:

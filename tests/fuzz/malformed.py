@@ -52,7 +52,9 @@ def _spoil(parent: Message, field: Any, rng: random.Random) -> None:
     """Give one field a value that no honest peer sends, or none at all."""
     values = getattr(parent, field.name)
     if field.is_repeated and field.message_type is not None and field.message_type.GetOptions().map_entry:
-        values.update({f"{rng.choice(_TEXTS)}{i}": rng.choice(_FLOATS) for i in range(rng.randrange(_MOST_REPEATS))})
+        value = field.message_type.fields_by_name["value"]
+        hostile = (_hostile_value(value, rng) for _ in range(rng.randrange(_MOST_REPEATS)))
+        values.update({f"{rng.choice(_TEXTS)}{i}": one for i, one in enumerate(hostile)})
     elif field.is_repeated and field.message_type is not None:
         for _ in range(rng.randrange(_MOST_REPEATS)):
             values.add().CopyFrom(values[0])

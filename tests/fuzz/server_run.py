@@ -111,6 +111,13 @@ class ServerRun:
 
         return schedule_of(load_experiment(str(self.folder / "fuzz.toml")).privacy)
 
+    def agreement(self) -> dict[str, str]:
+        """What clients of this run state of the experiment."""
+        from pausefl.config.experiment import load_experiment
+        from pausefl.runtime.client.agreement import agreement_of
+
+        return agreement_of(load_experiment(str(self.folder / "fuzz.toml")))
+
     def footprint(self) -> Footprint:
         """Memory of the server process, and disk."""
         pid = self.server.pid

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,10 @@ def _case(case: str, others: int, load: Load) -> dict[str, Any]:
             ending.callback(process.kill)
             return process
 
-        server = start(_serve, server_plan(experiment, folder.name), folder, theirs)
+        plan = server_plan(experiment, folder.name)
+        # The crowd is no client of this experiment, and would be refused for what it does not state.
+        open_plan = replace(plan, settings=replace(plan.settings, agreement=None))
+        server = start(_serve, open_plan, folder, theirs)
         port = ours.recv()
         ids: dict[str, list[str]] = {"honest": [], "other": []}
         for client_id, group in experiment.group_of_client.items():

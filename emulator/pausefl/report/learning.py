@@ -56,6 +56,9 @@ def learning(run: RunData) -> Learning | None:
     threshold = np.full(len(run.records), np.nan)
     for t, record in enumerate(run.records):
         before: Posteriors = state.policy_state
+        for failed in record.failed_attempts:
+            state.before_round(failed.round, failed.events)
+            state.after_failed_attempt(failed)
         state.before_round(record.round, record.events)
         state.after_round(record)
         posteriors.append(state.policy_state)

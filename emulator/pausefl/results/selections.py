@@ -43,7 +43,8 @@ def choices_by_group(records: Sequence[RoundRecord], groups: Mapping[str, Client
     eligible, chosen = (np.zeros((len(records), len(groups)), np.int64) for _ in range(2))
     of_row = np.empty(0, np.int64)
     for t, record in enumerate(records):
-        table.apply_events(record.events, record.round)
+        for attempt in record.attempts:
+            table.apply_events(attempt.events, attempt.round)
         if len(table) > len(of_row):
             of_row = np.array([index_of.get(client_id, len(groups)) for client_id in table.ids], np.int64)
         eligible[t] = _count(of_row[table.eligible()], len(groups))
