@@ -1,6 +1,7 @@
 """What every latency law offers, and the numbers that stand for a law where its expectations have no closed form."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from statistics import NormalDist
@@ -36,15 +37,15 @@ class Delay(Protocol):
         """No draw lies below this; −inf for a law that can be arbitrarily negative."""
 
 
-class SampledDelay:
+class SampledDelay(ABC):
     """Base of a law of one's own: with `sample` alone, its expectations are those of POINTS draws of round 1.
 
     Override `minimum_s` too where draws have another bound than 0.
     """
 
+    @abstractmethod
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """Draws for n rounds from `first_round` on, (n,) float64 seconds."""
-        raise NotImplementedError(f"{type(self).__name__} has no method sample(rng, n, first_round)")
 
     def points(self) -> FloatArray:
         """POINTS draws, always the same, in order."""
