@@ -1,11 +1,13 @@
 """`import pausefl`: the public surface, and what its functions return."""
 
 import csv
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import pausefl
 
@@ -38,6 +40,11 @@ def test_every_public_name_can_be_imported_and_stands_on_the_reference_page() ->
 def test_importing_the_library_imports_neither_torch_nor_grpc_nor_matplotlib() -> None:
     code = "import pausefl, sys; print(sorted({'torch', 'grpc', 'matplotlib', 'numba', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_citation_names_the_version_that_is_stated_once() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["version"]
+    assert cited == pausefl.__version__ == importlib.metadata.version("pausefl")
 
 
 def test_a_run_answers_with_data(run: pausefl.Run) -> None:

@@ -12,6 +12,7 @@ May live here: the library, the command, and folders of what they use. `presets/
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pausefl.version import __version__ as __version__
 from pausefl_proto.errors import ConfigError, PauseflError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pausefl.report.comparison import Comparison
     from pausefl.results.run import Run
 
-__version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "ConfigError",

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from pausefl import __version__
 from pausefl.exit_status import BAD_INPUT, EPILOG
+from pausefl.version import __version__
 
 _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 """Adds a subcommand: its name and its help."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pausefl import __version__
+from pausefl.version import __version__
 from pausefl_server.storage.store import Store
 
 _STARTS = "starts"
