@@ -19,7 +19,8 @@ from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.reception import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds
+from pausefl_server.connections.entrance import Entrance
+from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
@@ -41,11 +42,14 @@ def tls_of(files: Path, name: str) -> Tls:
 
 
 @asynccontextmanager
-async def listening(tls: Tls | None = None, **options: Any) -> AsyncIterator[int]:
+async def listening(
+    tls: Tls | None = None, admission: Admission | None = None, hello_timeout_s: float = HELLO_TIMEOUT_S, **options: Any
+) -> AsyncIterator[int]:
     """A server's port."""
     coordinator = OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    server = FederationServer(coordinator, UpdateLimits(SIZE), tls, **options)  # type: ignore[arg-type]
+    entrance = Entrance(coordinator, UpdateLimits(SIZE), admission, hello_timeout_s=hello_timeout_s)  # type: ignore[arg-type]
+    server = FederationServer(entrance, tls, **options)
     try:
         yield await server.start("127.0.0.1", 0)
     finally:
@@ -140,7 +144,7 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
     admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
     token = read_token(str(files / "clients/a.token"))
     async with (
-        listening(admission=admission, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
+        listening(admission=admission, hello_timeout_s=60.0, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
         AsyncExitStack() as closing,
     ):
         for _ in range(70):
@@ -154,7 +158,7 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
 async def test_a_client_that_can_be_no_owner_is_sent_away_before_it_says_anything(files: Path, token: str) -> None:
     admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
     async with (
-        listening(admission=admission, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
+        listening(admission=admission, hello_timeout_s=60.0, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
         raw_stream(port, token) as call,
     ):
         goodbye = (await answer_of(call)).goodbye
@@ -163,7 +167,10 @@ async def test_a_client_that_can_be_no_owner_is_sent_away_before_it_says_anythin
 
 
 async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_come_back() -> None:
-    async with listening(bounds=ConnectionBounds(hello_timeout_s=60.0)) as port, AsyncExitStack() as closing:
+    async with (
+        listening(hello_timeout_s=60.0, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
+        AsyncExitStack() as closing,
+    ):
         calls = [await closing.enter_async_context(raw_stream(port)) for _ in range(MOST_WAITING + 3)]
         answers = [asyncio.ensure_future(answer_of(call)) for call in calls]
         refused = [await answer for answer in itertools.islice(asyncio.as_completed(answers), 3)]

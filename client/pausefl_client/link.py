@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 # The event loop wakes up about a millisecond late; the last stretch of a wait is spent yielding to it instead.
-_SPIN_S = 0.0015
+SPIN_S = 0.0015
+"""The last stretch of a wait, which is spent yielding."""
+_RESOLUTION_S = 1e-9
 # Clients that share a bucket take turns after so much of its time.
 _TURN_S = 0.02
 
@@ -61,6 +63,8 @@ class Link:
     mode: Mode = "additive"
     down: tuple[TokenBucket, ...] = ()
     up: tuple[TokenBucket, ...] = ()
+    spin_s: float = SPIN_S
+    """0 where the event loop is never late."""
 
     async def hold_model(
         self, delays: Delays, first_s: float, last_s: float, size_bytes: int, clock: Clock = time.monotonic
@@ -73,7 +77,7 @@ class Link:
             return delays.down_s
         through_s = max(last_s, await _pass(self.down, first_s, size_bytes, clock))
         asked_s = through_s - last_s + delays.down_s
-        await hold_until(last_s + asked_s, clock)
+        await hold_until(last_s + asked_s, clock, self.spin_s)
         return asked_s
 
     async def hold_update(
@@ -84,10 +88,10 @@ class Link:
         total: until the drawn time has passed since `first_s`; at once if the work took longer, an overrun.
         """
         if self.mode == "total":
-            await hold_until(first_s + delays.down_s + delays.up_s, clock)
+            await hold_until(first_s + delays.down_s + delays.up_s, clock, self.spin_s)
             return delays.up_s
         asked_s = await _pass(self.up, done_s, size_bytes, clock) - done_s + delays.up_s
-        await hold_until(done_s + asked_s, clock)
+        await hold_until(done_s + asked_s, clock, self.spin_s)
         return asked_s
 
 
@@ -105,10 +109,13 @@ async def _pass(buckets: tuple[TokenBucket, ...], at_s: float, size_bytes: int, 
     return at_s
 
 
-async def hold_until(due_s: float, clock: Clock = time.monotonic) -> None:
-    """Return as soon after `due_s` (on `clock`) as the machine allows; at once if it has passed."""
+async def hold_until(due_s: float, clock: Clock = time.monotonic, spin_s: float = SPIN_S) -> None:
+    """Return as soon after `due_s` (on `clock`) as the machine allows; at once if it has passed.
+
+    A nanosecond, the resolution of clocks, counts as nothing.
+    """
     left_s = due_s - clock()
-    if left_s > _SPIN_S:
-        await asyncio.sleep(left_s - _SPIN_S)
-    while clock() < due_s:  # noqa: ASYNC110 - there is no event to wait for but time
+    if left_s > spin_s:
+        await asyncio.sleep(left_s - spin_s)
+    while due_s - clock() > _RESOLUTION_S:  # noqa: ASYNC110 - there is no event to wait for but time
         await asyncio.sleep(0)

@@ -113,7 +113,7 @@ class ClientSession:
 
         PauseflError when the server cannot be reached for `give_up_after_s`, or takes no such client.
         """
-        last_contact_s = self._host.clock()
+        last_contact_s, jitter = self._host.clock(), random.Random(self._settings.client_id)
         retry_s, is_damaged = self._settings.retry_every_s, False
         while True:
             try:
@@ -138,7 +138,7 @@ class ClientSession:
                 if self._host.clock() - last_contact_s > self._settings.give_up_after_s:
                     raise PauseflError(f"the server cannot be reached: {error}") from error
             # Clients that lost their server at one instant must not all come back at another.
-            await asyncio.sleep(retry_s * random.uniform(0.5, 1.5))
+            await asyncio.sleep(retry_s * jitter.uniform(0.5, 1.5))
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
 
     async def _say_hello(self, stream: StreamToServer) -> None:

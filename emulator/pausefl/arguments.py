@@ -57,12 +57,14 @@ def _add_experiments(command: _AddCommand) -> None:
     sub.add_argument(
         "--netem", action="append_const", const="latency.injection=netem", dest="overrides", default=[], help=netem
     )
+    _add_virtual(sub)
     _add_set(sub)
     sub.add_argument("--json", action="store_true", help="print progress events to stdout, the summary to stderr")
     _add_log(sub)
 
     sub = command("compare", "the same experiment under several policies; table and figures")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    _add_virtual(sub)
     _add_set(sub)
     sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas")
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per policy, from the seed on (default 1)")
@@ -174,6 +176,13 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-q", "--quiet", action="store_true", help="no progress: warnings, errors and results only")
     group.add_argument("-v", "--verbose", action="store_true", help="also log each exchange of each client")
+
+
+def _add_virtual(parser: argparse.ArgumentParser) -> None:
+    text = "play on the virtual clock: the same actors and links, and waiting costs nothing (experiment.clock)"
+    parser.add_argument(
+        "--virtual", action="append_const", const="experiment.clock=virtual", dest="overrides", default=[], help=text
+    )
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pausefl.arguments import make_parser
+from pausefl.config.clock import refuse_virtual
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, own_document
 from pausefl.config.validation import check_address
@@ -198,7 +199,7 @@ def _server(options: argparse.Namespace) -> None:
     set_up_log()
     allow_many_files()
     experiment = _load(options)
-    _refuse_netem(experiment, "server")
+    _refuse_whole_runs(experiment, "server")
     if options.resume and options.run_dir is None:
         raise ConfigError("--resume: needs --run-dir")
     run_dir = Path(options.run_dir) if options.resume else new_run_dir(_name(options), options.run_dir)
@@ -220,6 +221,7 @@ def _evaluator(options: argparse.Namespace) -> None:
 
     set_up_log()
     experiment = load_experiment(options.config, options.overrides)
+    refuse_virtual(experiment, "evaluator")
     with printed_events(f"evaluator of {_name(options)}") as report:
         serve_evaluator(evaluator_plan(experiment), evaluator_endpoint(experiment), report)
 
@@ -236,7 +238,7 @@ def _client(options: argparse.Namespace) -> None:
 
     check_address("--server", options.server)
     experiment, ledgers = _experiment_of_client(options), Path(options.ledger_dir)
-    _refuse_netem(experiment, "client")
+    _refuse_whole_runs(experiment, "client")
     allow_many_files()
     keep_freed_memory()
     set_up_log()
@@ -266,7 +268,9 @@ def _experiment_of_client(options: argparse.Namespace) -> Experiment:
     return fetch_experiment(options.server, options.client_id, own)
 
 
-def _refuse_netem(experiment: Experiment, command: str) -> None:
+def _refuse_whole_runs(experiment: Experiment, command: str) -> None:
+    """ConfigError for what only the process that plays a whole run can do."""
+    refuse_virtual(experiment, command)
     if experiment.latency.injection == "netem":
         raise ConfigError(
             f'latency.injection = "netem": goes with pausefl run, which makes the namespaces; pausefl {command} takes'

@@ -56,6 +56,13 @@ class HostWatch(Protocol):
         """The worst that was seen since then, and the share that `compute_s` is of that time."""
 
 
+class ClosableWatch(HostWatch, Protocol):
+    """Watches the host until it is closed."""
+
+    def close(self) -> None:
+        """Watch no more."""
+
+
 class Unwatched:
     """Stands in for a monitor where none is wanted: its reports are all zero."""
 
@@ -67,6 +74,9 @@ class Unwatched:
         """All zero."""
         del since_s, compute_s
         return HostReport()
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 UNWATCHED = Unwatched()

@@ -5,20 +5,23 @@ import secrets
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import Finished, MetricsServed, Outcome, Report
-from pausefl_process.host_monitor import HostMonitor
+from pausefl_process.host_monitor import ClosableWatch, HostMonitor
 from pausefl_process.http_server import Route, WebServer
 from pausefl_proto.actor import ActorStopped
 from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector
+from pausefl_server.connections.entrance import Entrance
 from pausefl_server.connections.reception import HELLO_TIMEOUT_S, ConnectionBounds
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
@@ -35,6 +38,7 @@ from pausefl_server.rounds.budget_exhaustion import budgets_end
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.evaluation import Best, BestModelFile, Evaluate, EvaluateModel, EvaluatorActor, kept_best
 from pausefl_server.rounds.messages import Shutdown
+from pausefl_server.rounds.stopwatch import RunStopwatch
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState, StartingPoint
@@ -68,6 +72,35 @@ class Endpoints:
     admission: Admission = field(default_factory=Admission)
     offer: str = ""
     """The experiment as JSON, for clients that ask for it."""
+
+
+class Transport(Protocol):
+    """Carries clients' streams to the entrance."""
+
+    async def start(self, host: str, port: int) -> int:
+        """Let clients come from now on; returns the port, where there is such a thing."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Give clients `grace_s` to close their streams after the goodbye, then cut them off."""
+
+
+def _grpc_transport(entrance: Entrance, endpoints: Endpoints, most_clients: int) -> Transport:
+    bounds = ConnectionBounds(most_clients, endpoints.dead_after_s, endpoints.hello_timeout_s)
+    return FederationServer(entrance, endpoints.tls, offer=endpoints.offer, bounds=bounds)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What a server runs on: its clock, what watches its host, and what carries its clients' messages."""
+
+    clock: Callable[[], float] = time.monotonic
+    watch: Callable[[], ClosableWatch] = HostMonitor
+    transport: Callable[[Entrance, Endpoints, int], Transport] = _grpc_transport
+    """Made for an entrance and at most so many clients."""
+
+
+REAL = Platform()
+"""gRPC on the real clock."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +154,7 @@ async def serve(
     keep: Callable[[RunResult], None],
     back_to: int | None = None,
     best_model: BestModelFile | None = None,
+    platform: Platform = REAL,
 ) -> RunResult:
     """Run one federation to its end; `folder` holds run.db and the checkpoint, and is resumed where it has rounds.
 
@@ -152,13 +186,15 @@ async def serve(
         best_so_far = kept_best(store.evaluations(), best_model)
         evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, best_model)
         missing = _missing(start, best_model, observer) if evaluate is not None else []
-        monitor = HostMonitor()
+        monitor = platform.watch()
         closing.callback(monitor.close)
-        coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, monitor=monitor)
-        federation = _federation(coordinator, theta_0.size, settings, endpoints)
+        stopwatch = RunStopwatch(monitor, platform.clock)
+        coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, stopwatch=stopwatch)
+        entrance = _entrance(coordinator, theta_0.size, settings, endpoints, platform.clock)
+        transport = platform.transport(entrance, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()
         final, best = await _run_actors(
-            coordinator, store_actor, evaluator, federation, endpoints, on_ready, interruption, missing
+            coordinator, store_actor, evaluator, transport, endpoints, on_ready, interruption, missing
         )
         left = await left_over(before)
         report(Finished(coordinator.stopped_because, left, coordinator.outcome))
@@ -174,18 +210,15 @@ async def serve(
         return result
 
 
-def _federation(
-    coordinator: Coordinator, model_size: int, settings: ServerSettings, endpoints: Endpoints
-) -> FederationServer:
-    """The door that clients come through, with its limits."""
-    return FederationServer(
-        coordinator,
-        UpdateLimits(model_size, settings.privacy.norm_bound if settings.privacy else None),
-        endpoints.tls,
-        admission=endpoints.admission,
-        offer=endpoints.offer,
-        bounds=ConnectionBounds(settings.clients or _MANY_CLIENTS, endpoints.dead_after_s, endpoints.hello_timeout_s),
-    )
+def _entrance(
+    coordinator: Coordinator,
+    model_size: int,
+    settings: ServerSettings,
+    endpoints: Endpoints,
+    clock: Callable[[], float],
+) -> Entrance:
+    limits = UpdateLimits(model_size, settings.privacy.norm_bound if settings.privacy else None)
+    return Entrance(coordinator, limits, endpoints.admission, hello_timeout_s=endpoints.hello_timeout_s, clock=clock)
 
 
 @contextmanager
@@ -226,7 +259,7 @@ async def _run_actors(
     coordinator: Coordinator,
     store: StoreActor,
     evaluator: EvaluatorActor,
-    federation: FederationServer,
+    transport: Transport,
     endpoints: Endpoints,
     on_ready: Callable[[int], None],
     interruption: _Interruption,
@@ -238,13 +271,13 @@ async def _run_actors(
         evaluating = group.create_task(evaluator.run())
         for message in missing:
             await evaluator.tell(message)
-        port = await federation.start(endpoints.host, endpoints.port)
+        port = await transport.start(endpoints.host, endpoints.port)
         ending = group.create_task(_end(coordinator, interruption))
         try:
             on_ready(port)
             await coordinator.run()
         finally:
-            await federation.stop(_HASTY_GOODBYE_GRACE_S if interruption.asked.is_set() else _GOODBYE_GRACE_S)
+            await transport.stop(_HASTY_GOODBYE_GRACE_S if interruption.asked.is_set() else _GOODBYE_GRACE_S)
         try:
             async with asyncio.timeout(None) as limit:
                 hurrying = group.create_task(_hurry(limit, interruption))

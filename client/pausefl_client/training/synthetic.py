@@ -1,13 +1,12 @@
 """A trainer that trains nothing: a vector of a given size, for benchmarks and tests of everything around training."""
 
-import time
 from typing import ClassVar
 
 import numpy as np
 
 from pausefl_client.data.holdings import synthetic_holding
+from pausefl_client.training.pace import pace
 from pausefl_client.training.trainer import TrainingOutcome
-from pausefl_client.training.withdrawal import stop_if_withdrawn
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
@@ -37,9 +36,8 @@ class SyntheticTrainer:
         size = self.manifest.size
         if theta.size != size:
             raise ValueError(f"theta has {theta.size} values, the model has {size}")
-        end_s = time.thread_time() + self._train_s
-        while time.thread_time() < end_s:
-            stop_if_withdrawn()
+        if self._train_s:
+            pace().compute(self._train_s)
         start = round % _WINDOWS
         return TrainingOutcome(self._values[start : start + size], loss=0.0)
 

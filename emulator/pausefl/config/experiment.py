@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from pausefl.config.base import TomlTable
 from pausefl.config.client_records import check_names, check_privacy, partitioner_of, tls_of
+from pausefl.config.clock import check_clock, plan_training_times
 from pausefl.config.groups import check_groups, presence_of
 from pausefl.config.links import LatencyTable, LinkPlan, check_access_points, check_netem, plan_links
 from pausefl.config.tables import (
@@ -110,6 +111,10 @@ class Experiment(TomlTable):
         """Each client's link, by id."""
         return plan_links(self.latency, self.client_ids, self.experiment.seed)
 
+    def training_times(self) -> dict[str, Delay]:
+        """The law of each client's training time, by id; empty where none is stated."""
+        return plan_training_times(self.workload.training_time, self.client_ids, self.experiment.seed)
+
     def delays(self) -> dict[str, Delay]:
         """The law of each client's delay per exchange, by id."""
         return {client_id: link.exchange for client_id, link in self.links().items()}
@@ -154,6 +159,7 @@ def check(experiment: Experiment) -> None:
     if experiment.evaluation.address:
         check_address("evaluation.address", experiment.evaluation.address)
     _check_links(experiment)
+    check_clock(experiment)
     for name, parameters in (experiment.selection.__pydantic_extra__ or {}).items():
         if not isinstance(parameters, dict):
             raise ConfigError(unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))

@@ -17,6 +17,9 @@ class ExperimentTable(TomlTable):
     seed: Annotated[int, Field(ge=0)] = 1
     """The seed of every draw that a run repeats: data, links, selection, behaviours. Private noise never comes from
     it."""
+    clock: Literal["real", "virtual"] = "real"
+    """By which clock the run is played. "real" measures processes and their messages. "virtual" plays the same actors
+    and links in one process whose time costs nothing: only what is drawn or stated takes time."""
     observers: tuple[str, ...] = ()
     """Who else is told of the run's progress: "tensorboard", "mlflow", or "module:name" of a pausefl.Observer."""
     python_path: tuple[str, ...] = ()
@@ -167,6 +170,13 @@ class WorkloadTable(TomlTable):
     """Model "synthetic": the size of its vector."""
     train_s: NonNegative = 0.0
     """Model "synthetic": the processor time that one round of training takes."""
+    step_s: Positive | None = None
+    """The seconds that a training step takes on the emulated devices: a client trains, and waits until its steps have
+    taken so long. Without it, steps take as long as they do on this machine; the virtual clock then measures one once,
+    before round 1."""
+    training_time: dict[str, Any] = Field(default={})
+    """The law of the seconds that a client's training takes in a round: a table with a `kind`, as in `latency`. It goes
+    before `step_s`."""
 
 
 BuiltInOptimizer = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]

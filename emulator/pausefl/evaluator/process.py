@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from pausefl.config.client_records import method_of
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorEndpoint, EvaluatorPlan
+from pausefl.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
@@ -134,23 +134,8 @@ async def _serve(
     plan: EvaluatorPlan, endpoint: EvaluatorEndpoint, report: Report, ended_by: Sequence[signal.Signals] = ()
 ) -> None:
     """Make the evaluator, listen, and serve until one of the signals comes."""
-    try:  # here and not above: a server that imports this module needs no torch
-        import torch
-
-        from pausefl.evaluator.model import Evaluator
-        from pausefl.evaluator.rehearsal import told_in_one_line
-    except ImportError as error:
-        needs = 'an evaluator needs pip install "pausefl[client]"; a server may use one elsewhere, evaluation.address'
-        raise ConfigError(f"{needs} ({error})") from error
-
     os.nice(_NICENESS)
-    torch.set_num_threads(1)
-    with told_in_one_line(plan, "making the model and its data"):
-        evaluator = Evaluator(
-            plan.dataset, plan.model, seed=plan.seed, device=plan.device, subset_examples=plan.subset_examples
-        )
-    with told_in_one_line(plan, "one training step and one evaluation before round 1"):
-        evaluator.rehearse(plan.training, method_of(plan.workload))
+    evaluator = rehearsed_evaluator(plan)
     server, ended = EvaluatorServer(evaluator, plan.subject, endpoint.tls), asyncio.Event()
 
     def end() -> None:

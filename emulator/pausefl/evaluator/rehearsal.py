@@ -1,13 +1,41 @@
-"""Errors of a user's model or data set before round 1, told in one line."""
+"""An evaluator that has been tried: errors of a user's model or data set come before round 1, each in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+from pausefl.config.client_records import method_of
 from pausefl.evaluator.plan import EvaluatorPlan
 from pausefl_client.data.datasets import DATASETS
 from pausefl_client.registries import MODELS
 from pausefl_process.plugins import with_place
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
+
+if TYPE_CHECKING:
+    from pausefl.evaluator.model import Evaluator
+
+
+def rehearsed_evaluator(plan: EvaluatorPlan) -> "Evaluator":
+    """The evaluator of a plan, which has trained one step and evaluated once.
+
+    ConfigError where there is no torch; PauseflError when its model or data cannot be made, trained or evaluated.
+    """
+    try:  # here and not above: a server that imports this module needs no torch
+        import torch
+
+        from pausefl.evaluator.model import Evaluator
+    except ImportError as error:
+        needs = 'an evaluator needs pip install "pausefl[client]"; a server may use one elsewhere, evaluation.address'
+        raise ConfigError(f"{needs} ({error})") from error
+
+    torch.set_num_threads(1)
+    with told_in_one_line(plan, "making the model and its data"):
+        evaluator = Evaluator(
+            plan.dataset, plan.model, seed=plan.seed, device=plan.device, subset_examples=plan.subset_examples
+        )
+    with told_in_one_line(plan, "one training step and one evaluation before round 1"):
+        evaluator.rehearse(plan.training, method_of(plan.workload))
+    return evaluator
 
 
 @contextmanager

@@ -5,7 +5,6 @@ repeats. Every behaviour works beside any policy and any workload that has what 
 """
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import numpy as np
 
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding
+from pausefl_client.training.pace import pace
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
@@ -219,7 +219,7 @@ class Dropout(Behaviour):
 
 @dataclass(frozen=True)
 class SlowDevice(Behaviour):
-    """With probability `share`, drawn once, training takes `factor` times as long as it does on this machine."""
+    """With probability `share`, drawn once, training takes `factor` times as long as it otherwise would."""
 
     factor: float = 3.0
     """The factor of the training time, at least 1."""
@@ -345,9 +345,9 @@ class _Slow(_Wrapped):
         self._factor = factor
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        started_s = time.monotonic()
+        started_s = pace().time_s()
         outcome = super().train(theta, round=round)
-        time.sleep((self._factor - 1) * (time.monotonic() - started_s))
+        pace().wait((self._factor - 1) * (pace().time_s() - started_s))
         return outcome
 
 

@@ -113,7 +113,8 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
         details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
         yield "capped", client_id, f"{details} (what a client says of itself is bounded)"
     emulated = "" if s["time_scale"] == 1 else f"; latencies are emulated seconds, {s['time_scale']:g} real ones each"
-    yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"real seconds{emulated}"
+    clock = "real seconds" if s.get("clock", "real") == "real" else "virtual seconds: nothing was measured"
+    yield "wall clock", f"{s['wall_clock_s']:,.1f} s", f"{clock}{emulated}"
     if p := run.privacy:
         yield "greatest ε spent", number(p.max_epsilon_spent), f"of {number(p.epsilon_budget)}, {p.label}"
         yield "the same as vector ε", number(p.vector_epsilon_max), "ε of the client's whole uploads"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.table import Table
@@ -42,6 +42,7 @@ class SummaryPlan:
     """By name."""
     selection: SelectionTable
     dataset: str
+    clock: Literal["real", "virtual"]
     latency: LatencyTable
     privacy: PrivacyTable
     shows_host_metrics: bool
@@ -94,6 +95,7 @@ def summarise(
         "capped": capped(result.state.table, events),
         "latency_signal": plan.latency.signal,
         "time_scale": plan.latency.time_scale,
+        "clock": plan.clock,
         **_privacy(plan.privacy, attempts, late_events, result.state.table, size),
         "disclosed": [*_ALWAYS_DISCLOSED, *plan.privacy.disclose, *_by_metrics(plan)],
         "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
@@ -267,7 +269,9 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         )
     latency = f"{summary['total_latency_s']:.1f} s over all rounds ({summary['latency_signal']}"
     scale = f"; emulated seconds of {summary['time_scale']:g} real ones" if summary["time_scale"] != 1 else ""
-    table.add_row("latency", f"{latency}{scale}); {summary['wall_clock_s']:.1f} s on the clock")
+    table.add_row(
+        "latency", f"{latency}{scale}); {summary['wall_clock_s']:.1f} s on the {summary.get('clock', 'real')} clock"
+    )
     if missed := summary["missed_jobs"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in missed.items())
         waits_s = summary["total_latency_s"] - summary["measured_latency_s"]

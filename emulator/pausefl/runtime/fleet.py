@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 from pausefl.config.experiment import Experiment
 from pausefl.config.links import processes
 from pausefl.config.tables import ClientGroup
-from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.plan import ClientPlan, client_plan
 from pausefl.runtime.client.process import Told, run_host
 from pausefl.runtime.failure_log import FailureLog
 from pausefl.runtime.forks import client_context
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
-from pausefl.runtime.server.plan import server_plan
+from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
 from pausefl_process.ending import DRAIN_S
 from pausefl_process.events import (
@@ -96,7 +96,8 @@ class Fleet:
         self._plan = client_plan(experiment)
         self._presence = self._plan.presence
         self._address = ""
-        self._hosts = list(_hosts(experiment))
+        self._is_virtual = experiment.experiment.clock == "virtual"
+        self._hosts = [] if self._is_virtual else list(_hosts(experiment))
         self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
         self._returning: list[_Host] = []  # those to be started again
         self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
@@ -129,7 +130,10 @@ class Fleet:
         ours, theirs = context.Pipe()
         plan = server_plan(self._experiment, self._run_dir.name)
         arguments = (plan, self._run_dir, theirs, self._lock, self._back_to)
-        self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
+        if self._is_virtual:
+            self._server = context.Process(target=_play_virtually, args=(self._plan, *arguments), name="pausefl-run")
+        else:
+            self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
         start(self._server)
         theirs.close()
         return ours
@@ -286,6 +290,13 @@ class Fleet:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _play_virtually(clients: ClientPlan, server: ServerPlan, *arguments: Any) -> None:
+    """The main function of a run on the virtual clock, whose process alone needs the libraries of both sides."""
+    from pausefl.runtime.virtual.process import run_virtual_process
+
+    run_virtual_process(server, clients, *arguments)
 
 
 def _hosts(experiment: Experiment) -> Iterator[_Host]:

@@ -1,28 +1,16 @@
 """The server's only door to gRPC: bytes in, bytes out, one stream a client."""
 
-import asyncio
-import contextlib
-import time
 from typing import Any
 
 import grpc
 
-from pausefl_proto.actor import ActorStopped
 from pausefl_proto.endpoint import listen, make_server
-from pausefl_proto.errors import DamageError, TryLaterError, WireError
+from pausefl_proto.errors import WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import SERVICE, decode
-from pausefl_server.connections.client_actor import ClientActor
-from pausefl_server.connections.conduct import AbuseError, Conduct
-from pausefl_server.connections.reception import MAX_HELLO_BYTES, ConnectionBounds, Reception
-from pausefl_server.model.norm_bound import UpdateLimits
-from pausefl_server.rounds.admission import Admission
-from pausefl_server.rounds.coordinator import Coordinator
-from pausefl_server.rounds.messages import Dismiss, Lost, Register
-
-# How long a client that is sent away may take to hear why.
-_GOODBYE_WITHIN_S = 2.0
+from pausefl_proto.wire import SERVICE
+from pausefl_server.connections.entrance import Entrance, Visitor
+from pausefl_server.connections.reception import ConnectionBounds
 
 
 class _GrpcStreamToClient:
@@ -40,27 +28,21 @@ class _GrpcStreamToClient:
 
 
 class FederationServer:
-    """Listens for clients and gives each stream to an actor of its own."""
+    """Listens for clients, and lets their streams in."""
 
     def __init__(
         self,
-        coordinator: Coordinator,
-        limits: UpdateLimits,
+        entrance: Entrance,
         tls: Tls | None = None,
         *,
-        admission: Admission | None = None,
         offer: str = "",
         bounds: ConnectionBounds | None = None,
     ) -> None:
-        """`admission` says what a stream must show, `offer` is what clients without a file may ask for."""
-        bounds = bounds or ConnectionBounds()
-        self._coordinator = coordinator
-        self._limits = limits
+        """`offer` is what clients without a file may ask for."""
         self._tls = tls
-        self._admission = admission or Admission()
+        self._entrance = entrance
         self._offer = pb.ExperimentOffer(experiment=offer).SerializeToString()
-        self._reception = Reception(bounds.hello_timeout_s)
-        self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
+        bounds = bounds or ConnectionBounds()
         self._server = make_server(bounds.dead_after_s, _limits(bounds.most_clients, bounds.hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
         show: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self._show_offer)
@@ -83,60 +65,13 @@ class FederationServer:
     async def _show_offer(self, _: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """The experiment, for those who may say hello."""
         try:
-            self._admission.check_known(_names(context), _token(context))
+            self._entrance.check_known(_visitor(context))
         except WireError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         return self._offer
 
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        stream = _GrpcStreamToClient(context)
-        names, token = _names(context), _token(context)
-        try:
-            # Nothing is read from a client that can be no id's owner: however many they are, no owner waits for them.
-            self._admission.check_known(names, token)
-            async with self._reception.turn(context.peer()):
-                hello = _hello(await stream.read())
-            is_owner = self._admission.check(hello.client_id, names, token)
-            if (conduct := self._conducts.get(hello.client_id)) is not None:
-                conduct.check_rested()
-                conduct.greet()
-        except WireError as error:
-            await _say_goodbye(stream, error)
-            return
-        await self._serve(stream, hello, is_owner, conduct or Conduct(time.monotonic))
-
-    async def _serve(self, stream: _GrpcStreamToClient, hello: pb.Hello, is_owner: bool, conduct: Conduct) -> None:
-        """Register the client, relay what it and the coordinator say, and tell of its loss."""
-        actor = ClientActor(
-            hello.client_id,
-            stream,
-            self._coordinator,
-            self._limits,
-            time.monotonic,
-            released=hello.ledger.released,
-            conduct=conduct,
-        )
-        writer: asyncio.Future[None] | None = None
-        reason = "its connection broke"
-        try:
-            welcome = await self._coordinator.ask(Register(hello, actor, is_owner))
-            self._conducts[hello.client_id] = conduct
-            await stream.write(pb.ServerMessage(welcome=welcome).SerializeToString())
-            writer = asyncio.ensure_future(actor.run())
-            reason = await _listen(actor, writer)
-        except (WireError, ActorStopped) as error:
-            await _say_goodbye(stream, error)
-        finally:
-            # gRPC cancels this coroutine when the connection breaks, be it before the welcome; the coordinator must
-            # hear of it all the same.
-            actor.stop()
-            await self._tell_lost(actor, reason)
-            if writer is not None:
-                await asyncio.gather(writer, return_exceptions=True)
-
-    async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
-        with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
-            await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s, actor.may_return))
+        await self._entrance.join(_GrpcStreamToClient(context), _visitor(context))
 
 
 def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int], ...]:
@@ -151,10 +86,9 @@ def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int],
     )
 
 
-def _names(context: "grpc.aio.ServicerContext[bytes, bytes]") -> list[str]:
-    """The subject alternative names of the client's certificate, which TLS has verified; none without one."""
+def _visitor(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Visitor:
     names = context.auth_context().get("x509_subject_alternative_name", ())
-    return [name.decode("utf-8", "replace") for name in names]
+    return Visitor(context.peer(), tuple(name.decode("utf-8", "replace") for name in names), _token(context))
 
 
 def _token(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
@@ -163,32 +97,3 @@ def _token(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
         if key == "authorization" and isinstance(value, str):
             return value.removeprefix("Bearer ")
     return ""
-
-
-def _hello(data: bytes | None) -> pb.Hello:
-    if data is not None and len(data) > MAX_HELLO_BYTES:
-        raise WireError(f"the hello has {len(data)} bytes, at most {MAX_HELLO_BYTES} are allowed")
-    message, _ = decode(pb.ClientMessage, data or b"")
-    if message.WhichOneof("kind") != "hello":
-        raise WireError("the first message must be a hello")
-    return message.hello
-
-
-async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
-    try:
-        return await actor.listen()
-    except ActorStopped:
-        # The run is over. Its goodbye may still wait to be written.
-        await asyncio.wait([writer])
-        return "the run is over"
-    except (DamageError, AbuseError) as error:
-        # The writer may be in the midst of a message; a client that reads nothing does not hear why.
-        actor.offer(Dismiss(str(error), final=False))
-        await asyncio.wait([writer], timeout=_GOODBYE_WITHIN_S)
-        return str(error)
-
-
-async def _say_goodbye(stream: _GrpcStreamToClient, error: Exception) -> None:
-    is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
-    goodbye = pb.Goodbye(reason=str(error), final=is_final)
-    await stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())

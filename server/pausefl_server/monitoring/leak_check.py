@@ -1,7 +1,6 @@
 """What a run must give back when it ends: its tasks and its descriptors."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,9 +20,10 @@ def count_held() -> dict[str, int]:
 
 async def left_over(before: Mapping[str, int], patience_s: float = _PATIENCE_S) -> dict[str, int]:
     """How much more is held than `before`, once what closes by itself within `patience_s` has closed."""
-    deadline_s = time.monotonic() + patience_s
+    clock = asyncio.get_running_loop().time
+    deadline_s = clock() + patience_s
     while True:
         left = {what: max(0, count - before[what]) for what, count in count_held().items()}
-        if not any(left.values()) or time.monotonic() > deadline_s:
+        if not any(left.values()) or clock() > deadline_s:
             return left
         await asyncio.sleep(_LOOK_EVERY_S)

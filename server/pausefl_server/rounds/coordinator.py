@@ -1,13 +1,11 @@
 """The round loop: select, send, collect, aggregate, commit, acknowledge."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from pausefl_process.events import Outcome
-from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -59,9 +57,9 @@ class Coordinator(Actor[_Message]):
         observer: RunObserver,
         *,
         oracle: Oracle | None = None,
-        monitor: HostWatch = UNWATCHED,
+        stopwatch: RunStopwatch | None = None,
     ) -> None:
-        """`oracle` is for policies that need it; `monitor` watches this host while rounds are played."""
+        """`oracle` is for policies that need it; `stopwatch` times the rounds, and is all the time there is to them."""
         super().__init__("coordinator", capacity=4096)
         self.state = start.state
         self.model = start.model
@@ -72,9 +70,10 @@ class Coordinator(Actor[_Message]):
         self._evaluator = evaluator
         self._observer = observer
         self._members = Membership(settings, self.state.table, observer)
-        self._preparer = Preparer(settings, self.state, oracle)
         self._attempts = dict(start.attempts)  # which comes next, by round; 1 unless said otherwise
-        self._stopwatch = RunStopwatch(monitor)
+        self._stopwatch = stopwatch or RunStopwatch()
+        self._now_s = self._stopwatch.clock
+        self._preparer = Preparer(settings, self.state, oracle, self._now_s)
         self._late = LateUpdates(keeps=settings.keeps_late_updates)
         self._unlogged = _Unlogged(PendingEvents(start.late_events))
         self._open: OpenRound | None = None  # the round whose answers are waited for
@@ -185,7 +184,7 @@ class Coordinator(Actor[_Message]):
         spare, quorum = self._settings.spare, self._settings.quorum
         open_round = OpenRound(
             *(prepared.job, prepared.selection, prepared.selection_s, chosen, events),
-            sent_s=time.monotonic(),
+            sent_s=self._now_s(),
             timeout_s=self._timeout_s(prepared.selection),
             needed=answers_needed(len(set(chosen)), self.state.policy.m - spare, spare, quorum),
         )
@@ -206,14 +205,14 @@ class Coordinator(Actor[_Message]):
     async def _collect(self, open_round: OpenRound) -> None:
         """Handle messages until enough clients have answered or all are overdue, or the run is to end."""
         while open_round.due and not open_round.is_answered and not self.stopped_because:
-            patience_s = min(open_round.due.values()) - time.monotonic()
+            patience_s = min(open_round.due.values()) - self._now_s()
             if patience_s > 0 and await self.pump(patience_s):
                 await self.drain()
             else:
-                for client_id in open_round.give_up(time.monotonic()):
+                for client_id in open_round.give_up(self._now_s()):
                     self._unlogged.events.add(LogEvent("missed", client_id, "gave no answer in time"))
         if open_round.is_answered:
-            open_round.end(time.monotonic())
+            open_round.end(self._now_s())
 
     async def _give_up(self, open_round: OpenRound) -> None:
         """End the open round without its commit; what its clients spent on it is logged.
@@ -221,8 +220,8 @@ class Coordinator(Actor[_Message]):
         A client that is still at work may be charging: it is waited for a moment, then logged as unsettled.
         """
         is_private = self._settings.budget is not None
-        until_s = time.monotonic() + (_DRAIN_S if is_private else 0.0)
-        while open_round.due and (left_s := until_s - time.monotonic()) > 0:
+        until_s = self._now_s() + (_DRAIN_S if is_private else 0.0)
+        while open_round.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
         self._open = None
         asked = f"may have released for round {open_round.job.round}"
@@ -274,7 +273,7 @@ class Coordinator(Actor[_Message]):
         every = self._settings.evaluation_every
         if every and record.round % every == 0 and record.round < self._settings.rounds and not self._evaluator.stopped:
             await self._evaluator.tell(Evaluate(record.round, self.theta, subset=True))
-        self._members.send_pings(time.monotonic(), busy)
+        self._members.send_pings(self._now_s(), busy)
 
     # -- waiting for clients
 
@@ -320,9 +319,9 @@ class Coordinator(Actor[_Message]):
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Handle messages until `condition` holds or the run is to end; False after `timeout_s`."""
-        until_s = time.monotonic() + timeout_s
+        until_s = self._now_s() + timeout_s
         while not condition() and not self.stopped_because:
-            left_s = until_s - time.monotonic()
+            left_s = until_s - self._now_s()
             if left_s <= 0:
                 return False
             await self.pump(left_s)
@@ -334,7 +333,7 @@ class Coordinator(Actor[_Message]):
         client_id = message.hello.client_id
         for event in self._members.register(message, self.state.round):
             self._unlogged.events.add(event)
-        now_s = time.monotonic()
+        now_s = self._now_s()
         if self._open is not None and (job := self._open.returned(client_id, now_s)) is not None:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
             self._members.offer(client_id, job)
@@ -349,7 +348,7 @@ class Coordinator(Actor[_Message]):
         self._unlogged.events.add(event)
         if self._open is not None:
             patience_s = self._settings.rejoin_timeout_s if message.may_return else 0.0
-            until_s = time.monotonic() + patience_s
+            until_s = self._now_s() + patience_s
             self._open.lost(event.client_id, until_s, message.handed_over_s)
 
     def _take_update(self, update: Update) -> None:
@@ -365,7 +364,7 @@ class Coordinator(Actor[_Message]):
             answer = update.client_id, update.round, str(error)
             self._take_refusal(Refusal(*answer, rejected=True, release=update.release, attempt=update.attempt))
             return
-        open_round.take(update, observe(update, table, self._settings, time.monotonic()))
+        open_round.take(update, observe(update, table, self._settings, self._now_s()))
 
     def _take_refusal(self, refusal: Refusal) -> None:
         client_id = refusal.client_id
@@ -376,7 +375,7 @@ class Coordinator(Actor[_Message]):
         if is_plausible(refusal.release, self._settings.budget):
             self._unlogged.events.add(reconciled(refusal))
         if self._open is not None and self._open.is_of(refusal) and client_id in self._open.due:
-            self._open.miss(client_id, "rejected" if refusal.rejected else "refused", refusal.reason, time.monotonic())
+            self._open.miss(client_id, "rejected" if refusal.rejected else "refused", refusal.reason, self._now_s())
 
     # -- the end
 

@@ -1,7 +1,6 @@
 """What comes before a round's job is sent: choosing the clients and framing the model."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,10 +34,13 @@ class PreparedRound:
 class Preparer:
     """Chooses clients by the run's policy and frames the model for them."""
 
-    def __init__(self, settings: ServerSettings, state: RunState, oracle: Oracle | None) -> None:
+    def __init__(
+        self, settings: ServerSettings, state: RunState, oracle: Oracle | None, clock: Callable[[], float]
+    ) -> None:
         self._settings = settings
         self._state = state
         self._oracle = oracle
+        self._clock = clock
         self._selection_s = float("inf")  # how long the last selection took
 
     async def prepare(self, round: int, attempt: int, model: GlobalModel) -> PreparedRound:
@@ -58,19 +60,19 @@ class Preparer:
             epsilon_budget=settings.budget.epsilon_budget if settings.budget else None,
             weight_share_max=settings.aggregation.weight_share_max,
             oracle=self._oracle,
-            clock=time.monotonic,
+            clock=self._clock,
         )
-        started_s = time.perf_counter()
+        started_s = self._clock()
         selection = self._state.policy.select(self._state.policy_state, context)
-        selection_s = time.perf_counter() - started_s
+        selection_s = self._clock() - started_s
         checked(selection, context)
         return PreparedRound(selection, selection_s, self._frame(round, attempt, model))
 
     def _frame(self, round: int, attempt: int, model: GlobalModel) -> Dispatch:
         schedule = self._settings.privacy.schedule if self._settings.privacy else ""
-        began_s = time.monotonic()
+        began_s = self._clock()
         messages = pack_job(round, attempt, model.theta, model.digest, schedule)
-        ready_s = time.monotonic()
+        ready_s = self._clock()
         return Dispatch(round, attempt, messages, ready_s - began_s, ready_s)
 
 

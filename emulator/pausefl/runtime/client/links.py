@@ -5,13 +5,17 @@ from functools import partial
 
 from pausefl.config.links import BandwidthTable, LatencyTable, LinkPlan
 from pausefl.delays import Delay, NoDelay
-from pausefl_client.link import Delays, Link, TokenBucket
+from pausefl_client.link import SPIN_S, Delays, Link, TokenBucket
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 
 def make_links(
-    latency: LatencyTable, plans: Mapping[str, LinkPlan], client_ids: Sequence[str], seed: int
+    latency: LatencyTable,
+    plans: Mapping[str, LinkPlan],
+    client_ids: Sequence[str],
+    seed: int,
+    spin_s: float = SPIN_S,
 ) -> dict[str, Link]:
     """The links of the clients in this process. Clients that share an access point must share a process."""
     if latency.injection == "netem":
@@ -27,7 +31,7 @@ def make_links(
         plan = plans[client_id]
         own, access_point = _buckets(plan.bandwidth, latency.time_scale), shared.get(plan.access_point, ((), ()))
         draw = partial(_draw, plan, latency, seed, client_id)
-        links[client_id] = Link(draw, latency.mode, own[0] + access_point[0], own[1] + access_point[1])
+        links[client_id] = Link(draw, latency.mode, own[0] + access_point[0], own[1] + access_point[1], spin_s)
     return links
 
 

@@ -1,7 +1,7 @@
 """What client processes are told of an experiment: small records, made where processes are started."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, training_of
@@ -9,6 +9,7 @@ from pausefl.config.experiment import Experiment
 from pausefl.config.groups import behaviours_of, presence_of
 from pausefl.config.links import LatencyTable, LinkPlan
 from pausefl.config.tables import TlsTable, WorkloadTable
+from pausefl.delays import Delay
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import Behaviour
 from pausefl.runtime.client.agreement import agreement_of
@@ -52,6 +53,10 @@ class TrainingPlan:
     """By client id."""
     trainers: int
     """Clients of one process that train at a time."""
+    step_s: float | None = None
+    """What a training step takes on the emulated devices; None: as long as it does here."""
+    training_times: Mapping[str, Delay] = field(default_factory=dict)
+    """The laws of the seconds that training takes in a round, by client id; they go before `step_s`."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,8 @@ def _training(experiment: Experiment) -> TrainingPlan:
         client_ids=tuple(experiment.client_ids),
         behaviours=behaviours_of(experiment.groups),
         trainers=experiment.clients.trainers,
+        step_s=experiment.workload.step_s,
+        training_times=experiment.training_times(),
     )
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,10 +19,11 @@ from pausefl.config.client_records import tls_of
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.links import make_links
+from pausefl.runtime.client.pacing import paced
 from pausefl.runtime.client.plan import ClientPlan, ConnectionPlan, ScrapePlan, TrainingPlan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl_client.answered_job import AnsweredJob, Observe
-from pausefl_client.link import Link
+from pausefl_client.link import SPIN_S, Link
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, Connect, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
@@ -29,7 +31,7 @@ from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.transport import connect
 from pausefl_process.health import health_routes
-from pausefl_process.host_monitor import HostMonitor
+from pausefl_process.host_monitor import ClosableWatch, HostMonitor
 from pausefl_process.http_server import WebServer
 from pausefl_process.lifetime import (
     BAD_INPUT,
@@ -99,11 +101,25 @@ def run_host(
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What the clients of one process find around them."""
+
+    connect: Callable[[str], Connect]
+    """client id -> what opens its stream to the server."""
+    executor: Executor
+    """Trains for all of them."""
+    clock: Callable[[], float] = time.monotonic
+    watch: Callable[[], ClosableWatch] = HostMonitor
+    spin_s: float = SPIN_S
+    """The end of a wait in which a link keeps looking at the clock."""
+
+
+@dataclass(frozen=True)
 class _Shared:
     """What the sessions of one process have in common."""
 
     plan: ClientPlan
-    address: str
+    connect: Callable[[str], Connect]
     host: HostResources
     ledgers: Path
     """The folder of the ledgers, and of what trainers remember."""
@@ -117,37 +133,56 @@ async def take_part(
     roll_calls: "Connection[Any, Any] | None" = None,
     on_metrics: Callable[[str], None] = _ignore,
 ) -> None:
+    """Run these clients over gRPC until the server at HOST:PORT dismisses them; errors as in `live`.
+
+    With `roll_calls`, each takes part only in the rounds it is there, until the calls end. `on_metrics` hears at which
+    HOST:PORT they can be scraped, if they can.
+    """
+    called = None if roll_calls is None else _rounds(roll_calls)
+    with trainer_pool(plan) as executor:
+        surroundings = Surroundings(partial(_connect, plan.connection, address), executor)
+        await live(plan, client_ids, ledgers, surroundings, called, on_metrics)
+
+
+async def live(
+    plan: ClientPlan,
+    client_ids: Sequence[str],
+    ledgers: Path,
+    surroundings: Surroundings,
+    rounds: AsyncIterator[int] | None = None,
+    on_metrics: Callable[[str], None] = _ignore,
+) -> None:
     """Run these clients until the server dismisses them. When one of them cannot go on, the others do.
 
-    Raises the first such PauseflError at the end. With `roll_calls`, each takes part only in the rounds it is there,
-    until the calls end. `on_metrics` hears at which HOST:PORT they can be scraped, if they can.
+    Raises the first such PauseflError at the end. `rounds` are those that are called, with which clients come and go.
     """
     known = plan.training.client_ids
     for client_id in client_ids:
         if client_id not in known:
             raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
     trainers, sessions = make_trainers(plan.training, client_ids), dict[str, ClientSession]()
-    links = make_links(plan.latency, plan.links, client_ids, plan.training.seed)
+    links = make_links(plan.latency, plan.links, client_ids, plan.training.seed, surroundings.spin_s)
     # Ledgers are closed last, when no trainer can write to them any more.
-    with ExitStack() as closing, trainer_pool(plan) as executor:
-        monitor = HostMonitor()
-        closing.callback(monitor.close)
+    with ExitStack() as closing:
         size = trainers[client_ids[0]].manifest.size
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
+        closing.callback(surroundings.executor.shutdown)
+        monitor = surroundings.watch()
+        closing.callback(monitor.close)
         observe = _logged(_expose(plan.scrape, privacies, size, sessions, on_metrics, closing))
-        host = HostResources(executor, monitor=monitor, observe=observe)
-        shared = _Shared(plan, address, host, ledgers)
+        host = HostResources(surroundings.executor, surroundings.clock, monitor, observe)
+        shared = _Shared(plan, surroundings.connect, host, ledgers)
         attendance = _Attendance(sessions)
         async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
                 sessions[client_id] = _make_session(
                     shared, client_id, trainers[client_id], privacies[client_id], links[client_id]
                 )
-            if roll_calls is None:
+            if rounds is None:
                 for client_id in sessions:
                     group.create_task(attendance.take_part(client_id))
             else:
-                await _attend(plan.presence, attendance, roll_calls)
+                await _attend(plan.presence, attendance, rounds)
         attendance.raise_first_failure()
 
 
@@ -158,7 +193,7 @@ def make_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Tr
         size = w.model_bytes // 4
         return {
             c: BehaviourChain(plan.behaviours[c], seed=seed, client_id=c).trainer(
-                SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s)
+                paced(SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s), plan, c)
             )
             for c in client_ids
         }
@@ -168,7 +203,7 @@ def make_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Tr
     return make_torch_trainers(plan, client_ids)
 
 
-def _connect(plan: ConnectionPlan, client_id: str, address: str) -> Connect:
+def _connect(plan: ConnectionPlan, address: str, client_id: str) -> Connect:
     """What opens a client's stream; ConfigError when its token cannot be read."""
     path = plan.token.replace("{client_id}", client_id)
     return partial(connect, address, tls_of(plan.tls, client_id), plan.dead_after_s, read_token(path) if path else "")
@@ -191,7 +226,7 @@ def _make_session(
         trainer,
         Releaser(privacy),
         link,
-        connect=_connect(plan.connection, client_id, shared.address),
+        connect=shared.connect(client_id),
         host=shared.host,
         states=TrainerStates(trainer, shared.ledgers / client_id),
     )
@@ -264,12 +299,12 @@ class _Attendance:
             raise self._failures[0]
 
 
-async def _attend(presence: Presence | None, attendance: _Attendance, roll_calls: "Connection[Any, Any]") -> None:
+async def _attend(presence: Presence | None, attendance: _Attendance, rounds: AsyncIterator[int]) -> None:
     """Run the sessions of those who are there in the round last called; end all of them with the calls."""
     assert presence is not None
     running: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
-        async for called in _rounds(roll_calls):
+        async for called in rounds:
             present = presence.at(called)
             for client_id in attendance.sessions:
                 if client_id not in present and client_id in running:
@@ -297,7 +332,7 @@ async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
         yield called
 
 
-class _AtOnce(Executor):
+class AtOnce(Executor):
     """Runs what it is handed at once, for work that is shorter than the way to a thread and back (0.1 ms)."""
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
@@ -311,13 +346,16 @@ class _AtOnce(Executor):
 
 def trainer_pool(plan: ClientPlan) -> Executor:
     """Training, noise, the ledger and checking a great model have threads of their own, away from the event loop."""
+    return AtOnce() if takes_no_time(plan) else ThreadPoolExecutor(plan.training.trainers, "trainer", _be_nice)
+
+
+def takes_no_time(plan: ClientPlan) -> bool:
+    """Whether the clients' work is shorter than the way to a thread and back."""
     training = plan.training
     workload = training.workload
     is_idle = workload.model == "synthetic" and workload.train_s == 0 and plan.privacy is None
-    is_honest = not any(training.behaviours.values())
-    if is_idle and is_honest and workload.model_bytes <= MAX_FRAME_BYTES:
-        return _AtOnce()
-    return ThreadPoolExecutor(training.trainers, "trainer", _be_nice)
+    is_honest = not any(training.behaviours.values()) and not training.training_times
+    return is_idle and is_honest and workload.model_bytes <= MAX_FRAME_BYTES
 
 
 def _be_nice() -> None:

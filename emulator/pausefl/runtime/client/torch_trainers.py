@@ -11,6 +11,7 @@ import torch
 
 from pausefl.config.client_records import method_of, partitioner_of
 from pausefl.population.behaviours import BehaviourChain
+from pausefl.runtime.client.pacing import paced
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
@@ -53,6 +54,6 @@ def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[s
             client_id=client_id,
             method=method_of(w),
         )
-        return chain.trainer(trainer)
+        return chain.trainer(paced(trainer, plan, client_id, chain.settings(plan.settings)))
 
     return {client_id: trainer_of(client_id) for client_id in client_ids}

@@ -146,6 +146,7 @@ def _summary(experiment: Experiment) -> SummaryPlan:
         groups=experiment.groups,
         selection=experiment.selection,
         dataset=experiment.workload.dataset,
+        clock=experiment.experiment.clock,
         latency=experiment.latency,
         privacy=experiment.privacy,
         shows_host_metrics=experiment.metrics.client_port >= 0,

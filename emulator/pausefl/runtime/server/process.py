@@ -3,17 +3,19 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from pausefl.config.server_records import selected_policy
+from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan
+from pausefl.evaluator.process import find_evaluator
 from pausefl.results.summary import SummaryPlan, summarise
 from pausefl.runtime.provenance import starts_of
 from pausefl.runtime.server.model_files import ModelFiles
@@ -31,12 +33,29 @@ from pausefl_process.logs import is_json, set_up_log
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
+from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
 from pausefl_server.selection.base import Policy
-from pausefl_server.service import RunResult, serve
+from pausefl_server.service import REAL, Platform, RunResult, serve
 from pausefl_server.storage.store import Store
 
 log = logging.getLogger("pausefl.server")
+
+
+class ModelEvaluator(Protocol):
+    """Makes θ_0 and evaluates models, wherever it is."""
+
+    async def initial(self) -> tuple[Manifest, Vector]:
+        """What θ's values mean, and θ_0, (d,) float32."""
+
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
+        """θ's evaluations, as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
+
+
+Evaluators = Callable[
+    [EvaluatorPlan, EvaluatorConnection, Callable[[str], None]], AbstractAsyncContextManager[ModelEvaluator]
+]
+"""Finds or makes an evaluator, which is there for the time of a block, and is told where to say what."""
 
 
 def run_server_process(
@@ -53,7 +72,7 @@ def run_server_process(
     write_output_to(run_dir / "server.log")
     set_up_log()
     try:
-        serve_run(plan, run_dir, _logged(events.send), back_to)
+        serve_run(plan, run_dir, logged(events.send), back_to)
     except PauseflError as error:
         log.error("%s", error, exc_info=error.__cause__)
         events.send(Failed(str(error), isinstance(error, ConfigError)))
@@ -62,19 +81,26 @@ def run_server_process(
 
 
 def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
-    """Serve one run to its end and write summary.json and the models. `report` gets the run's progress events.
+    """Serve one run to its end, over gRPC on the real clock; otherwise as `play`."""
+    with errors_of_own_code(), first_error():
+        return asyncio.run(play(plan, run_dir, report, back_to))
 
-    `back_to` takes back the rounds after that one first.
 
+async def play(
+    plan: ServerPlan,
+    run_dir: Path,
+    report: Report,
+    back_to: int | None,
+    platform: Platform = REAL,
+    evaluators: Evaluators = find_evaluator,
+) -> RunResult:
+    """Play one run to its end and write summary.json and the models. `report` gets the run's progress events.
+
+    `back_to` takes back the rounds after that one first. `evaluators` finds or makes an evaluator.
     ConfigError for bad input, PauseflError for a run that failed.
     """
-    with errors_of_own_code(), first_error():
-        return asyncio.run(_serve(plan, run_dir, report, back_to))
-
-
-async def _serve(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None) -> RunResult:
     policy = selected_policy(plan.selection)
-    async with _initial_model(plan.model, report) as (manifest, theta_0, evaluate):
+    async with _initial_model(plan.model, report, evaluators) as (manifest, theta_0, evaluate):
         models = ModelFiles(run_dir, manifest)
         return await serve(
             replace(plan.settings, manifest=manifest),
@@ -89,6 +115,7 @@ async def _serve(plan: ServerPlan, run_dir: Path, report: Report, back_to: int |
             keep=partial(_keep, plan.summary, policy, models, run_dir),
             back_to=back_to,
             best_model=models,
+            platform=platform,
         )
 
 
@@ -105,20 +132,18 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
 
 @asynccontextmanager
 async def _initial_model(
-    model: SyntheticModel | EvaluatedModel, report: Report
+    model: SyntheticModel | EvaluatedModel, report: Report, evaluators: Evaluators
 ) -> AsyncIterator[tuple[Manifest, Vector, EvaluateModel | None]]:
     """The model's manifest, θ_0 and the evaluator's function; None for the synthetic model."""
     if isinstance(model, SyntheticModel):
         yield model.manifest, np.zeros(model.manifest.size, np.float32), None
         return
-    from pausefl.evaluator.process import find_evaluator
-
-    async with find_evaluator(model.evaluator, model.connection, lambda text: report(Notice(text))) as evaluator:
+    async with evaluators(model.evaluator, model.connection, lambda text: report(Notice(text))) as evaluator:
         manifest, theta_0 = await evaluator.initial()
         yield manifest, theta_0, evaluator.evaluate
 
 
-def _logged(report: Report) -> Report:
+def logged(report: Report) -> Report:
     """Report each event, and log it: as the only text of a line, or inside of a JSON line."""
 
     def log_and_report(event: ProgressEvent) -> None:

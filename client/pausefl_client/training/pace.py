@@ -1,0 +1,64 @@
+"""How long work takes: as long as it takes, or as long as an emulated device is said to need."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol, TypeVar
+
+from pausefl_client.training.withdrawal import stop_if_withdrawn
+
+Result = TypeVar("Result")
+
+
+class Pace(Protocol):
+    """The time of a trainer's thread."""
+
+    def time_s(self) -> float:
+        """Seconds on a clock that only goes forward."""
+
+    def wait(self, wait_s: float) -> None:
+        """Return after so many seconds."""
+
+    def compute(self, compute_s: float) -> None:
+        """Return after so many seconds of computing; Withdrawn when nobody waits for the result any more."""
+
+    def during(self, duration_s: float, work: Callable[[], Result]) -> Result:
+        """Do the work, and return no earlier than `duration_s` after it was begun."""
+
+
+class _RealPace:
+    def time_s(self) -> float:
+        return time.monotonic()
+
+    def wait(self, wait_s: float) -> None:
+        time.sleep(max(wait_s, 0.0))
+
+    def compute(self, compute_s: float) -> None:
+        end_s = time.thread_time() + compute_s  # a stopped process spends none
+        while time.thread_time() < end_s:
+            stop_if_withdrawn()
+
+    def during(self, duration_s: float, work: Callable[[], Result]) -> Result:
+        due_s = time.monotonic() + duration_s
+        result = work()
+        self.wait(due_s - time.monotonic())
+        return result
+
+
+_pace: ContextVar[Pace] = ContextVar("pace", default=_RealPace())  # noqa: B039 - it has no state
+
+
+def pace() -> Pace:
+    """The pace of this thread."""
+    return _pace.get()
+
+
+@contextmanager
+def paced_by(other: Pace) -> Iterator[None]:
+    """Within the block and in this thread, `pace` returns `other`."""
+    token = _pace.set(other)
+    try:
+        yield
+    finally:
+        _pace.reset(token)

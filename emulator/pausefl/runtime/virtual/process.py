@@ -1,0 +1,181 @@
+"""The one process of a run on the virtual clock: its server, its clients and its evaluator on one event loop."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan
+from pausefl.evaluator.rehearsal import rehearsed_evaluator
+from pausefl.runtime.client.plan import ClientPlan, TrainingPlan
+from pausefl.runtime.client.process import AtOnce, Surroundings, live, make_trainers, takes_no_time
+from pausefl.runtime.server.plan import ServerPlan
+from pausefl.runtime.server.process import logged, play
+from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
+from pausefl.runtime.virtual.transport import InProcessTransport
+from pausefl.runtime.virtual.workers import Workers
+from pausefl_client.training.paced import steps_of
+from pausefl_process.events import Done, Failed, ProgressEvent, Ready, Report, RollCall
+from pausefl_process.files import Lock, write_durably
+from pausefl_process.host_monitor import UNWATCHED
+from pausefl_process.lifetime import allow_many_files, die_with_parent, first_error, keep_freed_memory, write_output_to
+from pausefl_process.logs import set_up_log
+from pausefl_process.plugins import errors_of_own_code
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.wire import Manifest, Vector
+from pausefl_server.connections.entrance import Entrance
+from pausefl_server.records import SPLITS, Evaluation
+from pausefl_server.service import Endpoints, Platform, RunResult
+
+if TYPE_CHECKING:
+    from pausefl.evaluator.model import Evaluator
+
+# How often the training of one client is tried to find out what a step takes; the first time warms torch up.
+_TRIALS = 3
+
+
+class _Stage:
+    """Where server and clients meet: the transport once it is there, and the rounds that are called."""
+
+    def __init__(self) -> None:
+        self.listening = asyncio.Event()
+        self.rounds: asyncio.Queue[int | None] = asyncio.Queue()
+        self._transport: InProcessTransport | None = None
+
+    def transport(self, entrance: Entrance, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
+        """As `Platform.transport`."""
+        del endpoints, most_clients
+        self._transport = InProcessTransport(entrance)
+        return self._transport
+
+    def connect(self, client_id: str) -> Callable[[], AbstractAsyncContextManager[Any]]:
+        """As `Surroundings.connect`."""
+        assert self._transport is not None
+        return partial(self._transport.connect, client_id)
+
+    def hear(self, event: ProgressEvent) -> None:
+        """Let clients come once the server listens, and come and go with the rounds it calls."""
+        match event:
+            case Ready():
+                self.listening.set()
+            case RollCall(round):
+                self.rounds.put_nowait(round)
+
+    async def called(self) -> AsyncIterator[int]:
+        """The rounds, until the run is over."""
+        while (called := await self.rounds.get()) is not None:
+            yield called
+
+
+def run_virtual_process(
+    server: ServerPlan,
+    clients: ClientPlan,
+    run_dir: Path,
+    events: "Connection[Any, Any]",
+    lock: Lock | None = None,  # noqa: ARG001  # held as long as this process lives
+    back_to: int | None = None,
+) -> None:
+    """The main function of the process that plays a run on the virtual clock; tells its parent through `events`."""
+    die_with_parent()
+    allow_many_files()
+    keep_freed_memory()
+    write_output_to(run_dir / "server.log")
+    set_up_log()
+    try:
+        play_virtually(server, clients, run_dir, logged(events.send), back_to)
+    except PauseflError as error:
+        events.send(Failed(str(error), isinstance(error, ConfigError)))
+    else:
+        events.send(Done())
+
+
+def play_virtually(
+    server: ServerPlan, clients: ClientPlan, run_dir: Path, report: Report, back_to: int | None = None
+) -> RunResult:
+    """Play one run to its end on the virtual clock, in this process; errors as `play`."""
+    workers = Workers()
+    with errors_of_own_code(), first_error(), asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(workers)) as runner:
+        return runner.run(_play(server, clients, run_dir, report, back_to, workers))
+
+
+async def _play(
+    server: ServerPlan, clients: ClientPlan, run_dir: Path, report: Report, back_to: int | None, workers: Workers
+) -> RunResult:
+    clients = replace(clients, training=_with_step_time(clients.training, run_dir))
+    stage, clock = _Stage(), asyncio.get_running_loop().time
+
+    def hear(event: ProgressEvent) -> None:
+        stage.hear(event)
+        report(event)
+
+    platform = Platform(clock, lambda: UNWATCHED, stage.transport)
+    async with asyncio.TaskGroup() as group:
+        living = group.create_task(_live(stage, clients, run_dir, workers, clock))
+        try:
+            return await play(server, run_dir, hear, back_to, platform, _evaluator)
+        finally:
+            stage.rounds.put_nowait(None)
+            if not stage.listening.is_set():
+                living.cancel()
+
+
+async def _live(stage: _Stage, plan: ClientPlan, run_dir: Path, workers: Workers, clock: Callable[[], float]) -> None:
+    await stage.listening.wait()
+    executor = AtOnce() if takes_no_time(plan) else workers
+    surroundings = Surroundings(stage.connect, executor, clock, lambda: UNWATCHED, spin_s=0.0)
+    rounds = None if plan.presence is None else stage.called()
+    await live(plan, plan.training.client_ids, run_dir / "ledgers", surroundings, rounds)
+
+
+def _with_step_time(plan: TrainingPlan, run_dir: Path) -> TrainingPlan:
+    """The plan, which states how long training takes; a step is measured where nothing is said, once for a run."""
+    if plan.workload.model == "synthetic" or plan.training_times or plan.step_s is not None:
+        return plan
+    kept = run_dir / "step.json"
+    if not kept.exists():
+        write_durably(kept, json.dumps({"step_s": _measured_step_s(plan)}) + "\n")
+    return replace(plan, step_s=json.loads(kept.read_text("utf-8"))["step_s"])
+
+
+def _measured_step_s(plan: TrainingPlan) -> float:
+    """The seconds of one training step of the first client on this machine, to three digits."""
+    client_id = plan.client_ids[0]
+    trainer = make_trainers(plan, [client_id])[client_id]
+    theta, least_s = np.zeros(trainer.manifest.size, np.float32), math.inf
+    for _ in range(_TRIALS):
+        began_s = time.perf_counter()
+        trainer.train(theta, round=1)
+        least_s = min(least_s, time.perf_counter() - began_s)
+    return float(f"{least_s / steps_of(plan.settings, trainer.n_examples):.3g}")
+
+
+@asynccontextmanager
+async def _evaluator(
+    plan: EvaluatorPlan, connection: EvaluatorConnection, say: Callable[[str], None]
+) -> AsyncIterator["_OwnEvaluator"]:
+    """As `pausefl.runtime.server.process.Evaluators`: here, at once."""
+    del connection, say
+    yield _OwnEvaluator(rehearsed_evaluator(plan))
+
+
+class _OwnEvaluator:
+    """`ModelEvaluator` in this process; an evaluation takes no virtual time."""
+
+    def __init__(self, evaluator: "Evaluator") -> None:
+        self._evaluator = evaluator
+
+    async def initial(self) -> tuple[Manifest, Vector]:
+        return self._evaluator.manifest, self._evaluator.theta_0
+
+    async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        del patient
+        return tuple(self._evaluator.evaluate(theta, split, subset=subset) for split in SPLITS)

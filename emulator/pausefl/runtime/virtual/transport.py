@@ -1,0 +1,106 @@
+"""Clients and server in one process: streams that are two queues, and take no time."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pausefl_server.connections.entrance import Entrance, Visitor
+
+
+class _Way:
+    """Messages of one direction, until one side closes it."""
+
+    def __init__(self) -> None:
+        self._messages: deque[bytes] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._closed = False
+
+    async def read(self) -> bytes | None:
+        """The next message, None once the way is closed and empty."""
+        while not self._messages:
+            if self._closed:
+                return None
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        return self._messages.popleft()
+
+    def write(self, message: bytes) -> None:
+        """Hand over a message; OSError when the way is closed."""
+        if self._closed:
+            raise OSError("the stream is closed")
+        self._messages.append(message)
+        self._wake()
+
+    def close(self) -> None:
+        """Let the reader come to the end."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+class _End:
+    """One side's end of a stream: `session.StreamToServer`, and `client_actor.StreamToClient`."""
+
+    def __init__(self, incoming: _Way, outgoing: _Way) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    async def read(self) -> bytes | None:
+        """The other side's next message, None at the end."""
+        return await self._incoming.read()
+
+    async def write(self, message: bytes) -> None:
+        """Send one message; OSError when the stream is closed."""
+        self._outgoing.write(message)
+
+
+class InProcessTransport:
+    """`pausefl_server.service.Transport` for clients on the server's own event loop."""
+
+    def __init__(self, entrance: Entrance) -> None:
+        self._entrance = entrance
+        self._streams: set[asyncio.Task[None]] = set()
+        self._is_open = False
+
+    async def start(self, host: str, port: int) -> int:  # noqa: ARG002 - there is no address
+        """Let clients come from now on."""
+        self._is_open = True
+        return 0
+
+    async def stop(self, grace_s: float) -> None:
+        """Give clients `grace_s` to close their streams, then cut them off."""
+        self._is_open = False
+        if self._streams:
+            await asyncio.wait(self._streams, timeout=grace_s)
+        for task in self._streams:
+            task.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
+
+    @asynccontextmanager
+    async def connect(self, client_id: str) -> AsyncIterator[_End]:
+        """Open a stream (`session.Connect`), closed with the block; OSError while the server does not listen."""
+        if not self._is_open:
+            raise OSError("the server does not listen")
+        down, up = _Way(), _Way()
+        serving = asyncio.ensure_future(self._serve(_End(up, down), down, Visitor(client_id)))
+        self._streams.add(serving)
+        serving.add_done_callback(self._streams.discard)
+        try:
+            yield _End(down, up)
+        finally:
+            up.close()
+            serving.cancel()
+            await asyncio.wait({serving})
+
+    async def _serve(self, stream: _End, down: _Way, visitor: Visitor) -> None:
+        try:
+            await self._entrance.join(stream, visitor)
+        finally:
+            down.close()

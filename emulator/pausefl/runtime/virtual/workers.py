@@ -1,0 +1,172 @@
+"""Threads that work in virtual time: they compute side by side, and time waits for them."""
+
+import heapq
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pausefl_client.training.pace import paced_by
+
+Result = TypeVar("Result")
+
+# As many jobs may stand still at one virtual moment; each has a thread, which then costs nothing but its stack.
+_MOST_THREADS = 10_000
+
+
+@dataclass(slots=True)
+class _Job:
+    """One piece of work: not begun, computing, standing still until it is due, or done."""
+
+    number: int
+    run: Callable[[], None]
+    not_before_s: float = 0.0
+    """While it computes: it has promised to come back no earlier."""
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+
+
+class Workers(Executor):
+    """The clock of a virtual loop, and the executor of the work that takes time on it.
+
+    A job's own time passes only where it says so (`wait`, `during`). All else about jobs (their start, their end, what
+    they see after a wait) happens while the loop stands still, in the order in which they were submitted: runs repeat.
+    """
+
+    def __init__(self, cores: int | None = None) -> None:
+        """At most `cores` jobs compute `during` a stretch of time at once; None: as many as this machine has."""
+        self.now_s = 0.0
+        self._changed = threading.Condition()
+        self._submitted: deque[_Job] = deque()
+        self._computing: set[int] = set()  # the numbers of jobs whose threads run
+        self._jobs: dict[int, _Job] = {}
+        self._due: list[tuple[float, int]] = []  # heap of (when, number): jobs that stand still, or are done
+        self._done: dict[int, Callable[[], None]] = {}  # number -> hands over the result
+        self._numbers = 0
+        self._own = threading.local()
+        self._cores = threading.BoundedSemaphore(cores or os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "virtual")
+
+    # -- the executor
+
+    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
+        """Do the work from the present virtual moment on; it is begun when the loop has nothing else to do."""
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            self._own.job = job
+            try:
+                with paced_by(self):
+                    result = fn(*args, **kwargs)
+            except BaseException as error:
+                self._end(job, lambda error=error: future.set_exception(error))  # type: ignore[misc]
+            else:
+                self._end(job, lambda: future.set_result(result))
+
+        self._numbers += 1
+        job = _Job(self._numbers, run)
+        self._submitted.append(job)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        """Begin nothing more, and let jobs that stand still go."""
+        self._submitted.clear()
+        with self._changed:
+            for job in self._jobs.values():
+                job.may_go_on.set()
+        self._threads.shutdown(wait=wait)
+
+    # -- the pace of the work (`pausefl_client.training.pace.Pace`), in a job's thread
+
+    def time_s(self) -> float:
+        """The virtual time, in seconds."""
+        return self.now_s
+
+    def wait(self, wait_s: float) -> None:
+        """Return when so much virtual time has passed."""
+        self._wait_until(self.now_s + wait_s)
+
+    def compute(self, compute_s: float) -> None:
+        """As `wait`: what stands for computing takes virtual time only."""
+        self.wait(compute_s)
+
+    def during(self, duration_s: float, work: Callable[[], Result]) -> Result:
+        """Do the work, which takes so much virtual time however long it really takes; other work goes on meanwhile."""
+        due_s = self.now_s + duration_s
+        with self._changed:
+            self._own.job.not_before_s = due_s
+            self._changed.notify()
+        try:
+            with self._cores:
+                return work()
+        finally:
+            self._wait_until(due_s)
+
+    def _wait_until(self, due_s: float) -> None:
+        job: _Job = self._own.job
+        with self._changed:
+            job.may_go_on.clear()
+            self._stand_still(job, due_s)
+        job.may_go_on.wait()
+
+    def _stand_still(self, job: _Job, due_s: float) -> None:
+        heapq.heappush(self._due, (due_s, job.number))
+        self._computing.discard(job.number)
+        self._changed.notify()
+
+    def _end(self, job: _Job, hand_over: Callable[[], None]) -> None:
+        with self._changed:
+            self._done[job.number] = hand_over
+            self._stand_still(job, self.now_s)
+
+    # -- the loop's side
+
+    def pass_time_until(self, due_s: float) -> bool:
+        """Let time pass until `due_s`, or until a job before that wants to go on; False where nothing is to come."""
+        with self._changed:
+            self._begin_submitted()
+            while True:
+                next_s = min(due_s, self._due[0][0] if self._due else math.inf)
+                if not self._computing:
+                    break
+                # Whoever computes may come back at the very moment it has promised.
+                if next_s < min(self._jobs[number].not_before_s for number in self._computing):
+                    break
+                self._changed.wait()
+            if next_s == math.inf:
+                return False
+            self.now_s = max(self.now_s, next_s)
+            handed_over = self._let_go_on()
+        for hand_over in handed_over:
+            hand_over()
+        return True
+
+    def _begin_submitted(self) -> None:
+        while self._submitted:
+            job = self._submitted.popleft()
+            self._jobs[job.number] = job
+            self._set_going(job, lambda job=job: self._threads.submit(job.run))  # type: ignore[misc]
+
+    def _let_go_on(self) -> list[Callable[[], None]]:
+        """Let the jobs that are due go on, one after the other, until each waits again, computes or is done."""
+        handed_over = []
+        while self._due and self._due[0][0] <= self.now_s:
+            _, number = heapq.heappop(self._due)
+            if number in self._done:
+                handed_over.append(self._done.pop(number))
+                del self._jobs[number]
+            else:
+                job = self._jobs[number]
+                self._set_going(job, job.may_go_on.set)
+        return handed_over
+
+    def _set_going(self, job: _Job, go: Callable[[], Any]) -> None:
+        """Let a job's thread run until it stands still, ends, or promises not to come back at this moment."""
+        job.not_before_s = self.now_s
+        self._computing.add(job.number)
+        go()
+        while job.number in self._computing and job.not_before_s <= self.now_s:
+            self._changed.wait()

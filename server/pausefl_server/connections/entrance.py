@@ -1,0 +1,136 @@
+"""Where clients come in, whatever carries their bytes: hello, admission, an actor of their own, and their loss."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pausefl_proto.actor import ActorStopped
+from pausefl_proto.errors import DamageError, TryLaterError, WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import decode
+from pausefl_server.connections.client_actor import ClientActor, StreamToClient
+from pausefl_server.connections.conduct import AbuseError, Conduct
+from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Reception
+from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.rounds.admission import Admission
+from pausefl_server.rounds.coordinator import Coordinator
+from pausefl_server.rounds.messages import Dismiss, Lost, Register
+
+# How long a client that is sent away may take to hear why.
+_GOODBYE_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """What is known of a stream before its hello."""
+
+    connection: str
+    """The same for all streams of one connection."""
+    names: tuple[str, ...] = ()
+    """Of the client's certificate, which TLS has verified; none without one."""
+    token: str = ""
+
+
+class Entrance:
+    """Takes in streams, and gives each to an actor of its own."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        limits: UpdateLimits,
+        admission: Admission | None = None,
+        *,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`admission` says what a stream must show; None: nothing."""
+        self._coordinator = coordinator
+        self._limits = limits
+        self._admission = admission or Admission()
+        self._clock = clock
+        self._reception = Reception(hello_timeout_s)
+        self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
+
+    def check_known(self, visitor: Visitor) -> None:
+        """WireError from one who can be no id's owner."""
+        self._admission.check_known(visitor.names, visitor.token)
+
+    async def join(self, stream: StreamToClient, visitor: Visitor) -> None:
+        """Serve one stream from its hello to its end."""
+        try:
+            # Nothing is read from a client that can be no id's owner: however many they are, no owner waits for them.
+            self.check_known(visitor)
+            async with self._reception.turn(visitor.connection):
+                hello = _hello(await stream.read())
+            is_owner = self._admission.check(hello.client_id, visitor.names, visitor.token)
+            if (conduct := self._conducts.get(hello.client_id)) is not None:
+                conduct.check_rested()
+                conduct.greet()
+        except WireError as error:
+            await _say_goodbye(stream, error)
+            return
+        await self._serve(stream, hello, is_owner, conduct or Conduct(self._clock))
+
+    async def _serve(self, stream: StreamToClient, hello: pb.Hello, is_owner: bool, conduct: Conduct) -> None:
+        """Register the client, relay what it and the coordinator say, and tell of its loss."""
+        actor = ClientActor(
+            hello.client_id,
+            stream,
+            self._coordinator,
+            self._limits,
+            self._clock,
+            released=hello.ledger.released,
+            conduct=conduct,
+        )
+        writer: asyncio.Future[None] | None = None
+        reason = "its connection broke"
+        try:
+            welcome = await self._coordinator.ask(Register(hello, actor, is_owner))
+            self._conducts[hello.client_id] = conduct
+            await stream.write(pb.ServerMessage(welcome=welcome).SerializeToString())
+            writer = asyncio.ensure_future(actor.run())
+            reason = await _listen(actor, writer)
+        except (WireError, ActorStopped) as error:
+            await _say_goodbye(stream, error)
+        finally:
+            # This coroutine is cancelled when the connection breaks, be it before the welcome; the coordinator must
+            # hear of it all the same.
+            actor.stop()
+            await self._tell_lost(actor, reason)
+            if writer is not None:
+                await asyncio.gather(writer, return_exceptions=True)
+
+    async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
+        with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
+            await self._coordinator.tell(Lost(actor, reason, actor.handed_over_s, actor.may_return))
+
+
+def _hello(data: bytes | None) -> pb.Hello:
+    if data is not None and len(data) > MAX_HELLO_BYTES:
+        raise WireError(f"the hello has {len(data)} bytes, at most {MAX_HELLO_BYTES} are allowed")
+    message, _ = decode(pb.ClientMessage, data or b"")
+    if message.WhichOneof("kind") != "hello":
+        raise WireError("the first message must be a hello")
+    return message.hello
+
+
+async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
+    try:
+        return await actor.listen()
+    except ActorStopped:
+        # The run is over. Its goodbye may still wait to be written.
+        await asyncio.wait([writer])
+        return "the run is over"
+    except (DamageError, AbuseError) as error:
+        # The writer may be in the midst of a message; a client that reads nothing does not hear why.
+        actor.offer(Dismiss(str(error), final=False))
+        await asyncio.wait([writer], timeout=_GOODBYE_WITHIN_S)
+        return str(error)
+
+
+async def _say_goodbye(stream: StreamToClient, error: Exception) -> None:
+    is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
+    goodbye = pb.Goodbye(reason=str(error), final=is_final)
+    await stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())

@@ -1,0 +1,189 @@
+"""Whole runs on the virtual clock: exact, repeatable, and as they would be on the real one."""
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pausefl
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.server.plan import server_plan
+from pausefl.runtime.virtual.process import play_virtually
+from pausefl_process.events import ProgressEvent
+from pausefl_server.records import RoundRecord
+from rigs.federation import log_of
+
+SYNTHETIC = {
+    "experiment.rounds": 12,
+    "clients.count": 6,
+    "selection.m": 3,
+    "workload.model": "synthetic",
+    "latency.time_scale": 1.0,
+    "privacy.reproducible_noise": True,
+}
+TRAINING = {
+    "experiment.rounds": 6,
+    "clients.count": 5,
+    "selection.m": 2,
+    "workload.epochs": 1,
+    "workload.max_steps": 3,
+    "workload.step_s": 0.25,
+    "privacy.reproducible_noise": True,
+}
+
+
+def play(folder: Path, overrides: Mapping[str, Any]) -> list[RoundRecord]:
+    """The log of the demo, played on the virtual clock in this process."""
+    experiment = pausefl.load("demo", {"experiment.clock": "virtual", "metrics.enabled": False, **overrides})
+    folder.mkdir(exist_ok=True)
+    play_virtually(server_plan(experiment, folder.name), client_plan(experiment), folder, _ignore)
+    return log_of(folder)
+
+
+def _ignore(_: ProgressEvent) -> None:
+    pass
+
+
+def tables(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """All of a run's log but what names this very run."""
+    with closing(sqlite3.connect(folder / "run.db")) as database:
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {n: database.execute(f"SELECT * FROM {n}").fetchall() for n in names if n not in ("meta", "seals")}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(SYNTHETIC, id="synthetic"),
+        pytest.param(TRAINING, id="training"),
+        pytest.param({**TRAINING, "selection.policy": "sa-pause"}, id="sa-pause"),
+        pytest.param({**TRAINING, "selection.over_selection": 0.5, "server.late": "buffer"}, id="over-selection"),
+    ],
+)
+def test_the_same_seed_gives_the_same_log_twice(overrides: dict[str, Any], tmp_path: Path) -> None:
+    play(tmp_path / "one", overrides)
+    play(tmp_path / "other", overrides)
+    assert tables(tmp_path / "one") == tables(tmp_path / "other")
+    assert tables(tmp_path / "one")["rounds"]
+
+
+def test_an_exchange_takes_what_was_drawn_and_stated_and_nothing_else(tmp_path: Path) -> None:
+    rounds = play(tmp_path / "run", {**TRAINING, "latency.signal": "round_trip", "latency.time_scale": 1.0})
+    for observation in (o for record in rounds for o in record.observations):
+        drawn_s = observation.drawn_down_s + observation.drawn_up_s
+        assert observation.latency_s == pytest.approx(drawn_s + 3 * 0.25, abs=1e-6)
+        assert observation.timing.train_s == pytest.approx(3 * 0.25, abs=1e-6)
+    ends_s = [record.wall_clock_s for record in rounds]
+    begins_s = [0.0, *ends_s[:-1]]
+    for record, begin_s, end_s in zip(rounds, begins_s, ends_s, strict=True):
+        assert end_s - begin_s == pytest.approx(record.round_latency_s, abs=1e-6)
+
+
+def test_training_takes_the_time_of_its_law(tmp_path: Path) -> None:
+    law = {"kind": "constant", "value_s": 1.25}
+    rounds = play(tmp_path / "run", {**SYNTHETIC, "workload.training_time": law})
+    trained_s = [o.timing.train_s for record in rounds for o in record.observations]
+    assert trained_s == pytest.approx([1.25] * len(trained_s), abs=1e-6)
+
+
+def test_a_slow_device_is_slow_in_virtual_time_too(tmp_path: Path) -> None:
+    groups = {"slow": {"count": 3, "behaviours": [{"kind": "slow-device", "factor": 4.0}]}, "quick": {"count": 3}}
+    rounds = play(
+        tmp_path / "run",
+        {**SYNTHETIC, "clients.groups": groups, "workload.train_s": 0.5, "selection.policy": "all", "selection.m": 6},
+    )
+    for observation in (o for record in rounds for o in record.observations):
+        expected_s = 2.0 if observation.client_id.startswith("slow") else 0.5
+        assert observation.timing.train_s == pytest.approx(expected_s, abs=1e-6)
+
+
+def test_a_round_ends_at_its_deadline(tmp_path: Path) -> None:
+    """One client trains for an hour; the others' rounds last as long as the deadline, exactly."""
+    groups = {"late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": 36_000.0}]}, "quick": {"count": 2}}
+    overrides = {
+        **SYNTHETIC,
+        "experiment.rounds": 2,
+        "clients.count": 3,
+        "clients.groups": groups,
+        "workload.train_s": 0.1,
+        "selection.policy": "all",
+        "server.round_timeout_s": 20.0,
+        "server.rest_rounds_max": 0,
+    }
+    rounds = play(tmp_path / "run", overrides)
+    assert [[miss.client_id for miss in record.misses] for record in rounds] == [["late-000"], ["late-000"]]
+    assert [record.round_latency_s for record in rounds] == [pytest.approx(20.0)] * 2
+    assert rounds[-1].wall_clock_s == pytest.approx(40.0)
+
+
+def test_a_job_withdrawn_while_it_trains_is_not_charged(tmp_path: Path) -> None:
+    """Over-selection: the slowest of three is not needed, and is told so long before its training ends."""
+    groups = {"late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": 1000.0}]}, "quick": {"count": 2}}
+    overrides = {
+        **SYNTHETIC,
+        "experiment.rounds": 4,
+        "clients.count": 3,
+        "clients.groups": groups,
+        "workload.train_s": 0.1,
+        "selection.policy": "random",
+        "selection.m": 2,
+        "selection.over_selection": 0.5,
+    }
+    rounds = play(tmp_path / "run", overrides)
+    assert {len(record.observations) for record in rounds} == {2}
+    with closing(sqlite3.connect(next((tmp_path / "run/ledgers").glob("late-000*.db")))) as ledger:
+        assert ledger.execute("SELECT count(*) FROM releases").fetchone() == (0,)
+
+
+def test_clients_come_and_go_with_the_rounds(tmp_path: Path) -> None:
+    groups = {
+        "here": {"count": 2},
+        "later": {"count": 2, "join_round": 4},
+        "gone": {"count": 2, "leave_round": 6, "leave": "kill"},
+    }
+    overrides = {**SYNTHETIC, "clients.groups": groups, "selection.policy": "all", "clients.minimum": 2}
+    rounds = play(tmp_path / "run", overrides)
+    seen = [{c.partition("-")[0] for c in record.chosen} for record in rounds]
+    assert seen == [{"here", "gone"}] * 3 + [{"here", "gone", "later"}] * 2 + [{"here", "later"}] * 7
+
+
+def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
+    overrides = {"experiment.clock": "virtual", **TRAINING, "workload.optimizer": "sgd"}
+    run = pausefl.run(pausefl.load("demo", overrides), tmp_path / "run", progress=False)
+    assert run.summary["clock"] == "virtual"
+    assert run.summary["rounds"] == TRAINING["experiment.rounds"]
+    assert run.summary["final_accuracy"] is not None
+    assert "virtual seconds" in (tmp_path / "run/report.html").read_text("utf-8")
+    assert play(tmp_path / "again", overrides) == log_of(tmp_path / "run")
+
+
+def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:
+    overrides = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
+    rounds = play(tmp_path / "run", {**overrides, "experiment.rounds": 2})
+    (step_s,) = {round(o.timing.train_s / 3, 9) for record in rounds for o in record.observations}
+    assert (tmp_path / "run/step.json").read_text("utf-8") == f'{{"step_s": {step_s}}}\n'
+    play(tmp_path / "run", {**overrides, "experiment.rounds": 3})
+    later = log_of(tmp_path / "run")[-1]
+    assert {round(o.timing.train_s / 3, 9) for o in later.observations} == {step_s}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"latency.injection": "netem", "clients.per_process": 1}, 'goes without latency.injection = "netem"'),
+        ({"metrics.client_port": 0}, "goes without metrics.client_port = 0"),
+        ({"evaluation.address": "there:1"}, 'goes without evaluation.address = "there:1"'),
+        ({"tls.certificate": "a.pem", "tls.key": "a.key"}, 'goes without tls.certificate = "a.pem"'),
+        ({"workload.step_s": 1.0, "workload.training_time": {"kind": "constant", "value_s": 1.0}}, "states the same"),
+        ({"workload.training_time": {"kind": "normal", "mean_s": 0.0, "sd_s": 1.0}}, "workload.training_time"),
+        ({"workload.model": "synthetic", "workload.step_s": 1.0}, "takes no steps"),
+    ],
+)
+def test_what_the_virtual_clock_cannot_play_is_refused_in_one_line(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(pausefl.ConfigError) as caught:
+        pausefl.load("demo", {"experiment.clock": "virtual", **overrides})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

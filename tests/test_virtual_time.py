@@ -1,0 +1,162 @@
+"""Virtual time: a loop that jumps to what is due, and threads that work in its time."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
+from pausefl.runtime.virtual.workers import Workers
+from pausefl_client.link import hold_until
+from pausefl_client.training.pace import pace
+
+HOUR_S = 3600.0
+
+
+def run(main: Callable[[Workers], Coroutine[Any, Any, Any]], cores: int = 2) -> Any:
+    """What `main` returns on a virtual loop."""
+    workers = Workers(cores)
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(workers)) as runner, workers:
+        return runner.run(main(workers))
+
+
+def test_an_hour_of_sleep_takes_no_time_and_is_an_hour_long() -> None:
+    async def main(_: Workers) -> float:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        await asyncio.sleep(HOUR_S)
+        return clock() - began_s
+
+    began_s = time.monotonic()
+    assert run(main) == pytest.approx(HOUR_S, abs=1e-9)
+    assert time.monotonic() - began_s < 60
+
+
+def test_timers_fire_in_their_order_and_a_timeout_is_exact() -> None:
+    async def main(_: Workers) -> list[tuple[str, float]]:
+        clock, seen = asyncio.get_running_loop().time, list[tuple[str, float]]()
+
+        async def note(name: str, after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            seen.append((name, clock()))
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.5):
+                await asyncio.gather(note("c", 3.0), note("a", 1.0), note("b", 2.0))
+        seen.append(("timeout", clock()))
+        return seen
+
+    assert run(main) == [("a", 1.0), ("b", 2.0), ("timeout", 2.5)]
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6))
+@settings(deadline=None, max_examples=50)
+def test_a_hold_ends_when_it_is_due_whatever_rounding_does(start_s: float, due_s: float) -> None:
+    async def main(_: Workers) -> float:
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(start_s)
+        await hold_until(due_s, clock, spin_s=0.0)
+        return clock()
+
+    assert run(main) == pytest.approx(max(start_s, due_s), rel=1e-12, abs=1e-9)
+
+
+def test_what_an_executor_does_takes_no_time() -> None:
+    async def main(_: Workers) -> tuple[float, int]:
+        seen = await asyncio.to_thread(lambda: 7)
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(lambda: 1 / 0)
+        return asyncio.get_running_loop().time(), seen
+
+    assert run(main) == (0.0, 7)
+
+
+def test_time_waits_for_work_and_the_work_takes_what_was_said() -> None:
+    """The work is still under way when another timer would be due, and ends before the one after its own end."""
+
+    async def main(workers: Workers) -> list[tuple[str, float]]:
+        clock, seen = asyncio.get_running_loop().time, list[tuple[str, float]]()
+        may_end = threading.Event()
+
+        def work() -> str:
+            return "done" if pace().during(2.0, lambda: may_end.wait(20)) else "never told to end"
+
+        async def timer(after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            seen.append(("timer", clock()))
+            may_end.set()  # the work may take as long as it wants before its time is over
+
+        async def working() -> None:
+            result = await asyncio.wrap_future(workers.submit(work))
+            seen.append((result, clock()))
+
+        await asyncio.gather(working(), timer(1.0), timer(3.0))
+        return seen
+
+    assert run(main) == [("timer", 1.0), ("done", 2.0), ("timer", 3.0)]
+
+
+def test_jobs_of_one_moment_compute_side_by_side() -> None:
+    async def main(workers: Workers) -> list[bool]:
+        both = threading.Barrier(2, timeout=20)
+
+        def work() -> bool:
+            return pace().during(1.0, lambda: both.wait() >= 0)
+
+        return await asyncio.gather(*(asyncio.wrap_future(workers.submit(work)) for _ in range(2)))
+
+    assert run(main) == [True, True]
+
+
+def test_the_error_of_a_job_comes_when_its_time_is_over() -> None:
+    async def main(workers: Workers) -> float:
+        def work() -> None:
+            pace().during(1.5, lambda: 1 / 0)
+
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wrap_future(workers.submit(work))
+        return asyncio.get_running_loop().time()
+
+    assert run(main) == 1.5
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["wait", "during"]), st.sampled_from([0.0, 0.5, 1.0, 1.5])), max_size=4)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), STEPS), max_size=6), st.integers(1, 4), st.randoms())
+@settings(deadline=None, max_examples=60)
+def test_the_same_jobs_do_the_same_in_the_same_order_however_long_they_really_take(
+    jobs: list[tuple[float, list[tuple[str, float]]]], cores: int, rng: random.Random
+) -> None:
+    def trace(delays: list[float], cores: int) -> list[tuple[int, str, float]]:
+        seen: list[tuple[int, str, float]] = []
+
+        def work(number: int) -> None:
+            for kind, seconds in jobs[number][1]:
+                if kind == "wait":
+                    pace().wait(seconds)
+                else:
+                    pace().during(seconds, lambda: time.sleep(delays[number]))
+                seen.append((number, kind, pace().time_s()))
+
+        async def main(workers: Workers) -> None:
+            async def one(number: int) -> None:
+                await asyncio.sleep(jobs[number][0])
+                await asyncio.wrap_future(workers.submit(work, number))
+                seen.append((number, "end", asyncio.get_running_loop().time()))
+
+            await asyncio.gather(*(one(number) for number in range(len(jobs))))
+
+        run(main, cores)
+        return seen
+
+    hurried = trace([0.0] * len(jobs), 1)
+    assert trace([rng.random() * 0.003 for _ in jobs], cores) == hurried
+    ends = {number: at_s for number, kind, at_s in hurried if kind == "end"}
+    assert ends == {n: begin_s + sum(s for _, s in steps) for n, (begin_s, steps) in enumerate(jobs)}
