@@ -6,7 +6,6 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +19,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.entrance import Entrance
-from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds
+from pausefl_server.connections.reception import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
@@ -43,13 +42,16 @@ def tls_of(files: Path, name: str) -> Tls:
 
 @asynccontextmanager
 async def listening(
-    tls: Tls | None = None, admission: Admission | None = None, hello_timeout_s: float = HELLO_TIMEOUT_S, **options: Any
+    tls: Tls | None = None,
+    admission: Admission | None = None,
+    bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008 - it cannot change
+    offer: str = "",
 ) -> AsyncIterator[int]:
     """A server's port."""
     coordinator = OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    entrance = Entrance(coordinator, UpdateLimits(SIZE), admission, hello_timeout_s=hello_timeout_s)  # type: ignore[arg-type]
-    server = FederationServer(entrance, tls, **options)
+    entrance = Entrance(coordinator, UpdateLimits(SIZE), admission, hello_timeout_s=bounds.hello_timeout_s)  # type: ignore[arg-type]
+    server = FederationServer(entrance, tls, offer=offer, bounds=bounds)
     try:
         yield await server.start("127.0.0.1", 0)
     finally:
@@ -144,7 +146,7 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
     admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
     token = read_token(str(files / "clients/a.token"))
     async with (
-        listening(admission=admission, hello_timeout_s=60.0, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
+        listening(admission=admission, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
         AsyncExitStack() as closing,
     ):
         for _ in range(70):
@@ -158,7 +160,7 @@ async def test_an_owner_does_not_wait_behind_strangers(files: Path) -> None:
 async def test_a_client_that_can_be_no_owner_is_sent_away_before_it_says_anything(files: Path, token: str) -> None:
     admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
     async with (
-        listening(admission=admission, hello_timeout_s=60.0, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
+        listening(admission=admission, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
         raw_stream(port, token) as call,
     ):
         goodbye = (await answer_of(call)).goodbye
@@ -168,7 +170,7 @@ async def test_a_client_that_can_be_no_owner_is_sent_away_before_it_says_anythin
 
 async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_come_back() -> None:
     async with (
-        listening(hello_timeout_s=60.0, bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
+        listening(bounds=ConnectionBounds(hello_timeout_s=60.0)) as port,
         AsyncExitStack() as closing,
     ):
         calls = [await closing.enter_async_context(raw_stream(port)) for _ in range(MOST_WAITING + 3)]

@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 
-from pausefl.runtime.forks import client_context
+from pausefl.runtime.client.forks import client_context
 from rigs.forked import MODULES, tell_modules_and_noise
 
 EXPERIMENT = 'clients.count = 3\nselection.m = 1\nworkload.model = "synthetic"'

@@ -13,9 +13,9 @@ import pytest
 from scipy import stats
 
 from pausefl.config.experiment import load_experiment
+from pausefl.runtime.client.forks import client_context
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_host
-from pausefl.runtime.forks import client_context
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector

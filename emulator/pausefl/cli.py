@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pausefl.arguments import make_parser
-from pausefl.config.clock import refuse_virtual
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, own_document
-from pausefl.config.validation import check_address
+from pausefl.config.validation import check_address, refuse_virtual
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
 from pausefl_process.ending import sigterm_as_interrupt
 from pausefl_process.events import MetricsServed

@@ -11,7 +11,7 @@ from pausefl_client.training.withdrawal import stop_if_withdrawn
 Result = TypeVar("Result")
 
 
-class Pace(Protocol):
+class TrainingPace(Protocol):
     """The time of a trainer's thread."""
 
     def time_s(self) -> float:
@@ -46,16 +46,16 @@ class _RealPace:
         return result
 
 
-_pace: ContextVar[Pace] = ContextVar("pace", default=_RealPace())  # noqa: B039 - it has no state
+_pace: ContextVar[TrainingPace] = ContextVar("pace", default=_RealPace())  # noqa: B039 - it has no state
 
 
-def pace() -> Pace:
+def pace() -> TrainingPace:
     """The pace of this thread."""
     return _pace.get()
 
 
 @contextmanager
-def paced_by(other: Pace) -> Iterator[None]:
+def paced_by(other: TrainingPace) -> Iterator[None]:
     """Within the block and in this thread, `pace` returns `other`."""
     token = _pace.set(other)
     try:

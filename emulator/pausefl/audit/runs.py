@@ -19,10 +19,10 @@ from unittest import mock
 import numpy as np
 
 from pausefl.audit.canaries import Claim, Scores, attack, canary, clear_noise
+from pausefl.runtime.client.forks import client_context
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers
-from pausefl.runtime.forks import client_context
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.mechanism import LaplaceSource
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from pausefl.config.base import TomlTable
 from pausefl.config.client_records import check_names, check_privacy, partitioner_of, tls_of
-from pausefl.config.clock import check_clock, plan_training_times
+from pausefl.config.delays.training import plan_training_times
 from pausefl.config.groups import check_groups, presence_of
 from pausefl.config.links import LatencyTable, LinkPlan, check_access_points, check_netem, plan_links
 from pausefl.config.tables import (
@@ -31,7 +31,7 @@ from pausefl.config.tables import (
     WorkloadTable,
 )
 from pausefl.config.toml_source import Overrides, document_of, import_from, is_file, naming, read_source
-from pausefl.config.validation import as_json, check_address, explain, unknown_key
+from pausefl.config.validation import as_json, check_address, check_clock, explain, unknown_key
 from pausefl.delays import Delay
 from pausefl_proto.errors import ConfigError
 

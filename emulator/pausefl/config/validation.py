@@ -13,6 +13,8 @@ from pausefl_proto.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+    from pausefl.config.experiment import Experiment
+
 
 def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
     """Make a frozen dataclass from a TOML table: types checked strictly, unknown keys refused; ConfigError."""
@@ -95,3 +97,39 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
         return f"{key}: unknown key; did you mean {close[0]}?"
     known_keys = f"known keys: {', '.join(known)}" if known else f"{table} takes no parameters"
     return f"{key}: unknown key; {known_keys}"
+
+
+def check_clock(experiment: "Experiment") -> None:
+    """ConfigError for what the virtual clock cannot play, or where a training time is stated twice."""
+    workload = experiment.workload
+    if workload.step_s is not None and workload.training_time:
+        raise ConfigError("workload.step_s: goes without workload.training_time, which states the same")
+    if workload.model == "synthetic" and workload.step_s is not None:
+        raise ConfigError('workload.step_s: model "synthetic" takes no steps; state workload.train_s')
+    if workload.model == "synthetic" and workload.train_s and workload.training_time:
+        raise ConfigError("workload.train_s: goes without workload.training_time, which states the same")
+    experiment.training_times()
+    if experiment.experiment.clock == "virtual":
+        for key, value, is_real in _needs_a_network(experiment):
+            if is_real:
+                raise ConfigError(f'experiment.clock = "virtual": goes without {key} = {value}, which needs a network')
+
+
+def refuse_virtual(experiment: "Experiment", command: str) -> None:
+    """ConfigError for a command that is one part of a run on a real network."""
+    if experiment.experiment.clock == "virtual":
+        raise ConfigError(
+            f'experiment.clock = "virtual": goes with pausefl run, which plays all parts in one process; pausefl'
+            f' {command} takes "real"'
+        )
+
+
+def _needs_a_network(experiment: "Experiment") -> list[tuple[str, object, bool]]:
+    latency, metrics, evaluation = experiment.latency, experiment.metrics, experiment.evaluation
+    return [
+        ("latency.injection", f'"{latency.injection}"', latency.injection == "netem"),
+        ("metrics.client_port", metrics.client_port, metrics.client_port >= 0),
+        ("evaluation.address", f'"{evaluation.address}"', bool(evaluation.address)),
+        ("tls.certificate", f'"{experiment.tls.certificate}"', bool(experiment.tls.certificate)),
+        ("admission.token", f'"{experiment.admission.token}"', bool(experiment.admission.token)),
+    ]

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 from pausefl.config.experiment import Experiment
 from pausefl.config.links import processes
 from pausefl.config.tables import ClientGroup
+from pausefl.runtime.client.forks import client_context
 from pausefl.runtime.client.plan import ClientPlan, client_plan
 from pausefl.runtime.client.process import Told, run_host
 from pausefl.runtime.failure_log import FailureLog
-from pausefl.runtime.forks import client_context
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server.plan import ServerPlan, server_plan

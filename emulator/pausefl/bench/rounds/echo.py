@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from pausefl.runtime.forks import client_context
+from pausefl.runtime.client.forks import client_context
 from pausefl_process.lifetime import die_with_parent
 from pausefl_proto.wire import MAX_FRAME_BYTES
 

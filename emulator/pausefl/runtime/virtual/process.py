@@ -161,13 +161,13 @@ def _measured_step_s(plan: TrainingPlan) -> float:
 @asynccontextmanager
 async def _evaluator(
     plan: EvaluatorPlan, connection: EvaluatorConnection, say: Callable[[str], None]
-) -> AsyncIterator["_OwnEvaluator"]:
+) -> AsyncIterator["_LocalEvaluator"]:
     """As `pausefl.runtime.server.process.Evaluators`: here, at once."""
     del connection, say
-    yield _OwnEvaluator(rehearsed_evaluator(plan))
+    yield _LocalEvaluator(rehearsed_evaluator(plan))
 
 
-class _OwnEvaluator:
+class _LocalEvaluator:
     """`ModelEvaluator` in this process; an evaluation takes no virtual time."""
 
     def __init__(self, evaluator: "Evaluator") -> None:

@@ -79,7 +79,7 @@ class Workers(Executor):
                 job.may_go_on.set()
         self._threads.shutdown(wait=wait)
 
-    # -- the pace of the work (`pausefl_client.training.pace.Pace`), in a job's thread
+    # -- the pace of the work (`pausefl_client.training.pace.TrainingPace`), in a job's thread
 
     def time_s(self) -> float:
         """The virtual time, in seconds."""
