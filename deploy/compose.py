@@ -8,12 +8,12 @@ import errno
 import json
 import os
 import re
+import runpy
 import shutil
 import socket
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,14 +56,13 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
     """The variables of compose.yaml that follow from those given, or are checked here."""
     clients, per_container = _count(given, "CLIENTS", 10), _count(given, "PER_CONTAINER", 1)
     experiment = _experiment_file(given.get("EXPERIMENT", "demo"))
-    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text("utf-8"))["project"]
     return {
         "CLIENTS": str(clients),
         "PER_CONTAINER": str(per_container),
         "REPLICAS": str(-(-clients // per_container)),
         "EXPERIMENT_FILE": str(experiment),
         "RUN": given.get("RUN") or f"{experiment.stem}-{time.strftime('%Y%m%d-%H%M%S')}",
-        "VERSION": project["version"],
+        "VERSION": runpy.run_path(str(DEPLOY.parent / "emulator/pausefl/version.py"))["__version__"],
         "REVISION": _revision(),
         # Absolute: compose takes relative ones from its file's folder, and a bare name for a volume's.
         "CERTIFICATES": str(Path(given.get("CERTIFICATES") or DEPLOY / "certs").resolve()),
