@@ -28,6 +28,9 @@ SCHEDULES = Registry("schedules", {name: f"torch.optim.lr_scheduler:{cls}" for n
 
 TRAINING_METHODS = Registry(
     "training_methods",
-    {"plain": "pausefl_client.training.method:TrainingMethod", "fedprox": "pausefl_client.training.method:FedProx"},
+    {
+        "plain": "pausefl_client.training.method:TrainingMethod",
+        "fedprox": "pausefl_client.training.methods.fedprox:FedProx",
+    },
     base="pausefl_client.training.method:TrainingMethod",
 )

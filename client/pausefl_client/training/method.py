@@ -1,7 +1,6 @@
 """How one client trains in a round: its optimizer, its loss and its loop."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -67,25 +66,3 @@ class TrainingMethod:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Remember this and nothing else; empty: be as at the start."""
-
-
-@dataclass
-class FedProx(TrainingMethod):
-    """The loss gets + μ/2 ‖w − θ‖², which pulls a client towards the round's model (Li et al., MLSys 2020)."""
-
-    mu: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mu < float("inf"):
-            raise ValueError(f"mu = {self.mu}: must be a finite number, at least 0")
-        self._anchors: list[torch.Tensor] = []
-
-    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
-        """Keep θ."""
-        self._anchors = [parameter.detach().clone() for parameter in model.parameters()]
-
-    def change_gradients(self, model: nn.Module) -> None:
-        """Add μ (w − θ)."""
-        for parameter, anchor in zip(model.parameters(), self._anchors, strict=True):
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - anchor, alpha=self.mu)
