@@ -1,7 +1,7 @@
 """How one client trains in a round: its optimizer, its loss and its loop."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -26,9 +26,16 @@ class TrainingMethod:
     round to round; `state` and `restore` let them survive a restart. Clipping, noise and ledger come after it.
     """
 
+    has_control: ClassVar[bool] = False
+    """Whether a control variate travels with the model, and its change with the update: for the methods that
+    `pausefl_client.registries.WITH_CONTROL` names."""
+
     def optimizer(self, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
         """Make the optimizer, once for all rounds; its state survives a restart as well."""
         return make_optimizer(settings, list(model.parameters()))
+
+    def take_control(self, control: Mapping[str, torch.Tensor]) -> None:
+        """Take the server's control variate, by the names of the model's tensors; comes before `begin_round`."""
 
     def begin_round(self, model: nn.Module, round: int) -> None:
         """Prepare for a round; `model` holds θ, the server's model."""
@@ -58,7 +65,11 @@ class TrainingMethod:
         return loss.detach()
 
     def end_round(self, model: nn.Module) -> None:
-        """Remember what the next round needs; `model` holds what was trained."""
+        """Remember what the next round needs; `model` holds what was trained, and leaves as the update."""
+
+    def control_change(self) -> Mapping[str, torch.Tensor]:
+        """What this client changes of the control variate, by the same names; 0 for those it leaves out."""
+        return {}
 
     def state(self) -> Mapping[str, Any]:
         """What it remembers from round to round: tensors, numbers, texts, and lists and dicts of them."""

@@ -13,6 +13,7 @@ class FedProx(TrainingMethod):
     """The loss gets + μ/2 ‖w − θ‖², which pulls a client towards the round's model (Li et al., MLSys 2020)."""
 
     mu: float
+    """μ, the weight of the distance to the round's model."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < float("inf"):

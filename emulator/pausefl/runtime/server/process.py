@@ -3,9 +3,9 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +31,7 @@ from pausefl_process.logs import is_json, set_up_log
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
+from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult, serve
@@ -72,15 +73,38 @@ def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | No
         return asyncio.run(_serve(plan, run_dir, report, back_to))
 
 
+@dataclass(frozen=True, eq=False)
+class _FirstModel:
+    """What a run begins with."""
+
+    manifest: Manifest
+    theta_0: Vector
+    evaluate: EvaluateModel | None
+    """None for the synthetic model."""
+
+    def with_control(self) -> "_FirstModel":
+        """The same followed by a control variate, 0 at first, of which evaluations are told nothing."""
+        evaluate, size = self.evaluate, self.manifest.size
+        assert evaluate is not None
+
+        async def evaluate_model(theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
+            return await evaluate(theta[:size], subset=subset, patient=patient)
+
+        theta_0 = np.concatenate((self.theta_0, np.zeros_like(self.theta_0)))
+        return _FirstModel(self.manifest.with_control(), theta_0, evaluate_model)
+
+
 async def _serve(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None) -> RunResult:
     policy = selected_policy(plan.selection)
-    async with _initial_model(plan.model, report) as (manifest, theta_0, evaluate):
-        models = ModelFiles(run_dir, manifest)
+    async with _initial_model(plan.model, report) as model:
+        models = ModelFiles(run_dir, model.manifest)
+        has_control = isinstance(plan.model, EvaluatedModel) and plan.model.has_control
+        travels = model.with_control() if has_control else model
         return await serve(
-            replace(plan.settings, manifest=manifest),
+            replace(plan.settings, manifest=travels.manifest),
             policy,
-            theta_0,
-            evaluate,
+            travels.theta_0,
+            travels.evaluate,
             plan.endpoints,
             run_dir,
             report,
@@ -104,18 +128,16 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
 
 
 @asynccontextmanager
-async def _initial_model(
-    model: SyntheticModel | EvaluatedModel, report: Report
-) -> AsyncIterator[tuple[Manifest, Vector, EvaluateModel | None]]:
-    """The model's manifest, θ_0 and the evaluator's function; None for the synthetic model."""
+async def _initial_model(model: SyntheticModel | EvaluatedModel, report: Report) -> AsyncIterator[_FirstModel]:
+    """θ_0, from the evaluator where there is one."""
     if isinstance(model, SyntheticModel):
-        yield model.manifest, np.zeros(model.manifest.size, np.float32), None
+        yield _FirstModel(model.manifest, np.zeros(model.manifest.size, np.float32), None)
         return
     from pausefl.evaluator.process import find_evaluator
 
     async with find_evaluator(model.evaluator, model.connection, lambda text: report(Notice(text))) as evaluator:
         manifest, theta_0 = await evaluator.initial()
-        yield manifest, theta_0, evaluator.evaluate
+        yield _FirstModel(manifest, theta_0, evaluator.evaluate)
 
 
 def _logged(report: Report) -> Report:
