@@ -47,7 +47,7 @@ class Pns(Policy):
     alpha: float = 2.0
     """α, by which what a client loses grows with how often its updates are left out."""
     beta: float = 0.7
-    """β, what a client loses at its first exclusions. From r_k = 1 − β it loses all."""
+    """β, added to the share of a client's rounds in which it was left out. From a share of 1 − β on it loses all."""
     least_share: float = 0.8
     """The share of a round's updates, rounded up, that always enters the model."""
 
