@@ -21,6 +21,7 @@ from pausefl.population.simulated_drifts import DRIFTS
 from pausefl.reference.catalogue import LAWS, Makers, tables
 from pausefl.reference.keys import MISSING, Key, attribute_docstrings, keys_of, sentence_of
 from pausefl_client.data.partition import PARTITIONERS
+from pausefl_client.registries import TRAINING_METHODS
 from pausefl_server.selection import POLICIES
 
 FOLDER = Path(__file__).parent / "reference"
@@ -45,6 +46,8 @@ _AVAILABILITY = """`clients.groups.NAME.availability` takes a table with one of 
 [More on groups](../behaviours.md)."""
 _PARTITIONS = """`workload.partition` takes a table with one of these kinds, or a kind alone, which has its defaults.
 [More on partitions](../data.md)."""
+_TRAINING = """`workload.training` takes a table with one of these kinds, or a kind alone, which has its defaults.
+[More on training methods](../training.md)."""
 _DRIFTS = """`clients.groups.NAME.drift` takes a table with one of these kinds. Only `pausefl simulate` reads it."""
 _POLICIES = """The parameters of policy NAME stand in `[selection.NAME]`. [More on policies](../selection.md)."""
 
@@ -53,6 +56,7 @@ _KINDS: tuple[tuple[str, str, Makers], ...] = (
     ("Behaviours", _BEHAVIOURS, BEHAVIOURS),
     ("Availability", _AVAILABILITY, AVAILABILITIES),
     ("Partitions", _PARTITIONS, PARTITIONERS),
+    ("Training methods", _TRAINING, TRAINING_METHODS),
     ("Drifts in simulations", _DRIFTS, DRIFTS),
 )
 

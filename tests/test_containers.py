@@ -8,7 +8,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+import pausefl
 from rigs.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ def test_every_image_is_a_stage_of_the_dockerfile() -> None:
         if "build" in service
     }
     assert set(targets) == {"server", "evaluator", "client", "client-cuda"} <= set(stages)
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = pausefl.__version__
     for target, image in targets.items():
         assert image == f"${{IMAGE:-pausefl}}-{target}:${{VERSION:-{version}}}"
 

@@ -12,13 +12,14 @@ import pytest
 
 import pausefl
 from pausefl.config.delays.laws import DELAYS
+from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import aggregation_of, optimizer_of
 from pausefl.delays import SampledDelay
 from pausefl.registries import REGISTRIES
 from pausefl_proto.errors import PauseflError
 from pausefl_server.model.aggregation import Aggregation, AggregationRule, RuleName
 from pausefl_server.model.global_model import GlobalModel
-from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer, ServerOptimizer
+from pausefl_server.model.optimizers import SERVER_OPTIMIZERS, Optimizer
 from rigs.command import run
 
 DOCUMENT = Path(__file__).parents[1] / "docs/extending.md"
@@ -133,7 +134,8 @@ def test_every_rule_gives_a_fresh_vector_and_changes_nothing(folder: Path) -> No
 def test_every_server_optimizer_repeats_and_changes_nothing(folder: Path) -> None:
     own = optimizer_of(pausefl.load(folder / "own.toml").aggregation.optimizer)
     assert type(own).__name__ == "Nesterov"
-    optimizers: list[Optimizer] = [*(ServerOptimizer(kind) for kind in SERVER_OPTIMIZERS), own]  # type: ignore[arg-type]
+    built_in = (parse_experiment(f'[aggregation]\noptimizer = "{kind}"').aggregation for kind in SERVER_OPTIMIZERS)
+    optimizers: list[Optimizer] = [*(optimizer_of(table.optimizer) for table in built_in), own]
     for optimizer in optimizers:
         theta, state = np.ones(5, np.float32), optimizer.start(5)
         kept = theta.copy(), state.copy()

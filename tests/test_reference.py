@@ -21,6 +21,7 @@ from pausefl.reference.catalogue import LAWS, tables
 from pausefl.reference.keys import Key, keys_of, sentence_of
 from pausefl.reference.listing import listing
 from pausefl_client.data.partition import PARTITIONERS
+from pausefl_client.registries import TRAINING_METHODS
 from pausefl_server.selection import POLICIES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -28,7 +29,8 @@ RECORDS = [
     *((table.header, table.record) for table in tables()),
     *((f"{kinds}.{name}", make)
       for kinds, makers in (("law", LAWS), ("behaviour", BEHAVIOURS), ("availability", AVAILABILITIES),
-                            ("drift", DRIFTS), ("partition", PARTITIONERS), ("policy", POLICIES))
+                            ("drift", DRIFTS), ("partition", PARTITIONERS), ("training", TRAINING_METHODS),
+                            ("policy", POLICIES))
       for name, make in makers.items()),
 ]  # fmt: skip
 RICH = """

@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from pausefl_client.data.datasets import Examples, load_dataset
-from pausefl_client.training.method import FedProx, TrainingMethod
+from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.methods.fedprox import FedProx
 from pausefl_client.training.models import build_model, flatten, unflatten
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device

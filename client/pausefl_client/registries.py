@@ -28,6 +28,17 @@ SCHEDULES = Registry("schedules", {name: f"torch.optim.lr_scheduler:{cls}" for n
 
 TRAINING_METHODS = Registry(
     "training_methods",
-    {"plain": "pausefl_client.training.method:TrainingMethod", "fedprox": "pausefl_client.training.method:FedProx"},
+    {
+        "plain": "pausefl_client.training.method:TrainingMethod",
+        "fedprox": "pausefl_client.training.methods.fedprox:FedProx",
+        "scaffold": "pausefl_client.training.methods.scaffold:Scaffold",
+        "feddyn": "pausefl_client.training.methods.feddyn:FedDyn",
+        "fedbn": "pausefl_client.training.methods.fedbn:FedBN",
+        "moon": "pausefl_client.training.methods.moon:Moon",
+        "gofl": "pausefl_client.training.methods.gofl:Gofl",
+    },
     base="pausefl_client.training.method:TrainingMethod",
 )
+
+WITH_CONTROL = frozenset({"scaffold"})
+"""The training methods with a control variate, which the server keeps and sends."""

@@ -27,6 +27,8 @@ MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + (64 << 10)
 _DTYPE = np.dtype("<f4")
 # A mean of such values is still finite.
 _GREATEST = np.float32(1e30)
+# The name of a control variate's tensor is that of the model's tensor after this.
+_CONTROL = "control/"
 # Field 15, length-delimited: `payload` of every message that has one.
 _PAYLOAD_TAG = b"\x7a"
 
@@ -54,6 +56,15 @@ class Manifest:
     def size(self) -> int:
         """Number of float32 values, d."""
         return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def model_size(self) -> int:
+        """Number of values of the model itself, which come first: d without a control variate's."""
+        return sum(tensor.size for tensor in self.tensors if not tensor.name.startswith(_CONTROL))
+
+    def with_control(self) -> "Manifest":
+        """The model's tensors, then as many of the same shapes: a control variate that travels with it both ways."""
+        return Manifest((*self.tensors, *(TensorSpec(f"{_CONTROL}{t.name}", t.shape) for t in self.tensors)))
 
     def to_message(self) -> pb.Manifest:
         """The manifest as it travels."""

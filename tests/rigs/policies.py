@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fed-ts guarded": ("fed-ts", {"guard": "leave-one-out", "drift_weight": 1.0}),
     "drift-ucb": ("drift-ucb", {}),
     "chr": ("chr", {}),
+    "pns": ("pns", {}),
 }
 M = 4
 DEADLINE_S = 2.0

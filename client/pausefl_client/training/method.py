@@ -1,8 +1,7 @@
 """How one client trains in a round: its optimizer, its loss and its loop."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -27,9 +26,16 @@ class TrainingMethod:
     round to round; `state` and `restore` let them survive a restart. Clipping, noise and ledger come after it.
     """
 
+    has_control: ClassVar[bool] = False
+    """Whether a control variate travels with the model, and its change with the update: for the methods that
+    `pausefl_client.registries.WITH_CONTROL` names."""
+
     def optimizer(self, model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
         """Make the optimizer, once for all rounds; its state survives a restart as well."""
         return make_optimizer(settings, list(model.parameters()))
+
+    def take_control(self, control: Mapping[str, torch.Tensor]) -> None:
+        """Take the server's control variate, by the names of the model's tensors; comes before `begin_round`."""
 
     def begin_round(self, model: nn.Module, round: int) -> None:
         """Prepare for a round; `model` holds θ, the server's model."""
@@ -59,7 +65,11 @@ class TrainingMethod:
         return loss.detach()
 
     def end_round(self, model: nn.Module) -> None:
-        """Remember what the next round needs; `model` holds what was trained."""
+        """Remember what the next round needs; `model` holds what was trained, and leaves as the update."""
+
+    def control_change(self) -> Mapping[str, torch.Tensor]:
+        """What this client changes of the control variate, by the same names; 0 for those it leaves out."""
+        return {}
 
     def state(self) -> Mapping[str, Any]:
         """What it remembers from round to round: tensors, numbers, texts, and lists and dicts of them."""
@@ -67,25 +77,3 @@ class TrainingMethod:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Remember this and nothing else; empty: be as at the start."""
-
-
-@dataclass
-class FedProx(TrainingMethod):
-    """The loss gets + μ/2 ‖w − θ‖², which pulls a client towards the round's model (Li et al., MLSys 2020)."""
-
-    mu: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mu < float("inf"):
-            raise ValueError(f"mu = {self.mu}: must be a finite number, at least 0")
-        self._anchors: list[torch.Tensor] = []
-
-    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
-        """Keep θ."""
-        self._anchors = [parameter.detach().clone() for parameter in model.parameters()]
-
-    def change_gradients(self, model: nn.Module) -> None:
-        """Add μ (w − θ)."""
-        for parameter, anchor in zip(model.parameters(), self._anchors, strict=True):
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - anchor, alpha=self.mu)

@@ -1,7 +1,7 @@
 """Local training of one client with torch."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from unittest import mock
 
@@ -55,13 +55,14 @@ class TorchTrainer:
         self.n_examples = len(examples)
         counts = np.bincount(examples.labels, minlength=data.classes) if examples.has_classes else ()
         self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
-        self.manifest = manifest_of(model)
+        self._tensors = manifest_of(model)
         self.holding = data.holding or holding_of(examples, dealing="")
         self._model = model.to(device)
         self._inputs = torch.from_numpy(examples.inputs).to(device)
         self._labels = torch.from_numpy(examples.labels).to(device)
         self._task = data.task or Classification()
         self._method = method or TrainingMethod()
+        self.manifest = self._tensors.with_control() if self._method.has_control else self._tensors
         self._optimizer = self._method.optimizer(self._model, settings)
         self._rates = LearningRates(settings) if settings.schedule else None
         self._settings = settings
@@ -72,19 +73,28 @@ class TorchTrainer:
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         """Train from θ, (d,) float32. Batches, and dropout if the model has any, depend on (seed, client, round) alone.
 
-        Returns when the device is done, so that a clock read before and after measures the training.
+        Where the method has a control variate, it follows θ, and its change the update, as `manifest` says. Returns
+        when the device is done, so that a clock read before and after measures the training.
         """
+        if theta.shape != (self.manifest.size,):
+            raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
         rng = generator(self._seed, "batches", self._client_id, round)
         torch.manual_seed(int(rng.integers(2**63)))
-        unflatten(self._model, theta)
+        start, control = np.split(theta, [self._tensors.size])
+        unflatten(self._model, start)
         self._model.train()
         self._set_rate(round)
+        if self._method.has_control:
+            self._method.take_control(self._named(control))
         self._method.begin_round(self._model, round)
         losses = self._method.local_steps(self._model, self._optimizer, self._prepared(rng), self._task)
         self._method.end_round(self._model)
         # Reading a value waits for a GPU.
         loss = float(torch.stack(losses).mean())
-        return TrainingOutcome(flatten(self._model) - theta, loss)
+        update = flatten(self._model) - start
+        if self._method.has_control:
+            update = np.concatenate((update, self._flat(self._method.control_change())))
+        return TrainingOutcome(update, loss)
 
     def state(self) -> bytes:
         """The states of optimizer and method, such as Adam's moments; empty where there are none, as for plain SGD."""
@@ -121,6 +131,19 @@ class TorchTrainer:
         for rows in self.batches(rng):
             stop_if_withdrawn()
             yield Batch(normalise(self._inputs[rows]), self._labels[rows])
+
+    def _named(self, vector: Vector) -> dict[str, torch.Tensor]:
+        """A vector of the model's size as tensors on its device; copied, since it may be read-only."""
+        parts = self._tensors.split(vector.copy())
+        return {name: torch.from_numpy(part).to(self._device) for name, part in parts.items()}
+
+    def _flat(self, tensors: Mapping[str, torch.Tensor]) -> Vector:
+        """The other way round; 0 for tensors that are not there."""
+        flat: Vector = np.zeros(self._tensors.size, np.float32)
+        for name, part in self._tensors.split(flat).items():
+            if name in tensors:
+                part[...] = tensors[name].cpu().numpy()
+        return flat
 
     def _set_rate(self, round: int) -> None:
         if self._rates is not None:

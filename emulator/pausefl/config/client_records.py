@@ -8,7 +8,7 @@ from pausefl_client.data.datasets import DATASETS
 from pausefl_client.data.partition import PARTITIONERS, Partitioner
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import schedule_key
-from pausefl_client.registries import MODELS, TRAINING_METHODS
+from pausefl_client.registries import MODELS, TRAINING_METHODS, WITH_CONTROL
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
@@ -55,6 +55,19 @@ def method_of(workload: WorkloadTable) -> "TrainingMethod":
     """How one client trains, a fresh object; ConfigError. Imports torch."""
     method: TrainingMethod = read_kind(TRAINING_METHODS, _method_table(workload), "workload.training")
     return method
+
+
+def method_name(workload: WorkloadTable) -> str:
+    """The name of the training method; empty for a model that is not trained."""
+    if workload.model == "synthetic":
+        return ""
+    table = _method_table(workload)
+    return table if isinstance(table, str) else str(table.get("kind", ""))
+
+
+def has_control(workload: WorkloadTable) -> bool:
+    """Whether a control variate travels with the model. Imports no torch."""
+    return method_name(workload) in WITH_CONTROL
 
 
 def _method_table(workload: WorkloadTable) -> str | dict[str, Any]:

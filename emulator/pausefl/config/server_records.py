@@ -6,7 +6,7 @@ This module imports the server, so a client never imports it.
 import json
 from typing import Any
 
-from pausefl.config.client_records import tls_of
+from pausefl.config.client_records import method_name, tls_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.kinds import made, read_kind
@@ -82,6 +82,7 @@ def check_policies(experiment: Experiment) -> None:
     """That every policy named and the aggregation exist and take their parameters; raises ConfigError."""
     aggregation_of(experiment.aggregation)
     optimizer_of(experiment.aggregation.optimizer)
+    _check_feddyn(experiment)
     selection = experiment.selection
     for name in selection.__pydantic_extra__ or {}:
         try:
@@ -106,6 +107,14 @@ def check_policies(experiment: Experiment) -> None:
             f'selection.policy = "{selection.policy}" needs clients to disclose their {" and ".join(missing)}:'
             f" add privacy.disclose = {json.dumps(missing)}, or set privacy.enabled = false"
         )
+
+
+def _check_feddyn(experiment: Experiment) -> None:
+    """ConfigError where only one end does its part of FedDyn."""
+    on_clients = method_name(experiment.workload) == "feddyn"
+    if on_clients != (experiment.aggregation.optimizer.kind == "feddyn"):
+        here, there = 'workload.training = "feddyn"', 'aggregation.optimizer = "feddyn"'
+        raise ConfigError(f"{here}: goes with {there}" if on_clients else f"{there}: goes with {here}")
 
 
 def _at_once(experiment: Experiment) -> int:

@@ -146,7 +146,7 @@ class WorkloadTable(TomlTable):
     partition: str | dict[str, Any] = "iid"
     """How training examples are dealt out: a table with a `kind`, or a kind alone, which has its defaults."""
     training: str | dict[str, Any] = "plain"
-    """How a client trains in a round, by `kind` (pausefl_client.training.method)."""
+    """How a client trains in a round: a table with a `kind`, or a kind alone, which has its defaults."""
     optimizer: str = "adam"
     """One of torch.optim in lower case, or "module:name"."""
     optimizer_options: dict[str, Any] = Field(default={})
@@ -186,7 +186,8 @@ class OptimizerTable(TomlTable):
     """How the server turns a round's update into the next model."""
 
     kind: BuiltInOptimizer = "sgd"
-    """The server's optimizer. "sgd" with learning rate 1 is plain averaging."""
+    """The server's optimizer. "sgd" with learning rate 1 is plain averaging. "feddyn", which takes no other key, goes
+    with the training method of that name."""
     learning_rate: float = 1.0
     """λ, the factor of the server's step."""
     beta_1: float = 0.9

@@ -66,7 +66,7 @@ class Evaluator:
             client_id="rehearsal",
             method=method,
         )
-        trainer.train(self.theta_0, round=1)
+        trainer.train(np.pad(self.theta_0, (0, trainer.manifest.size - self.theta_0.size)), round=1)
         trainer.restore(trainer.state())
         self._rate(self.theta_0, sample)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pausefl.config.client_records import partitioner_of
+from pausefl.config.client_records import method_of, partitioner_of
 from pausefl.config.experiment import Experiment
 from pausefl.evaluator.plan import evaluator_plan
 from pausefl.evaluator.rehearsal import told_in_one_line
@@ -31,7 +31,7 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> None:
     with told_in_one_line(plan, "making the model and its data"):
         evaluator = Evaluator(plan.dataset, plan.model, seed=plan.seed, device=plan.device)
     with told_in_one_line(plan, "one training step and one evaluation"):
-        evaluator.rehearse(plan.training)
+        evaluator.rehearse(plan.training, method_of(workload))
 
 
 def _deal_out(experiment: Experiment) -> None:

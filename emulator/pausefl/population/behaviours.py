@@ -142,11 +142,14 @@ class GaussianUpdate(Behaviour):
         _check_positive("scale", self.scale)
 
     def trainer(self, trainer: Trainer, draw: Draw) -> Trainer:
-        """Trains to know the norm."""
+        """Trains to know the norm; that of a control variate's change is its own."""
 
         def poison(update: Vector, round: int) -> Vector:
-            noise = draw(round).standard_normal(update.size, np.float32)
-            return noise * np.float32(self.scale * np.linalg.norm(update) / np.linalg.norm(noise))
+            noise, d = draw(round).standard_normal(update.size, np.float32), trainer.manifest.model_size
+            parts = [slice(d), slice(d, None)] if d < update.size else [slice(None)]
+            for part in parts:
+                noise[part] *= np.float32(self.scale * np.linalg.norm(update[part]) / np.linalg.norm(noise[part]))
+            return noise
 
         return _ChangedUpdates(trainer, poison)
 

@@ -183,6 +183,11 @@ def squared_distance(a: Vector, b: Vector) -> float:
     return total
 
 
+def inner_product(a: Vector, b: Vector) -> float:
+    """⟨a, b⟩ in float64."""
+    return sum(float(a[part].astype(np.float64) @ b[part].astype(np.float64)) for part in _blocks(a.size))
+
+
 def _by_coordinate(updates: Sequence[Vector], function: Callable[[npt.NDArray[np.float32]], FloatArray]) -> Vector:
     """`function` maps (n, b) values to (b,), block by block."""
     combined = np.empty_like(updates[0])

@@ -1,11 +1,17 @@
-"""The global model θ with its optimizer's state, and the step from one round's to the next."""
+"""The global model θ with its optimizer's state, and the step from one round's to the next.
+
+A control variate c (SCAFFOLD: Karimireddy et al., ICML 2020) follows the d values of the model in `theta`, and each
+client's change of it those of its update. Rule and optimizer see the model's part alone.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.wire import Vector, digest
-from pausefl_server.model.aggregation import Aggregation, checked_vector
+from pausefl_server.model.aggregation import Aggregation, checked_vector, weighted_mean
 from pausefl_server.model.optimizers import Optimizer
 
 
@@ -14,22 +20,45 @@ class GlobalModel:
     """θ after some round."""
 
     theta: Vector
-    """(d,) float32."""
+    """(d,) float32; (2d,) with a control variate."""
+    model_size: int
+    """d."""
     optimizer_state: Vector
     """Moments of the server's optimizer, () where it has none."""
     digest: str
-    """`wire.digest` of θ, as it is logged and sent."""
+    """`wire.digest` of `theta`, as it is logged and sent."""
 
     @staticmethod
-    def start(theta: Vector, optimizer: Optimizer, optimizer_state: Vector | None = None) -> "GlobalModel":
-        """θ to begin or go on with; without `optimizer_state`, the optimizer starts anew."""
-        state = optimizer.start(theta.size) if optimizer_state is None else optimizer_state
-        return GlobalModel(theta, state, digest(theta))
+    def start(
+        theta: Vector, optimizer: Optimizer, optimizer_state: Vector | None = None, *, model_size: int | None = None
+    ) -> "GlobalModel":
+        """θ to begin or go on with; without `optimizer_state`, the optimizer starts anew.
+
+        `model_size` is d where a control variate follows the model.
+        """
+        d = theta.size if model_size is None else model_size
+        state = optimizer.start(d) if optimizer_state is None else optimizer_state
+        return GlobalModel(theta, d, state, digest(theta))
 
     def updated(
-        self, updates: Sequence[Vector], weights: FloatArray, rule: Aggregation, optimizer: Optimizer
+        self,
+        updates: Sequence[Vector],
+        weights: FloatArray,
+        rule: Aggregation,
+        optimizer: Optimizer,
+        *,
+        clients: int | None = None,
     ) -> "GlobalModel":
-        """The model moved by these updates, each (d,) float32, combined by `rule` with one weight each."""
-        theta, state = optimizer.step(self.theta, rule.combine(updates, weights), self.optimizer_state)
-        theta = checked_vector(theta, self.theta.size, "aggregation.optimizer")
-        return GlobalModel(theta, state, digest(theta))
+        """The model moved by these n updates, each of `theta`'s size, combined by `rule` with one weight each.
+
+        `clients`: N, how many there are in all; n unless said. c moves by Σ Δc_i / N, unweighted (eq. (5)).
+        """
+        d = self.model_size
+        change = rule.combine([update[:d] for update in updates], weights)
+        share = min(1.0, len(updates) / (clients or len(updates)))
+        theta, state = optimizer.step_for_share(self.theta[:d], change, self.optimizer_state, share)
+        theta = checked_vector(theta, d, "aggregation.optimizer")
+        if self.theta.size > d:
+            mean = weighted_mean([update[d:] for update in updates], np.ones(len(updates)))
+            theta = np.concatenate((theta, self.theta[d:] + np.float32(share) * mean))
+        return GlobalModel(theta, d, state, digest(theta))

@@ -26,6 +26,38 @@ class Optimizer(ABC):
     def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
         """The next model and state, both new, from θ and Δ, the round's update, (d,) float32."""
 
+    def step_for_share(
+        self,
+        theta: Vector,
+        change: Vector,
+        state: Vector,
+        share: float,  # noqa: ARG002
+    ) -> tuple[Vector, Vector]:
+        """`step`, for optimizers that must know of what share of all clients, in (0, 1], Δ is the update."""
+        return self.step(theta, change, state)
+
+
+@dataclass(frozen=True)
+class DynamicRegularizer(Optimizer):
+    """FedDyn's server (Acar et al., ICLR 2021, Algorithm 1), for clients with `workload.training` "feddyn".
+
+    h ← h − α s Δ and θ ← θ + Δ − h/α, where s is the share of clients whose updates came. The state is H = −h/α, so
+    that α cancels: H ← H + s Δ, θ ← θ + Δ + H.
+    """
+
+    def start(self, model_size: int) -> Vector:
+        """H = 0."""
+        return np.zeros(model_size, np.float32)
+
+    def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
+        """The next model and H, after updates of all clients."""
+        return self.step_for_share(theta, change, state, 1.0)
+
+    def step_for_share(self, theta: Vector, change: Vector, state: Vector, share: float) -> tuple[Vector, Vector]:
+        """The next model and H."""
+        moved = state + np.float32(share) * change
+        return theta + change + moved, moved
+
 
 @dataclass(frozen=True)
 class ServerOptimizer(Optimizer):
@@ -86,7 +118,7 @@ class ServerOptimizer(Optimizer):
 
 SERVER_OPTIMIZERS = Registry(
     "server_optimizers",
-    dict.fromkeys(get_args(OptimizerName), ServerOptimizer),
+    {**dict.fromkeys(get_args(OptimizerName), ServerOptimizer), "feddyn": DynamicRegularizer},
     base="pausefl_server.model.optimizers:Optimizer",
 )
 """What `aggregation.optimizer.kind` names."""

@@ -249,7 +249,7 @@ def aggregate(
 
     `late` ones, which no policy inspects, come last.
     """
-    admitted, selection = _inspect(open_round, state), open_round.selection
+    admitted, selection = _inspect(open_round, state, model.model_size), open_round.selection
     weights: FloatArray
     if selection.weights is None:
         weights = state.table.n_examples[selection.rows[admitted]].astype(np.float64)
@@ -257,11 +257,12 @@ def aggregate(
         weights = selection.weights[admitted]
     fresh = [open_round.updates[open_round.chosen[i]] for i in admitted]
     updates = [*(WeightedUpdate(u.client_id, u.vector, w) for u, w in zip(fresh, weights, strict=True)), *late]
-    updates = _without_outliers(updates, open_round, settings.aggregation.norm_limit)
+    updates = _without_outliers(updates, open_round, settings.aggregation.norm_limit, model.model_size)
     if not updates:
         return model
     capped = _capped(np.array([u.weight for u in updates]), [u.client_id for u in updates], open_round, settings)
-    return model.updated([u.vector for u in updates], capped, settings.aggregation, settings.optimizer)
+    vectors, clients = [u.vector for u in updates], len(state.table)
+    return model.updated(vectors, capped, settings.aggregation, settings.optimizer, clients=clients)
 
 
 def _capped(weights: FloatArray, client_ids: list[str], open_round: OpenRound, settings: ServerSettings) -> FloatArray:
@@ -277,19 +278,19 @@ def _capped(weights: FloatArray, client_ids: list[str], open_round: OpenRound, s
 
 
 def _without_outliers(
-    updates: list[WeightedUpdate], open_round: OpenRound, norm_limit: float | None
+    updates: list[WeightedUpdate], open_round: OpenRound, norm_limit: float | None, model_size: int
 ) -> list[WeightedUpdate]:
     if norm_limit is None:
         return updates
-    found = outliers([update.vector for update in updates], norm_limit)
+    found = outliers([update.vector[:model_size] for update in updates], norm_limit)
     open_round.outliers.update((updates[place].client_id, reason) for place, reason in found.items())
     return [update for i, update in enumerate(updates) if i not in found]
 
 
-def _inspect(open_round: OpenRound, state: RunState) -> list[int]:
+def _inspect(open_round: OpenRound, state: RunState, model_size: int) -> list[int]:
     """Show the policy the updates while they are at hand; the positions of those that may enter the model."""
     arrived, observations = open_round.arrived(), open_round.observations
-    vectors = [open_round.updates[open_round.chosen[i]].vector for i in arrived]
+    vectors = [open_round.updates[open_round.chosen[i]].vector[:model_size] for i in arrived]
     inspection = state.policy.inspect(state.table, open_round.selection.rows[arrived], vectors)
     if inspection is None:
         return arrived

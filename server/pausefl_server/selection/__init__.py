@@ -15,6 +15,7 @@ from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
+from pausefl_server.selection.policies.pns import Pns
 from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.policies.ucb import Ucb
@@ -51,6 +52,7 @@ POLICIES = Registry(
         "fed-ts": FedTs,
         "drift-ucb": DriftUcb,
         "chr": Chr,
+        "pns": Pns,
     },
     base="pausefl_server.selection:Policy",
 )

@@ -59,7 +59,7 @@ def restore(
     due = range(every, min(begun + 1, settings.rounds), every) if every else ()
     return StartingPoint(
         state,
-        GlobalModel.start(theta, settings.optimizer, optimizer_state),
+        GlobalModel.start(theta, settings.optimizer, optimizer_state, model_size=settings.manifest.model_size),
         (*late, *_departures(state, late)),
         unevaluated={t: models.theta(t) for t in due if t not in evaluated},
         attempts=store.attempts(),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pausefl.config.client_records import budget_of, mechanism_of, schedule_of, tls_of
+from pausefl.config.client_records import budget_of, has_control, mechanism_of, schedule_of, tls_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.server_records import admission_of, aggregation_of, limits_of, optimizer_of, selected_policy
@@ -34,6 +34,8 @@ class EvaluatedModel:
 
     evaluator: EvaluatorPlan
     connection: EvaluatorConnection
+    has_control: bool = False
+    """Whether a control variate travels with it, of which the evaluator knows nothing."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _model(experiment: Experiment) -> SyntheticModel | EvaluatedModel:
     workload = experiment.workload
     if workload.model == "synthetic":
         return SyntheticModel(Manifest((TensorSpec("synthetic", (workload.model_bytes // 4,)),)))
-    return EvaluatedModel(evaluator_plan(experiment), evaluator_connection(experiment))
+    return EvaluatedModel(evaluator_plan(experiment), evaluator_connection(experiment), has_control(workload))
 
 
 def _summary(experiment: Experiment) -> SummaryPlan:

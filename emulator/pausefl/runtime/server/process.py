@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -86,6 +86,27 @@ def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | No
         return asyncio.run(play(plan, run_dir, report, back_to))
 
 
+@dataclass(frozen=True, eq=False)
+class _FirstModel:
+    """What a run begins with."""
+
+    manifest: Manifest
+    theta_0: Vector
+    evaluate: EvaluateModel | None
+    """None for the synthetic model."""
+
+    def with_control(self) -> "_FirstModel":
+        """The same followed by a control variate, 0 at first, of which evaluations are told nothing."""
+        evaluate, size = self.evaluate, self.manifest.size
+        assert evaluate is not None
+
+        async def evaluate_model(theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
+            return await evaluate(theta[:size], subset=subset, patient=patient)
+
+        theta_0 = np.concatenate((self.theta_0, np.zeros_like(self.theta_0)))
+        return _FirstModel(self.manifest.with_control(), theta_0, evaluate_model)
+
+
 async def play(
     plan: ServerPlan,
     run_dir: Path,
@@ -100,13 +121,15 @@ async def play(
     ConfigError for bad input, PauseflError for a run that failed.
     """
     policy = selected_policy(plan.selection)
-    async with _initial_model(plan.model, report, evaluators) as (manifest, theta_0, evaluate):
-        models = ModelFiles(run_dir, manifest)
+    async with _initial_model(plan.model, report, evaluators) as model:
+        models = ModelFiles(run_dir, model.manifest)
+        has_control = isinstance(plan.model, EvaluatedModel) and plan.model.has_control
+        travels = model.with_control() if has_control else model
         return await serve(
-            replace(plan.settings, manifest=manifest),
+            replace(plan.settings, manifest=travels.manifest),
             policy,
-            theta_0,
-            evaluate,
+            travels.theta_0,
+            travels.evaluate,
             plan.endpoints,
             run_dir,
             report,
@@ -133,14 +156,14 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
 @asynccontextmanager
 async def _initial_model(
     model: SyntheticModel | EvaluatedModel, report: Report, evaluators: Evaluators
-) -> AsyncIterator[tuple[Manifest, Vector, EvaluateModel | None]]:
-    """The model's manifest, θ_0 and the evaluator's function; None for the synthetic model."""
+) -> AsyncIterator[_FirstModel]:
+    """θ_0, from the evaluator where there is one."""
     if isinstance(model, SyntheticModel):
-        yield model.manifest, np.zeros(model.manifest.size, np.float32), None
+        yield _FirstModel(model.manifest, np.zeros(model.manifest.size, np.float32), None)
         return
     async with evaluators(model.evaluator, model.connection, lambda text: report(Notice(text))) as evaluator:
         manifest, theta_0 = await evaluator.initial()
-        yield manifest, theta_0, evaluator.evaluate
+        yield _FirstModel(manifest, theta_0, evaluator.evaluate)
 
 
 def logged(report: Report) -> Report:

@@ -1,0 +1,1 @@
+"""Published training methods, one paper a file."""

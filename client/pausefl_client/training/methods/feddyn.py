@@ -1,0 +1,57 @@
+"""FedDyn (Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, ICLR 2021)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pausefl_client.training.method import TrainingMethod
+
+
+@dataclass
+class FedDyn(TrainingMethod):
+    """The loss gets − ⟨h_i, w⟩ + α/2 ‖w − θ‖², and after the round h_i ← h_i − α (w − θ) (Algorithm 1).
+
+    h_i, 0 at first, is then ∇L_i at the client's last model, if that is a minimum. It goes with the server's part,
+    `aggregation.optimizer = "feddyn"`.
+    """
+
+    alpha: float
+    """α, the weight of the distance to the round's model."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"alpha = {self.alpha}: must be a finite number above 0")
+        self._start: dict[str, torch.Tensor] = {}  # θ
+        self._gradient: dict[str, torch.Tensor] = {}  # h_i; nothing stands for 0
+
+    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+        """Keep θ."""
+        self._start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def change_gradients(self, model: nn.Module) -> None:
+        """Add α (w − θ) − h_i."""
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - self._start[name], alpha=self.alpha)
+                if self._gradient:
+                    parameter.grad.sub_(self._gradient[name])
+
+    def end_round(self, model: nn.Module) -> None:
+        """h_i ← h_i − α (w − θ)."""
+        before = self._gradient
+        self._gradient = {
+            name: before.get(name, 0) - self.alpha * (parameter.detach() - self._start[name])
+            for name, parameter in model.named_parameters()
+        }
+
+    def state(self) -> Mapping[str, Any]:
+        """h_i."""
+        return {"gradient": self._gradient} if self._gradient else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from this h_i."""
+        self._gradient = dict(state.get("gradient", {}))

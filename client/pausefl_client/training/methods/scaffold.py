@@ -1,0 +1,63 @@
+"""SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, ICML 2020)."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from pausefl_client.training.method import TrainingMethod
+
+
+class Scaffold(TrainingMethod):
+    """Every gradient g becomes g − c_i + c, the client's control variate and the server's (Algorithm 1, line 10).
+
+    After the round c_i⁺ is the mean of the gradients g of its steps. With plain SGD that is option II of eq. (4),
+    c_i − c + (x − y)/(K η), for K steps of rate η from x to y; other optimizers have no such η. With the update goes
+    c_i⁺ − c_i, and the server adds Σ (c_i⁺ − c_i)/N to c, over the N clients there are. All start from 0.
+    """
+
+    has_control: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._server: Mapping[str, torch.Tensor] = {}  # c
+        self._own: dict[str, torch.Tensor] = {}  # c_i; nothing stands for 0
+        self._sum: dict[str, torch.Tensor] = {}  # of the round's gradients
+        self._steps = 0
+        self._change: dict[str, torch.Tensor] = {}
+
+    def take_control(self, control: Mapping[str, torch.Tensor]) -> None:
+        """Keep c."""
+        self._server = control
+
+    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+        """No gradients yet."""
+        self._sum = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+        self._steps = 0
+
+    def change_gradients(self, model: nn.Module) -> None:
+        """Note g, then add c − c_i."""
+        self._steps += 1
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                self._sum[name].add_(parameter.grad)
+                parameter.grad.add_(self._server[name])
+                if self._own:
+                    parameter.grad.sub_(self._own[name])
+
+    def end_round(self, model: nn.Module) -> None:  # noqa: ARG002
+        """c_i ← c_i⁺."""
+        before, self._own = self._own, {name: total / max(self._steps, 1) for name, total in self._sum.items()}
+        self._change = {name: after - before[name] if before else after for name, after in self._own.items()}
+
+    def control_change(self) -> Mapping[str, torch.Tensor]:
+        """c_i⁺ − c_i."""
+        return self._change
+
+    def state(self) -> Mapping[str, Any]:
+        """c_i."""
+        return {"control": self._own} if self._own else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from this c_i."""
+        self._own = dict(state.get("control", {}))
