@@ -159,7 +159,7 @@ def test_modules_beside_the_experiment_are_found_in_containers(engine: dict[str,
 def test_every_part_of_a_run_has_the_experiments_folder(compose_py: ModuleType) -> None:
     text = (DEPLOY / "compose.yaml").read_text("utf-8")
     values = {name: value for name, value in compose_py.settings({"EXPERIMENT": "small_mnist"}).items() if value}
-    filled = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: values.get(found[1], found[2]), text)
+    filled = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: str(values.get(found[1], found[2])), text)
     services = yaml.safe_load(filled)["services"]
     for name in ("server", "evaluator", "client"):
         assert services[name]["volumes"][0] == f"{compose_py.PRESETS}:/experiment:ro"
