@@ -278,11 +278,9 @@ def test_modules_beside_the_experiment_are_found_in_every_pod(tmp_path: Path) ->
     things = render(tmp_path)
     (config,) = [t for t in things if t["kind"] == "ConfigMap" and "my_policies.py" in t["data"]]
     for pod in pods(things).values():
-        (volume,) = [v for v in pod["spec"]["volumes"] if v["name"] == "experiment"]
-        assert volume["configMap"]["name"] == config["metadata"]["name"]
+        assert config["metadata"]["name"] in [v.get("configMap", {}).get("name") for v in pod["spec"]["volumes"]]
         (mount,) = [m for m in container(pod)["volumeMounts"] if m["name"] == "experiment"]
-        played = container(pod)["command"]
-        assert f"{mount['mountPath']}/experiment.toml" in played
+        assert f"{mount['mountPath']}/experiment.toml" in container(pod)["command"]
 
 
 PART = ["sh", str(KUBERNETES / "base/part.sh")]
