@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test docs test-pythons test-crash test-containers chaos fuzz mutants lint proto format clean up down logs images results wheelhouse
+# TORCH_INDEX_URL names PyTorch's own index of CPU builds; the package index's build may bring several GB of CUDA.
+TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+
+.PHONY: demo test docs coverage test-pythons test-package test-crash test-containers chaos fuzz mutants lint proto format clean up down logs images results wheelhouse
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -13,18 +16,33 @@ test: $(READY)
 	$(BIN)/pytest -n 2 -m "not realtime"
 	$(BIN)/pytest -m realtime
 
+# How much of the code the quick tests run, processes that they start included; pages in build/coverage/html.
+COVERED ?= tests
+coverage: $(READY)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -m "not realtime" $(COVERED)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
+
 # The quick tests under every Python that is here, each in a virtual environment of its own (.venv-3.12, ...).
 PYTHONS ?= 3.11 3.12 3.13
+FIND_PYTHON = for one in $$HOME/.pyenv/versions/$$version.*/bin/python3 python$$version; do \
+  "$$one" -c 'import sqlite3' && echo "$$one"; done 2> /dev/null | tail -n 1
 test-pythons:
 	@for version in $(PYTHONS); do \
-	  python=$$(for one in $$HOME/.pyenv/versions/$$version.*/bin/python3 python$$version; do \
-	    "$$one" -c 'import sqlite3' && echo "$$one"; done 2> /dev/null | tail -n 1); \
+	  python=$$($(FIND_PYTHON)); \
 	  if test -z "$$python"; then echo "Python $$version: skipped, not installed"; continue; fi; \
 	  echo "Python $$version: $$python"; \
 	  test -d .venv-$$version || "$$python" -m venv .venv-$$version || exit 1; \
-	  .venv-$$version/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]' || exit 1; \
+	  .venv-$$version/bin/pip install --quiet $(TORCH) --constraint constraints.txt --editable '.[dev]' || exit 1; \
 	  .venv-$$version/bin/pytest -q -n 2 -m "not realtime and not end_to_end" || exit 1; \
 	done
+
+# Wheel and sdist in fresh environments outside the repository: every command once, under the oldest and the newest
+# Python that is here, with exact versions and with the newest; some ten minutes and 7 GB, less with TORCH_INDEX_URL.
+test-package: $(READY)
+	$(BIN)/python tests/check_package.py $$(for version in $(PYTHONS); do $(FIND_PYTHON); done)
 
 # kill -9 of server and clients at 300 random instants; `make test` does twenty of them.
 test-crash: $(READY)
@@ -56,6 +74,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy deploy/grafana deploy/compose.py deploy/requirements.py
+	$(BIN)/mypy examples
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_stubs.py
 	$(BIN)/python tests/check_manifests.py
@@ -82,12 +101,12 @@ wheelhouse: FOR ?= cpu
 wheelhouse:
 	$(PYTHON) deploy/requirements.py pyproject.toml build server client evaluator | $(PYTHON) -m pip download \
 	  --only-binary :all: --constraint constraints.txt --dest deploy/wheelhouse/$(FOR) --requirement /dev/stdin \
-	  $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+	  $(TORCH)
 
 clean:
 	rm -rf .venv .venv-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet $(TORCH) --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -60,7 +60,8 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
         "CLIENTS": str(clients),
         "PER_CONTAINER": str(per_container),
         "REPLICAS": str(-(-clients // per_container)),
-        "EXPERIMENT_FILE": str(experiment),
+        "EXPERIMENT_FOLDER": str(experiment.parent),
+        "EXPERIMENT_NAME": experiment.name,
         "RUN": given.get("RUN") or f"{experiment.stem}-{time.strftime('%Y%m%d-%H%M%S')}",
         "VERSION": runpy.run_path(str(DEPLOY.parent / "emulator/pausefl/version.py"))["__version__"],
         "REVISION": _revision(),
@@ -188,13 +189,14 @@ def check_certificates(folder: Path) -> None:
 
 def check_experiment(environment: Mapping[str, str]) -> None:
     """Refusal where the experiment, with so many clients, is one that no container would play."""
-    mount = f"--volume={environment['EXPERIMENT_FILE']}:/experiment.toml:ro"
+    folder, name = environment["EXPERIMENT_FOLDER"], environment["EXPERIMENT_NAME"]
+    mount = f"--volume={folder}:/experiment:ro"
     run = ["docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", "--network=none", mount, _server_image(environment)]
-    command = [*run, "validate", "/experiment.toml", f"--set=clients.count={environment['CLIENTS']}"]
+    command = [*run, "validate", f"/experiment/{name}", f"--set=clients.count={environment['CLIENTS']}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         why = _last_line(done.stderr).removeprefix("pausefl: ")
-        raise Refusal(f"EXPERIMENT={environment['EXPERIMENT_FILE']} CLIENTS={environment['CLIENTS']}: {why}")
+        raise Refusal(f"EXPERIMENT={folder}/{name} CLIENTS={environment['CLIENTS']}: {why}")
 
 
 def _server_image(environment: Mapping[str, str]) -> str:
@@ -239,15 +241,18 @@ def _engine_memory_bytes() -> int:
 
 
 def _experiment_file(name: str) -> Path:
-    """A preset's file, or one of the user's that the containers can read."""
+    """A preset's file, or one of the user's, in a folder that the containers can read."""
     presets = {path.stem: path for path in sorted(PRESETS.glob("*.toml"))}
     if name in presets:
         return presets[name]
     path = Path(name).resolve()
     if not path.is_file():
         raise Refusal(f"EXPERIMENT={name}: is neither a file nor a preset ({', '.join(presets)})")
-    if not path.stat().st_mode & 0o004:
-        raise Refusal(f"EXPERIMENT={name}: must be readable by all, the containers run as a user of their own")
+    for file, mode in ((path, 0o004), (path.parent, 0o005), *((module, 0o004) for module in path.parent.glob("*.py"))):
+        if file.stat().st_mode & mode != mode:
+            raise Refusal(
+                f"EXPERIMENT={name}: {file} must be readable by all, the containers run as a user of their own"
+            )
     return path
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("*.md", "docs/**/*.md", "deploy/*.md")
+PAGES = ("*.md", "docs/**/*.md", "deploy/*.md", "examples/*.md")
 MODULES = (
     "pausefl",
     "pausefl.delays",

@@ -1,6 +1,8 @@
 """Client processes as a run forks them: what the fork server has imported before, and noise that is not shared."""
 
 import multiprocessing
+import subprocess
+import sys
 
 import pytest
 
@@ -24,3 +26,22 @@ def test_a_client_is_forked_with_what_it_needs_imported_and_draws_noise_of_its_o
     told = [ours.recv() for _ in processes]
     assert [loaded for loaded, _ in told] == [set(MODULES)] * 3
     assert len({tuple(noise) for _, noise in told}) == 3
+
+
+FROZEN = """
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        print("collected")
+
+kept = Cycle()
+import pausefl.runtime.client.torch_trainers
+"""
+
+
+def test_what_was_frozen_for_forks_is_collected_at_the_end() -> None:
+    """Or libraries that count their objects, such as triton, print what they find left."""
+    done = subprocess.run([sys.executable, "-c", FROZEN], capture_output=True, text=True, check=True)
+    assert done.stdout == "collected\n"

@@ -235,6 +235,17 @@ def test_the_terminal_table_fits_eighty_columns(tmp_path: Path) -> None:
     assert "3.00–9.00" in text
 
 
+def test_regressions_are_compared_by_their_own_score(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    for run_dir in (run_dir for dirs in runs.values() for run_dir in dirs):
+        summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
+        (run_dir / "summary.json").write_text(json.dumps({**summary, "metric": "R²"}), "utf-8")
+    text = write_comparison(compare(runs), tmp_path / "out").read_text("utf-8")
+    assert "R² at the end (%)" in text
+    assert "test R²" in text
+    assert "accuracy" not in re.sub(r'id="[^"]*"|href="[^"]*"|clip-path="[^"]*"', "", text).lower()
+
+
 def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
     runs = {policy: [write_run(tmp_path / policy, policy, 1, tested=False)] for policy in ACCURACIES}
     comparison = compare(runs)

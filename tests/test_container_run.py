@@ -211,14 +211,17 @@ def stack(
 ) -> Iterator[Stack]:
     """A run of ten client containers that was played to its end; one of them was interrupted and came back."""
     folder = tmp_path_factory.mktemp("stack")
-    (folder / "experiment.toml").write_text(EXPERIMENT)
-    (folder / "experiment.toml").chmod(0o644)
+    experiment = folder / "experiment/experiment.toml"
+    experiment.parent.mkdir()
+    experiment.write_text(EXPERIMENT)
+    experiment.parent.chmod(0o755)
+    experiment.chmod(0o644)
     services = ["server", "evaluator", "client", *(["prometheus"] if prometheus else [])]
     environment = {
         **building,
         "COMPOSE_PROJECT_NAME": PROJECT,
         "CLIENTS": str(CLIENTS),
-        "EXPERIMENT": str(folder / "experiment.toml"),
+        "EXPERIMENT": str(experiment),
         "RUN": "real",
         "SERVICES": " ".join(services),
         "CERTIFICATES": str(folder / "certs"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-import pausefl
+from pausefl.version import __version__
 from rigs.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
@@ -53,9 +53,8 @@ def test_every_image_is_a_stage_of_the_dockerfile() -> None:
         if "build" in service
     }
     assert set(targets) == {"server", "evaluator", "client", "client-cuda"} <= set(stages)
-    version = pausefl.__version__
     for target, image in targets.items():
-        assert image == f"${{IMAGE:-pausefl}}-{target}:${{VERSION:-{version}}}"
+        assert image == f"${{IMAGE:-pausefl}}-{target}:${{VERSION:-{__version__}}}"
 
 
 def test_containers_can_neither_write_nor_become_more_than_they_are() -> None:
@@ -84,8 +83,10 @@ if words[0] == "info":
     print('{{"MemTotal": 64000000000}}')
 if words[0] == "run":
     (mount,) = [word for word in words if word.startswith("--volume=")]
-    file, options = mount.removeprefix("--volume=").split(":")[0], words[words.index("validate") + 2 :]
-    sys.exit(subprocess.run([sys.executable, "-m", "pausefl", "validate", file, *options]).returncode)
+    here, there, mode = mount.removeprefix("--volume=").split(":")
+    file, *options = words[words.index("validate") + 1 :]
+    command = ["validate", file.replace(there, here, 1), *options]
+    sys.exit(subprocess.run([sys.executable, "-m", "pausefl", *command]).returncode)
 """
 
 
@@ -118,7 +119,7 @@ def test_make_up_starts_those_named_and_nobody_else(engine: dict[str, str]) -> N
     assert done.returncode == 0, done.stderr
     built, validated, started = [line for line in asked(engine).splitlines() if "server" in line]
     assert built.endswith(" build server client")
-    assert validated.endswith(" validate /experiment.toml --set=clients.count=10")
+    assert validated.endswith(" validate /experiment/demo.toml --set=clients.count=10")
     assert started.endswith(" up --detach --no-deps server client")
 
 
@@ -136,12 +137,44 @@ def test_an_experiment_that_nobody_can_play_is_said_before_anything_starts(
     experiment = tmp_path / "mine.toml"
     experiment.write_text(text)
     experiment.chmod(0o644)
+    tmp_path.chmod(0o755)
     done = make("up", **engine, EXPERIMENT=str(experiment), CLIENTS="4")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"make up: EXPERIMENT={experiment} ")
     assert message in line
     assert " up " not in asked(engine)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_modules_beside_the_experiment_are_found_in_containers(engine: dict[str, str]) -> None:
+    """The image's own check imports the policy that the experiment names."""
+    experiment = ROOT / "examples/policy/experiment.toml"
+    done = make("up", **engine, EXPERIMENT=str(experiment))
+    assert done.returncode == 0, done.stderr
+    (validated,) = [line for line in asked(engine).splitlines() if " validate " in line]
+    assert f"--volume={experiment.parent}:/experiment:ro" in validated
+
+
+def test_every_part_of_a_run_has_the_experiments_folder(compose_py: ModuleType) -> None:
+    text = (DEPLOY / "compose.yaml").read_text("utf-8")
+    values = {name: value for name, value in compose_py.settings({"EXPERIMENT": "small_mnist"}).items() if value}
+    filled = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: str(values.get(found[1], found[2])), text)
+    services = yaml.safe_load(filled)["services"]
+    for name in ("server", "evaluator", "client"):
+        assert services[name]["volumes"][0] == f"{compose_py.PRESETS}:/experiment:ro"
+        assert services[name]["command"][1] == "/experiment/small_mnist.toml"
+
+
+@pytest.mark.parametrize("kept", ["mine.toml", "my_policies.py", "."])
+def test_a_folder_that_containers_could_not_read_is_said(compose_py: ModuleType, tmp_path: Path, kept: str) -> None:
+    for path in (tmp_path / "mine.toml", tmp_path / "my_policies.py"):
+        path.touch(mode=0o644)
+    tmp_path.chmod(0o755)
+    assert compose_py.settings({"EXPERIMENT": str(tmp_path / "mine.toml")})["EXPERIMENT_FOLDER"] == str(tmp_path)
+    (tmp_path / kept).chmod(0o700)
+    with pytest.raises(compose_py.Refusal, match="must be readable by all"):
+        compose_py.settings({"EXPERIMENT": str(tmp_path / "mine.toml")})
 
 
 @pytest.mark.parametrize(("extras", "torch"), [(["server"], False), (["evaluator"], True), (["client"], True)])
@@ -184,12 +217,6 @@ def test_make_up_says_in_one_line_why_it_cannot(environment: dict[str, str], mes
     (line,) = done.stderr.splitlines()
     assert line.startswith("make up: ")
     assert message in line
-
-
-def test_an_experiment_that_containers_could_not_read_is_said(tmp_path: Path) -> None:
-    experiment = tmp_path / "mine.toml"
-    experiment.touch(mode=0o600)
-    assert "must be readable by all" in make("up", EXPERIMENT=str(experiment)).stderr
 
 
 def test_a_taken_port_is_said(compose_py: ModuleType) -> None:

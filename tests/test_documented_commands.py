@@ -24,6 +24,7 @@ DOCUMENTS = [
     ROOT / "SECURITY.md",
     *(ROOT / "docs").glob("*.md"),
     *(ROOT / "deploy").glob("*.md"),
+    ROOT / "examples/README.md",
 ]
 ASSIGNMENT = re.compile(r"[A-Z_]+=")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

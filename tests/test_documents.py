@@ -14,7 +14,9 @@ from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import preset_names
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md"), ROOT / "examples/README.md"]
+)
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 SMALLER = {
     '"experiment.rounds": 20': '"experiment.rounds": 2, "clients.count": 3, "selection.m": 2',

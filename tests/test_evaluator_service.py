@@ -59,7 +59,7 @@ class Summing:
         self.theta_0 = np.arange(size, dtype=np.float32)
 
     def evaluate(self, theta: Vector, split: Split, *, subset: bool) -> Evaluation:
-        return Evaluation(split, subset, theta.size, float(theta[0]), float(theta.sum()))
+        return Evaluation(split, subset, theta.size, float(theta[0]), float(theta.sum()), "first value")
 
 
 @asynccontextmanager
@@ -113,7 +113,9 @@ async def test_the_first_model_and_evaluations_of_later_ones(size: int) -> None:
         theta = np.full(size, 0.5, np.float32)
         for subset in (True, False):
             expected = [Evaluation(split, subset, size, 0.5, size / 2) for split in ("validation", "test")]
-            assert list(await remote.evaluate(theta, subset=subset, patient=False)) == expected
+            evaluations = await remote.evaluate(theta, subset=subset, patient=False)
+            assert list(evaluations) == expected
+            assert {e.metric for e in evaluations} == {"first value"}
 
 
 async def test_a_diverged_model_is_evaluated_as_well() -> None:

@@ -268,6 +268,21 @@ def test_the_documented_overlay_renders(tmp_path: Path) -> None:
     assert of_kind(things, "StatefulSet")["clients"]["spec"]["replicas"] * int(count) == 300
 
 
+def test_modules_beside_the_experiment_are_found_in_every_pod(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", documented(), re.MULTILINE | re.DOTALL)
+    (listed,) = re.findall(r"# and your modules: (\[.*\])", example)
+    example = example.replace("../..", os.path.relpath(KUBERNETES, tmp_path)).replace("[experiment.toml]", listed)
+    (tmp_path / "kustomization.yaml").write_text(example, "utf-8")
+    for name in ("experiment.toml", "my_policies.py"):
+        (tmp_path / name).touch()
+    things = render(tmp_path)
+    (config,) = [t for t in things if t["kind"] == "ConfigMap" and "my_policies.py" in t["data"]]
+    for pod in pods(things).values():
+        assert config["metadata"]["name"] in [v.get("configMap", {}).get("name") for v in pod["spec"]["volumes"]]
+        (mount,) = [m for m in container(pod)["volumeMounts"] if m["name"] == "experiment"]
+        assert f"{mount['mountPath']}/experiment.toml" in container(pod)["command"]
+
+
 PART = ["sh", str(KUBERNETES / "base/part.sh")]
 
 

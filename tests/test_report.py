@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +236,13 @@ def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: P
     assert "added no noise" in page
     assert "multiplies real overhead and timing error by 10 " in page
     assert not (run_dir / "plots" / "leakage.png").exists()
+
+
+def test_a_regression_is_not_reported_as_a_classification(tmp_path: Path) -> None:
+    text = write_report(write_run(tmp_path / "run", metric="R²")).read_text("utf-8")
+    assert "R² against latency" in text
+    assert "R² at the end" in text
+    assert "accuracy" not in re.sub(r'id="[^"]*"|href="[^"]*"|clip-path="[^"]*"', "", text).lower()
 
 
 def test_a_run_with_nothing_in_it_can_be_reported(tmp_path: Path) -> None:

@@ -300,6 +300,7 @@ def test_a_regression_is_trained_and_evaluated() -> None:
     after = evaluator.evaluate(
         evaluator.theta_0 + trainer.train(evaluator.theta_0, round=1).update, "test", subset=False
     )
+    assert before.metric == "R²"
     assert before.accuracy < 0.3
     assert 0.8 < after.accuracy <= 1
     assert after.loss < before.loss

@@ -103,9 +103,11 @@ class ModelEvaluated:
     split: Literal["validation", "test"]
     """The part of the data."""
     accuracy: float
-    """Share of right answers, in [0, 1]."""
+    """Share of right answers, or another task's mean score, in [0, 1]."""
     loss: float | None
-    """Mean cross-entropy; null where the model has diverged."""
+    """Mean loss; null where the model has diverged."""
+    metric: str = "accuracy"
+    """What `accuracy` holds: the name of the task's mean score."""
 
 
 @dataclass(frozen=True, slots=True)

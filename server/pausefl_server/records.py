@@ -147,6 +147,10 @@ class LogEvent:
     """With "joined" and "reconciled": the private releases the client counts."""
 
 
+ACCURACY = "accuracy"
+"""The metric of classification."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """How good a model is on public data the clients never see."""
@@ -159,6 +163,8 @@ class Evaluation:
     """Share of right answers, or another task's mean score, in [0, 1]."""
     loss: float
     """Mean loss; infinite for a model that has diverged."""
+    metric: str = field(default=ACCURACY, compare=False)
+    """What `accuracy` holds: the name of the task's mean score. The log does not keep it."""
 
 
 @dataclass(frozen=True, slots=True)

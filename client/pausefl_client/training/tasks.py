@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch.nn import functional
@@ -13,6 +14,8 @@ class Classification:
 
     Outputs are (n, classes) logits with (n,) int64 targets, or (n, tokens, classes) with (n, tokens).
     """
+
+    metric: ClassVar[str] = "accuracy"
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy."""
@@ -28,6 +31,8 @@ class Classification:
 @dataclass(frozen=True)
 class Regression:
     """A number, or several, for each example: (n, outputs) with (n,) or (n, outputs) float32 targets."""
+
+    metric: ClassVar[str] = "R²"
 
     variance: float
     """Of the training targets, (target − mean)² on average: what the model is to explain."""

@@ -18,6 +18,7 @@ from pausefl.audit.noise import Check, check_clip, check_freshness, check_noise,
 from pausefl.audit.runs import Witness, witnesses
 from pausefl.config.client_records import budget_of
 from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.results.fitting import FittingTable
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_proto.errors import PauseflError
@@ -26,7 +27,7 @@ FALSE_ALARM = 1e-3
 """Probability that a right mechanism fails an audit: half of it for the bounds on ε, half for the checks."""
 
 
-def run_audit(source: str, overrides: list[str], uploads: int) -> Iterator[Table | str]:
+def run_audit(source: str, overrides: list[str], uploads: int) -> Iterator[FittingTable | str]:
     """Audit an experiment, and a run's ledgers if `source` is the directory of one; what to print.
 
     Attacks are made at ε = 1 and at the experiment's first ε_i. PauseflError when an upload leaks more than it claims,
@@ -41,8 +42,8 @@ def run_audit(source: str, overrides: list[str], uploads: int) -> Iterator[Table
         raise PauseflError("privacy.reproducible_noise = true: not private, the seed is enough to subtract the noise")
     found = witnesses(client_plan(experiment), (1.0, budget.epsilon(1)), 2 * uploads)
     leaks, checks = leaks_of(found), list(checks_of(found, exact=experiment.privacy.sampler == "opendp"))
-    yield _leak_table(leaks, experiment)
-    yield _check_table(checks, found)
+    yield FittingTable(_leak_table(leaks, experiment))
+    yield FittingTable(_check_table(checks, found))
     for leak in leaks:
         if not leak.holds:
             raise PauseflError(f"{leak.attack}: leaks at least {leak.lower_bound:.3g}, claims {leak.epsilon:g}")

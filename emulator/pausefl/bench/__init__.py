@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from pausefl.results.fitting import FittingTable
 from pausefl_proto.errors import ConfigError
 
 
@@ -64,7 +65,7 @@ def run_benchmark(name: str, options: Mapping[str, int], *, as_json: bool) -> No
         for case in cases:
             print(json.dumps(case), flush=True)
     else:
-        Console().print(_table(name, list(cases)))
+        Console().print(FittingTable(_table(name, list(cases))))
 
 
 def _table(name: str, cases: list[dict[str, Any]]) -> Table:

@@ -9,6 +9,7 @@ from pausefl.campaigns.campaign import Plan, Planned, Show, begin, finished, pla
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
+from pausefl.results.fitting import FittingTable
 from pausefl_proto.errors import ConfigError
 
 _OF_RUNS = "compare --runs"
@@ -58,9 +59,9 @@ def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) 
 
 def print_comparison(comparison: Comparison, folder: Path, console: Console) -> None:
     """Print the tables, and where figure and page lie."""
-    console.print(as_table(comparison))
+    console.print(FittingTable(as_table(comparison)))
     if groups := as_group_table(comparison):
-        console.print(groups)
+        console.print(FittingTable(groups))
     console.print(f"figure: {folder / 'comparison.png'}\nreport: {folder / 'comparison.html'}", soft_wrap=True)
 
 

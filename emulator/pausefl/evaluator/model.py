@@ -34,6 +34,7 @@ class Evaluator:
         self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
         self._model = self._build().to(self._device).eval()
         self._task = data.task or Classification()
+        self._metric = str(getattr(self._task, "metric", "score"))
         self.manifest: Manifest = manifest_of(self._model)
         """What the values of θ mean."""
         self.theta_0: Vector = flatten(self._model)
@@ -47,7 +48,8 @@ class Evaluator:
         accuracy, loss = self._rate(theta, examples)
         # Both bounded, since a model may have diverged.
         accuracy = min(max(accuracy, 0.0), 1.0) if math.isfinite(accuracy) else 0.0
-        return Evaluation(split, subset, len(examples), accuracy, loss if math.isfinite(loss) else math.inf)
+        loss = loss if math.isfinite(loss) else math.inf
+        return Evaluation(split, subset, len(examples), accuracy, loss, self._metric)
 
     def rehearse(self, settings: TrainingSettings, method: TrainingMethod | None = None) -> None:
         """Train θ_0 one step as a client would, and evaluate it, on a few held-out examples; nothing is kept of it.

@@ -95,7 +95,12 @@ class EvaluatorServer:
         for split in splits:
             e = self._evaluator.evaluate(theta, split, subset=subset)
             reply.evaluations.add(
-                split=e.split, subset=e.subset, n_examples=e.n_examples, accuracy=e.accuracy, loss=e.loss
+                split=e.split,
+                subset=e.subset,
+                n_examples=e.n_examples,
+                accuracy=e.accuracy,
+                loss=e.loss,
+                metric=e.metric,
             )
         return reply.SerializeToString()
 
@@ -178,7 +183,9 @@ class RemoteEvaluator:
             reply = pb.Evaluations.FromString(await method(iter(parts)))
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
-        return tuple(Evaluation(_split(e.split), e.subset, e.n_examples, e.accuracy, e.loss) for e in reply.evaluations)
+        return tuple(
+            Evaluation(_split(e.split), e.subset, e.n_examples, e.accuracy, e.loss, e.metric) for e in reply.evaluations
+        )
 
     def _failure(self, error: "grpc.aio.AioRpcError") -> Exception:
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:

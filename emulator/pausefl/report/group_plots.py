@@ -9,7 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pausefl.report.style import DASHES, INK, MUTED, SERIES, Colour, Look, make_room, new_figure, percent_axis
+from pausefl.report.style import (
+    DASHES,
+    INK,
+    MUTED,
+    SERIES,
+    Colour,
+    Look,
+    capitalised,
+    make_room,
+    new_figure,
+    percent_axis,
+)
 from pausefl.results.reading import RunData
 from pausefl.results.selections import GroupChoices
 from pausefl_server.records import Split
@@ -87,7 +98,7 @@ def selections(run: RunData, groups: ChoicesByGroup) -> Figure:
 
 def accuracy_around_joins(run: RunData, groups: ChoicesByGroup) -> Figure:
     """Accuracy after each round that was evaluated, with a line where groups joined."""
-    figure, axes = new_figure("Accuracy around the joins", "round", "accuracy")
+    figure, axes = new_figure(f"{capitalised(run.metric)} around the joins", "round", run.metric)
     splits: tuple[Split, ...] = ("test", "validation")
     for split, colour, dash in zip(splits, SERIES, DASHES, strict=False):
         rounds, values = run.accuracy_by_round(split)

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from pausefl.report.style import css_variables, to_svg
+from pausefl.report.style import capitalised, css_variables, to_svg
 from pausefl.results.reading import PrivacyFigures, RunData
 
 UNIT_SENTENCES = {
@@ -69,6 +69,7 @@ def run_page(run: RunData, figures: Mapping[str, Figure]) -> str:
     return render(
         "report.html",
         s=run.summary,
+        metric=capitalised(run.metric),
         config=run.config,
         figures=embed(figures),
         headline=list(_headline(run)),
@@ -129,14 +130,14 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
 
 
 def _accuracies(run: RunData) -> Iterator[tuple[str, str, str]]:
-    """Three accuracies on test data that are easily mistaken for each other."""
+    """Three accuracies, or other scores, on test data that are easily mistaken for each other."""
     s = run.summary
     if s["final_accuracy"] is None:
         return
     whole = f"all {s['test_examples']:,} test examples" if s.get("test_examples") else "all test examples"
-    yield "accuracy at the end", percent(s["final_accuracy"]), whole
+    yield f"{run.metric} at the end", percent(s["final_accuracy"]), whole
     chosen = f"round {s.get('best_round')}, chosen on validation data; {whole}"
-    yield "accuracy at the best validation round", percent(s["best_accuracy"]), chosen
+    yield f"{run.metric} at the best validation round", percent(s["best_accuracy"]), chosen
     _, curve = run.curve("test")
     if curve.size:
         yield "peak of the curve", percent(float(curve.max())), "chosen with hindsight: no result"

@@ -21,6 +21,7 @@ from pausefl.report.style import (
     PARTS,
     RC,
     SERIES,
+    capitalised,
     make_room,
     new_figure,
     percent_axis,
@@ -71,7 +72,7 @@ def _drawable(run: RunData) -> Iterator[tuple[str, Figure]]:
 
 def accuracy(run: RunData) -> Figure:
     """Accuracy against the total latency, each split that was evaluated."""
-    figure, axes = new_figure("Accuracy against latency", "total latency (s)", "accuracy")
+    figure, axes = new_figure(f"{capitalised(run.metric)} against latency", "total latency (s)", run.metric)
     for split, colour, dash in zip(_DRAWN_SPLITS, SERIES, DASHES, strict=False):
         total_latency_s, values = run.curve(split)
         if values.size:

@@ -100,6 +100,11 @@ RC: dict[Any, Any] = {
 }
 
 
+def capitalised(text: str) -> str:
+    """A text with a capital at its beginning, the others as they are: a title may begin with "MAE"."""
+    return text[:1].upper() + text[1:]
+
+
 def save_png(figure: Figure, path: Path) -> None:
     """Write the figure as it appears on paper: light."""
     buffer = io.BytesIO()

@@ -16,7 +16,7 @@ from pausefl.report.style import INK, RC, SERIES, save_png
 ResultRows = Sequence[Mapping[str, Any]]
 # What is drawn of a run: the key of its summary, the label, and the factor to the label's unit.
 _MEASURES = (
-    ("final_accuracy", "final test accuracy (%)", 100.0),
+    ("final_accuracy", "final test {metric} (%)", 100.0),
     ("total_latency_s", "total latency (s)", 1.0),
     ("max_epsilon_spent", "greatest ε spent", 1.0),
 )
@@ -35,13 +35,14 @@ def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
 def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
     """A panel per measure: mean and range over the seeds along one key, or a heat map of the means over two."""
     measures = [measure for measure in _MEASURES if any(row.get(measure[0]) is not None for row in rows)]
+    metric = next((row["metric"] for row in rows if row.get("metric")), "accuracy")
     with mpl.rc_context(RC):
         figure = Figure(figsize=(4.2 * len(measures), 3.6), layout="constrained")
         for i, (name, label, factor) in enumerate(measures, start=1):
             axes = figure.add_subplot(1, len(measures), i)
             draw = _draw_line if len(varied) == 1 else _draw_map
             draw(axes, rows, varied, name, factor)
-            axes.set_title(label)
+            axes.set_title(label.format(metric=metric))
     return figure
 
 

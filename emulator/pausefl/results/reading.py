@@ -17,7 +17,7 @@ from pausefl.config.validation import as_json
 from pausefl_client.privacy.mechanism import PrivacyUnit
 from pausefl_process.events import Outcome
 from pausefl_proto.errors import ConfigError
-from pausefl_server.records import RoundRecord, Split
+from pausefl_server.records import ACCURACY, RoundRecord, Split
 from pausefl_server.storage.store import read_rounds
 
 Columns = Mapping[str, NDArray[Any]]
@@ -68,6 +68,8 @@ class Summary(TypedDict):
     """Parameters of the model: the length of an upload."""
     test_examples: NotRequired[int | None]
     """How many the two accuracies were measured on."""
+    metric: NotRequired[str]
+    """What accuracies hold: the name of the task's mean score; missing in older runs, of classifications."""
     final_accuracy: float | None
     """Of the last model."""
     best_accuracy: float | None
@@ -197,6 +199,11 @@ class RunData:
             max_epsilon_spent=self.summary["max_epsilon_spent"],
             vector_epsilon_max=self.summary["vector_epsilon_max"],
         )
+
+    @property
+    def metric(self) -> str:
+        """What accuracies hold: the name of the task's mean score."""
+        return self.summary.get("metric", ACCURACY)
 
     def curve(self, split: Split) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Total latency in seconds and accuracy, by round.

@@ -131,5 +131,6 @@ class Run:
         image = ""
         if picture.is_file():
             data = base64.b64encode(picture.read_bytes()).decode()
-            image = f'<img alt="test accuracy against total latency" width="480" src="data:image/png;base64,{data}">'
+            metric = html.escape(str(summary.get("metric", "accuracy")))
+            image = f'<img alt="test {metric} against total latency" width="480" src="data:image/png;base64,{data}">'
         return f"<table>{cells}</table>{image}"

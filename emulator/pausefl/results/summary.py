@@ -18,7 +18,7 @@ from pausefl_client.data.datasets import split_note
 from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import advice
-from pausefl_server.records import Evaluation, LogEvent, RoundRecord
+from pausefl_server.records import ACCURACY, Evaluation, LogEvent, RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
 
@@ -76,6 +76,7 @@ def summarise(
         "data": _data(plan.dataset, result),
         "model_size": size,
         "test_examples": next((e.n_examples for e in result.final_evaluations if e.split == "test"), None),
+        "metric": next((e.metric for e in result.final_evaluations), ACCURACY),
         "final_accuracy": _test_accuracy(result.final_evaluations),
         "best_accuracy": _test_accuracy(result.best_evaluations),
         "best_round": result.best.round if result.best else None,
@@ -254,8 +255,8 @@ def _what_failed(summary: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """The summary as a person reads it at the end of a run."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
     rounds = f"{summary['rounds']} with {summary['clients']} clients, {summary['m']} a round"
     table.add_row("policy", f"{summary['policy']} (seed {summary['seed']})")
     table.add_row("rounds", f"{rounds}; {summary['stopped_because']}")
@@ -264,7 +265,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     if summary["final_accuracy"] is not None:
         best = f"{summary['best_accuracy']:.1%} at the best validation round ({summary['best_round']})"
         table.add_row(
-            "test accuracy",
+            f"test {summary.get('metric', ACCURACY)}",
             f"{summary['final_accuracy']:.1%} at the end, {best}; all {summary['test_examples']:,} test examples",
         )
     latency = f"{summary['total_latency_s']:.1f} s over all rounds ({summary['latency_signal']}"

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pausefl.results.fitting import FittingTable
 from pausefl_process.events import (
     Finished,
     Interrupted,
@@ -31,6 +32,7 @@ from pausefl_process.logs import is_json, is_quiet
 
 LAST_ROUNDS = 8
 LAST_MESSAGES = 3
+NAMED_CLIENTS = 5
 PLAIN_INTERVAL_S = 0.5
 
 
@@ -76,7 +78,7 @@ class RunProgress:
     rounds: tuple[RoundCommitted, ...] = ()
     """The last "round" events, oldest first."""
     accuracies: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """By split: the last accuracy and its round."""
+    """By split and metric, "test accuracy": the last value and its round."""
     messages: tuple[str, ...] = ()
     metrics_url: str | None = None
     page_url: str | None = None
@@ -105,8 +107,8 @@ def fold(progress: RunProgress, event: ProgressEvent) -> RunProgress:
         case RoundCommitted():
             rounds = (*progress.rounds, event)[-LAST_ROUNDS:]
             changes = {"status": "running", "connected": event.connected, "rounds": rounds}
-        case ModelEvaluated(round, split, accuracy):
-            changes = {"accuracies": {**progress.accuracies, split: (accuracy, round)}}
+        case ModelEvaluated(round, split, accuracy, metric=metric):
+            changes = {"accuracies": {**progress.accuracies, f"{split} {metric}": (accuracy, round)}}
         case Notice(message) | Interrupted(message):
             changes = {"messages": (*progress.messages, message)[-LAST_MESSAGES:]}
         case MetricsServed(url, page):
@@ -168,7 +170,7 @@ class TerminalView:
         if progress.last:
             numbers, rounds = _numbers(progress, progress.last), _rounds(progress)
             parts += [_bar(progress, progress.last), Text(), numbers, Text(), rounds]
-        parts += [Text(message, style="yellow", no_wrap=True, overflow="ellipsis") for message in progress.messages]
+        parts += [Text(message, style="yellow", overflow="fold") for message in progress.messages]
         return Group(*parts)
 
 
@@ -238,15 +240,15 @@ def _line(progress: RunProgress, event: ProgressEvent) -> str | None:
             return message
         case RoundCommitted():
             return "  ".join([f"round {event.round}/{event.rounds}", *_facts(progress, event)])
-        case ModelEvaluated(round, split, accuracy) if progress.last and round >= progress.last.rounds:
-            return f"{split} accuracy {accuracy:.1%} after round {round}"
+        case ModelEvaluated(round, split, accuracy, metric=metric) if progress.last and round >= progress.last.rounds:
+            return f"{split} {metric} {accuracy:.1%} after round {round}"
     return None
 
 
 def _facts(progress: RunProgress, last: RoundCommitted) -> Iterator[str]:
     """What there is to know after the last round."""
-    for split, (accuracy, number) in progress.accuracies.items():
-        yield f"{split} accuracy {accuracy:.1%} (round {number})"
+    for name, (accuracy, number) in progress.accuracies.items():
+        yield f"{name} {accuracy:.1%} (round {number})"
     yield f"latency {last.total_latency_s:,.2f} s"
     if last.privacy_unit is not None:
         yield f"ε {last.max_epsilon_spent:.3g} of {last.epsilon_budget:g} ({last.privacy_unit})"
@@ -289,9 +291,9 @@ def _bar(progress: RunProgress, last: RoundCommitted) -> Table:
     return bar
 
 
-def _numbers(progress: RunProgress, last: RoundCommitted) -> Table:
+def _numbers(progress: RunProgress, last: RoundCommitted) -> FittingTable:
     """The numbers that matter, side by side under their names."""
-    cells = {f"{split} accuracy": f"{a:.1%}" for split, (a, _) in sorted(progress.accuracies.items())}
+    cells = {name: f"{accuracy:.1%}" for name, (accuracy, _) in sorted(progress.accuracies.items())}
     cells["total latency"] = f"{last.total_latency_s:,.1f} s"
     if last.privacy_unit is not None:
         cells[f"greatest ε ({last.privacy_unit})"] = f"{last.max_epsilon_spent:.3g} of {last.epsilon_budget:g}"
@@ -304,7 +306,7 @@ def _numbers(progress: RunProgress, last: RoundCommitted) -> Table:
     for name in cells:
         table.add_column(name)
     table.add_row(*cells.values(), style="bold")
-    return table
+    return FittingTable(table)
 
 
 def _rounds(progress: RunProgress) -> Table:
@@ -312,8 +314,9 @@ def _rounds(progress: RunProgress) -> Table:
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     table.add_column("round", justify="right")
     table.add_column("latency", justify="right")
-    table.add_column("chosen", no_wrap=True, overflow="ellipsis")
+    table.add_column("chosen", overflow="fold")
     for event in reversed(progress.rounds):
-        chosen = Text(", ".join(event.chosen))
+        named, more = event.chosen[:NAMED_CLIENTS], len(event.chosen) - NAMED_CLIENTS
+        chosen = Text(", ".join(named) + (f" and {more} more" if more > 0 else ""))
         table.add_row(str(event.round), f"{event.round_latency_s:.3f} s", chosen)
     return table

@@ -178,12 +178,15 @@ class Evaluation(_message.Message):
     N_EXAMPLES_FIELD_NUMBER: _builtins.int
     ACCURACY_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
     split: _builtins.str
     subset: _builtins.bool
     n_examples: _builtins.int
     accuracy: _builtins.float
     loss: _builtins.float
-    """mean cross-entropy; NaN for a model that diverged"""
+    """mean loss; infinite for a model that diverged"""
+    metric: _builtins.str
+    """what `accuracy` holds: "accuracy", or the name of another task's mean score"""
     def __init__(
         self,
         *,
@@ -192,10 +195,11 @@ class Evaluation(_message.Message):
         n_examples: _builtins.int = ...,
         accuracy: _builtins.float = ...,
         loss: _builtins.float = ...,
+        metric: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "loss", b"loss", "n_examples", b"n_examples", "split", b"split", "subset", b"subset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "loss", b"loss", "metric", b"metric", "n_examples", b"n_examples", "split", b"split", "subset", b"subset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

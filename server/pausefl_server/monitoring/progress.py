@@ -83,7 +83,7 @@ class ProgressReporter(RunObserver):
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
         """Report accuracy and loss."""
         loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # JSON has no infinity
-        self._report(ModelEvaluated(round, evaluation.split, evaluation.accuracy, loss))
+        self._report(ModelEvaluated(round, evaluation.split, evaluation.accuracy, loss, evaluation.metric))
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         """Report the round unless another was reported just now; the last one always."""

@@ -112,6 +112,11 @@ class Comparison:
     """The figures of each policy, in the order they were given."""
 
     @property
+    def metric(self) -> str:
+        """What accuracies hold: the name of the task's mean score."""
+        return next(run.metric for of_policy in self.runs.values() for run in of_policy)
+
+    @property
     def seeds(self) -> Sequence[int]:
         """The seeds every policy was run with."""
         return _seeds(next(iter(self.runs.values())))
@@ -246,8 +251,9 @@ def _of_group(row: Row, name: str) -> tuple[str, str]:
 
 def _accuracy_note(comparison: Comparison) -> str:
     if comparison.common_accuracy is None:
-        return "some run was never evaluated, so there is no accuracy that all reach"
-    return f"{comparison.common_accuracy:.1%} is the greatest {comparison.split} accuracy that every run reaches"
+        return f"some run was never evaluated, so there is no {comparison.metric} that all reach"
+    score = f"{comparison.split} {comparison.metric}"
+    return f"{comparison.common_accuracy:.1%} is the greatest {score} that every run reaches"
 
 
 def _page(comparison: Comparison, figures: Mapping[str, Figure], folder: Path) -> str:
@@ -272,11 +278,12 @@ def _links(comparison: Comparison, folder: Path) -> Mapping[Path, str]:
 
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     """The table as text: its columns' names, and its lines: the policy, then (mean, spread) per column."""
-    common = "common accuracy" if comparison.common_accuracy is None else f"{comparison.common_accuracy:.1%}"
+    metric = comparison.metric
+    common = f"common {metric}" if comparison.common_accuracy is None else f"{comparison.common_accuracy:.1%}"
     epsilon = comparison.privacy.label if comparison.privacy else "ε"
     columns: Mapping[str, tuple[str, Callable[[float], str]]] = {
-        "accuracy at the end (%)": ("final_accuracy", _per_cent),
-        "accuracy, best validation (%)": ("best_accuracy", _per_cent),
+        f"{metric} at the end (%)": ("final_accuracy", _per_cent),
+        f"{metric}, best validation (%)": ("best_accuracy", _per_cent),
         "total latency (s)": ("total_latency_s", _three_digits),
         f"time to {common} (s)": ("time_to_common_s", _three_digits),
         f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, percent_axis
+from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, capitalised, percent_axis
 from pausefl.results.reading import PrivacyFigures, RunData
 from pausefl_server.records import Split
 
@@ -42,7 +42,9 @@ def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, c
         curves = [run.curve(split) for run in of_policy]
         if all(x.size for x, _ in curves):
             draw_band(axes, curves, looks[policy], policy)
-    axes.set(title="Accuracy against latency", xlabel="total latency (s)", ylabel=f"{split} accuracy")
+    metric = next(run.metric for of_policy in runs.values() for run in of_policy)
+    title = f"{capitalised(metric)} against latency"
+    axes.set(title=title, xlabel="total latency (s)", ylabel=f"{split} {metric}")
     axes.set_xlim(left=0)
     percent_axis(axes)
     if common_accuracy is None:
@@ -50,7 +52,7 @@ def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, c
         return
     axes.axhline(common_accuracy, color=MUTED.light, linewidth=1, linestyle=":")
     axes.annotate(
-        f"common accuracy {common_accuracy:.1%}", (1, common_accuracy), xycoords=("axes fraction", "data"),
+        f"common {metric} {common_accuracy:.1%}", (1, common_accuracy), xycoords=("axes fraction", "data"),
         xytext=(0, 3), textcoords="offset points", color=MUTED.light, ha="right", fontsize=9,
     )  # fmt: skip
     axes.legend(loc="lower right", handlelength=3.2)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from pausefl.report.comparison.figure import Runs, draw_band, policy_looks
 from pausefl.report.group_plots import ChoicesByGroup, group_looks, joins, mark_joins, name_joins, so_far
-from pausefl.report.style import MUTED, RC, percent_axis
+from pausefl.report.style import MUTED, RC, capitalised, percent_axis
 from pausefl.results.selections import choices_by_group
 from pausefl_server.records import Split
 
@@ -44,7 +44,8 @@ def _accuracy(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesByGrou
         curves = [run.accuracy_by_round(split) for run in runs[policy]]
         if all(rounds.size for rounds, _ in curves):
             draw_band(axes, curves, look, policy)
-    axes.set(title="Accuracy around the joins", xlabel="round", ylabel=f"{split} accuracy")
+    metric = next(run.metric for of_policy in runs.values() for run in of_policy)
+    axes.set(title=f"{capitalised(metric)} around the joins", xlabel="round", ylabel=f"{split} {metric}")
     axes.set_xlim(left=0)
     percent_axis(axes)
     name_joins(axes, groups)

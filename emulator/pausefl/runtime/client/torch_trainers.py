@@ -4,6 +4,7 @@ The fork server imports it before it forks; gRPC is imported by then too, but no
 has not been touched.
 """
 
+import atexit
 import gc
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ from pausefl_client.training.trainer import Trainer
 warm_up()
 # Objects made so far are never collected, so the pages that hold them stay shared with the children.
 gc.freeze()
+# The fork server itself collects them at its end; triton, which torch 2.14 and later load, else reports them as leaked.
+atexit.register(gc.unfreeze)
 
 
 def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Trainer]:

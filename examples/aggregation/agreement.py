@@ -1,0 +1,33 @@
+"""An aggregation rule of your own: the mean, where enough clients agree on the sign.
+
+Run it: pausefl run examples/aggregation/experiment.toml
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pausefl_proto.arrays import FloatArray
+from pausefl_proto.wire import Vector
+from pausefl_server.model.aggregation import AggregationRule
+
+
+@dataclass(frozen=True)
+class SignAgreement(AggregationRule):
+    """The weighted mean of the updates in each coordinate whose sign enough of the weight shares, and 0 elsewhere."""
+
+    agreement: float = 0.6
+    """The least share of the weight that must agree, from 0.5 to 1."""
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.agreement <= 1:
+            raise ValueError(f"agreement = {self.agreement}: must be from 0.5 to 1")
+
+    def combine(self, updates: Sequence[Vector], weights: FloatArray) -> Vector:
+        """The round's update, (d,) float32, from n updates in selection order."""
+        shares = weights / weights.sum()
+        stacked = np.stack(updates)
+        positive = shares @ (stacked > 0)
+        agreed = np.maximum(positive, 1 - positive) >= self.agreement
+        return np.where(agreed, shares @ stacked, 0).astype(np.float32)
