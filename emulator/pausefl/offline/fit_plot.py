@@ -1,5 +1,7 @@
 """The picture of fitted laws: how many latencies lie below each value, measured and by the law."""
 
+from typing import Literal
+
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,6 +12,7 @@ from pausefl_proto.arrays import FloatArray
 
 PANELS_MAX = 12
 _ACROSS = 4
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 def draw_fit(fit: LatencyFit) -> Figure:
@@ -36,8 +39,10 @@ def draw_fit(fit: LatencyFit) -> Figure:
 def greatest_distance(values: FloatArray, points: FloatArray) -> float:
     """The Kolmogorov–Smirnov distance of (n,) values from a law's ascending points."""
     at = np.sort(values)
-    measured, of_law = np.arange(1, len(at) + 1) / len(at), np.searchsorted(points, at, side="right") / len(points)
-    return float(np.maximum(np.abs(measured - of_law), np.abs(measured - 1 / len(at) - of_law)).max())
+    gaps = [
+        np.searchsorted(at, at, side) / len(at) - np.searchsorted(points, at, side) / len(points) for side in _SIDES
+    ]
+    return float(np.abs(gaps).max())
 
 
 def _levels(points: FloatArray) -> FloatArray:

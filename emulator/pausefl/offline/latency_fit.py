@@ -74,7 +74,7 @@ def _numbered(latencies: Mapping[str, ClientLatencies]) -> dict[str, str]:
 
 
 def _fleet_document(latencies: Mapping[str, ClientLatencies]) -> dict[str, Any]:
-    """An experiment that trains nothing: its exchanges take what was measured. τ_min is a latency that few lie below."""
+    """An experiment that trains nothing: its exchanges take what was measured. Few latencies lie below its τ_min."""
     least_s = np.quantile(_together(latencies), _TAU_MIN_LEVEL)
     return {
         "clients": {"count": len(latencies)},

@@ -90,7 +90,7 @@ def fit_markov(seconds: FloatArray, rounds: IntArray) -> MarkovFit | None:
 
 
 def _expected(chain: _Chain, logs: FloatArray, gaps: IntArray) -> tuple[FloatArray, FloatArray, float]:
-    """(n, 2) how likely each state is, (n − 1, 2, 2) each move, and ln L: the scaled forward and backward recursions."""
+    """(n, 2) how likely each state is, (n − 1, 2, 2) each move, and ln L, by the scaled forward and backward passes."""
     log_density = chain.log_density(logs)
     top = log_density.max(axis=1)
     density, steps = np.exp(log_density - top[:, None]), chain.steps(gaps)

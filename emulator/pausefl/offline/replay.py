@@ -11,6 +11,8 @@ from pausefl.runtime.server.plan import oracle_of, settings_of
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import RoundRecord
 from pausefl_server.rounds.choosing import choose
+from pausefl_server.selection.base import Oracle, Policy
+from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, replay
 from pausefl_server.storage.store import read_failed_attempts, read_rounds
 
@@ -58,7 +60,14 @@ def replay_log(experiment: Experiment, log: RecordedLog) -> list[ReplayedChoice]
 
     ConfigError where the policy cannot choose from what was known.
     """
-    settings, oracle = settings_of(experiment, ""), oracle_of(experiment)
+    policy = selected_policy(experiment.selection)
+    return choices_on(log, policy, settings_of(experiment, ""), oracle_of(experiment))
+
+
+def choices_on(
+    log: RecordedLog, policy: Policy, settings: ServerSettings, oracle: Oracle | None = None
+) -> list[ReplayedChoice]:
+    """The same for a policy, a server's settings and, where the policy is told them, the true latency laws."""
     choices: list[ReplayedChoice] = []
 
     def choose_again(attempt: RoundRecord, state: RunState) -> None:
@@ -67,7 +76,7 @@ def replay_log(experiment: Experiment, log: RecordedLog) -> list[ReplayedChoice]
         choices.append(ReplayedChoice(attempt.round, attempt.attempt, attempt.chosen, chosen))
 
     replay(
-        selected_policy(experiment.selection),
+        policy,
         settings.seed,
         log.records,
         tau_min_s=settings.tau_min_s,

@@ -36,9 +36,8 @@ def front_table(tuning: "Tuning") -> Table:
     """The front on fresh seeds, each figure with its change from the published setting and the 95 % interval."""
     plan, keys = tuning.plan, list(tuning.plan.space)
     seeds = f"{plan.unseen_seeds.start} to {plan.unseen_seeds.stop - 1}"
-    tried = (
-        f"{len(tuning.tried.trials)} settings tried, {tuning.tried.pruned} pruned, {len(tuning.tried.refused)} refused"
-    )
+    found = tuning.tried
+    tried = f"{len(found.trials)} settings tried, {found.pruned} pruned, {len(found.refused)} refused"
     table = Table(title=f"Pareto front on fresh seeds {seeds} ({tried})", title_justify="left")
     table.add_column("setting")
     for key in keys:
@@ -85,7 +84,7 @@ def _parts(change: Change) -> Mapping[str, float]:
 
 def _cell(point: FrontPoint, objective: Objective) -> str:
     change, figure = point.changes.get(objective.name), f"{point.figures[objective.name]:.4g}"
-    return f"{figure} ({change.mean:+.1%}: {change.low:+.1%} to {change.high:+.1%})" if change else figure
+    return f"{figure}\n{change.mean:+.1%}\n{change.low:+.1%} to {change.high:+.1%}" if change else figure
 
 
 def _short(value: Any) -> str:
