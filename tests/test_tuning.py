@@ -168,6 +168,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, monkeypa
     tuning = resume_tuning(tmp_path, Console(quiet=True))
     assert [trial.point for trial in tuning.tried.trials][:3] == done
     assert len(tuning.tried.trials) + tuning.tried.pruned == 5
+    assert len({repr(trial.point) for trial in tuning.tried.trials}) == len(tuning.tried.trials), "none is drawn again"
 
 
 def test_changes_are_relative_and_their_intervals_paired() -> None:

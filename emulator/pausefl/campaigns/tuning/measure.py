@@ -33,8 +33,11 @@ def measure_of(plan: TuningPlan, folder: Path, show: Show) -> Measure:
         return simulated(experiment_at(plan.source, point, seed))
 
     def by_run(point: Point, seed: int) -> Figures:
-        name = sha256(repr(sorted(point.items())).encode()).hexdigest()[:12]
-        planned = Planned(f"runs/{name}-seed{seed}", experiment_at(plan.source, point, seed))
+        experiment = experiment_at(plan.source, point, seed)
+        name = sha256(experiment.to_toml().encode()).hexdigest()[
+            :12
+        ]  # one setting is played once, however it was found
+        planned = Planned(f"runs/{name}-seed{seed}", experiment)
         (run_dir,) = play([planned], folder, "tune", show)
         return figures_of_run(run_dir, plan.target_accuracy)
 

@@ -113,9 +113,10 @@ def _study(plan: TuningPlan, folder: Path) -> "Study":
         storage=JournalStorage(JournalFileBackend(str(folder / STUDY))),
         study_name="tune",
         directions=["minimize" if o.greatest is None else "maximize" for o in plan.objectives],
-        sampler=optuna.samplers.TPESampler(seed=plan.experiment.experiment.seed),
         load_if_exists=True,
     )
+    # A search that goes on must not draw again what it drew first.
+    study.sampler = optuna.samplers.TPESampler(seed=plan.experiment.experiment.seed + len(study.trials))
     published = published_point(plan.experiment, plan.space)
     if published is not None and not study.trials:
         study.enqueue_trial(dict(published))
