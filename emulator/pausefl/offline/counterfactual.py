@@ -15,7 +15,7 @@ import numpy as np
 
 from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
-from pausefl.offline.outcomes import LoggedOutcomes, Outcome, check_log_suffices
+from pausefl.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices
 from pausefl.offline.replay import RecordedLog
 from pausefl.runtime.server.plan import oracle_of, settings_of
 from pausefl_proto.arrays import FloatArray, IntArray
@@ -66,7 +66,7 @@ def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counter
 
 
 @dataclass(frozen=True)
-class _Draw:
+class _PlayedDraw:
     chosen: list[tuple[str, ...]]
     waited_s: list[float]
     extrapolated: list[int]
@@ -81,11 +81,11 @@ def _play(
     records: Sequence[RoundRecord],
     outcomes: LoggedOutcomes,
     draw: int,
-) -> _Draw:
+) -> _PlayedDraw:
     rng = generator(settings.seed, "counterfactual", draw)
     pools = outcomes.resampled(rng)
     state = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
-    played = _Draw([], [], [], [], 0.0)
+    played = _PlayedDraw([], [], [], [], 0.0)
     for record in records:
         state.before_round(record.round, _events(record, state.table))
         state.before_round(record.round, used_up(state.table, settings.budget))
@@ -118,7 +118,7 @@ def _events(record: RoundRecord, table: ClientTable) -> list[LogEvent]:
 def _record(
     record: RoundRecord,
     chosen: tuple[str, ...],
-    answers: Mapping[str, Outcome],
+    answers: Mapping[str, LoggedAnswer],
     table: ClientTable,
     settings: ServerSettings,
     policy: Policy,
@@ -181,7 +181,7 @@ def _charged(record: RoundRecord, table: ClientTable, settings: ServerSettings) 
     ]
 
 
-def _gathered(client_ids: tuple[str, ...], draws: Sequence[_Draw]) -> Counterfactual:
+def _gathered(client_ids: tuple[str, ...], draws: Sequence[_PlayedDraw]) -> Counterfactual:
     place = {client_id: i for i, client_id in enumerate(client_ids)}
     chosen = np.zeros((len(draws), len(client_ids)), np.int64)
     for row, draw in zip(chosen, draws, strict=True):

@@ -31,7 +31,7 @@ class ClientLatencies:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _MeasuredRows:
     when: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
@@ -48,11 +48,11 @@ def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
     """The signal that the policy saw, `latency.signal`, at the emulated scale."""
     with open_database(run_dir) as database:
         records = read_rounds(database)
-    rows: dict[str, _Rows] = {}
+    rows: dict[str, _MeasuredRows] = {}
     missed: dict[str, int] = {}
     for record in records:
         for o in record.observations:
-            of_client = rows.setdefault(o.client_id, _Rows())
+            of_client = rows.setdefault(o.client_id, _MeasuredRows())
             of_client.when.append(record.round)
             of_client.seconds.append(o.latency_s)
         for miss in _misses(record.attempts):
@@ -68,7 +68,7 @@ def _misses(attempts: Sequence[RoundRecord]) -> list[Miss]:
 
 
 def _of_csv(file: Path) -> dict[str, ClientLatencies]:
-    rows: dict[str, _Rows] = {}
+    rows: dict[str, _MeasuredRows] = {}
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines)
@@ -88,11 +88,11 @@ def _place(file: Path, header: Sequence[str], name: str) -> int:
     return header.index(name)
 
 
-def _take(rows: dict[str, _Rows], file: Path, line: int, cells: Sequence[str]) -> None:
+def _take(rows: dict[str, _MeasuredRows], file: Path, line: int, cells: Sequence[str]) -> None:
     client, time, seconds = cells
     if not client:
         raise ConfigError(f"{file}: line {line} does not say whose latency it is")
-    of_client = rows.setdefault(client, _Rows())
+    of_client = rows.setdefault(client, _MeasuredRows())
     of_client.when.append(_number(file, line, "time", time, least=-math.inf))
     of_client.seconds.append(_number(file, line, "seconds", seconds, least=0.0))
 
@@ -108,6 +108,6 @@ def _number(file: Path, line: int, column: str, text: str, least: float) -> floa
     return value
 
 
-def _in_order(rows: _Rows) -> ClientLatencies:
+def _in_order(rows: _MeasuredRows) -> ClientLatencies:
     order = np.argsort(rows.when, kind="stable")
     return ClientLatencies(np.array(rows.seconds)[order], np.arange(1, len(order) + 1))

@@ -35,7 +35,7 @@ class MarkovFit:
 
 
 @dataclass(frozen=True)
-class _Chain:
+class _TwoStates:
     """The two states, good and bad: logarithms of latencies are normal in each."""
 
     to_bad: float
@@ -67,14 +67,14 @@ def fit_markov(seconds: FloatArray, rounds: IntArray) -> MarkovFit | None:
     logs, gaps = np.log(seconds), np.diff(rounds)
     low, high = np.quantile(logs, (0.25, 0.85))
     spread = max(float(logs.std()) / 2, _LEAST_SD)
-    chain, before = _Chain(0.1, 0.3, np.array([low, high]), np.array([spread, spread])), -math.inf
+    chain, before = _TwoStates(0.1, 0.3, np.array([low, high]), np.array([spread, spread])), -math.inf
     for _ in range(_STEPS_MAX):
         state, pairs, likelihood = _expected(chain, logs, gaps)
         if likelihood - before < _TOLERANCE * abs(likelihood) / len(logs):
             break
         chain, before = _maximised(chain, logs, gaps, state, pairs), likelihood
     if chain.mean[0] > chain.mean[1]:
-        chain = _Chain(chain.to_good, chain.to_bad, chain.mean[::-1], chain.sd[::-1])
+        chain = _TwoStates(chain.to_good, chain.to_bad, chain.mean[::-1], chain.sd[::-1])
     if not chain.to_bad + chain.to_good < 1:
         return None
     likelihood = _expected(chain, logs, gaps)[2] - float(logs.sum())  # of the latencies, not of their logarithms
@@ -89,7 +89,7 @@ def fit_markov(seconds: FloatArray, rounds: IntArray) -> MarkovFit | None:
     return MarkovFit(table, likelihood)
 
 
-def _expected(chain: _Chain, logs: FloatArray, gaps: IntArray) -> tuple[FloatArray, FloatArray, float]:
+def _expected(chain: _TwoStates, logs: FloatArray, gaps: IntArray) -> tuple[FloatArray, FloatArray, float]:
     """(n, 2) how likely each state is, (n − 1, 2, 2) each move, and ln L, by the scaled forward and backward passes."""
     log_density = chain.log_density(logs)
     top = log_density.max(axis=1)
@@ -110,7 +110,7 @@ def _expected(chain: _Chain, logs: FloatArray, gaps: IntArray) -> tuple[FloatArr
     return state, pairs, float(np.log(scale).sum() + top.sum())
 
 
-def _maximised(chain: _Chain, logs: FloatArray, gaps: IntArray, state: FloatArray, pairs: FloatArray) -> _Chain:
+def _maximised(chain: _TwoStates, logs: FloatArray, gaps: IntArray, state: FloatArray, pairs: FloatArray) -> _TwoStates:
     """The chain under which what was expected is the most likely."""
     from scipy.optimize import minimize
 
@@ -120,13 +120,13 @@ def _maximised(chain: _Chain, logs: FloatArray, gaps: IntArray, state: FloatArra
 
     def cost(x: FloatArray) -> float:
         to_bad, to_good = 1 / (1 + np.exp(-x))
-        steps = _Chain(float(to_bad), float(to_good), mean, sd).steps(gaps)
+        steps = _TwoStates(float(to_bad), float(to_good), mean, sd).steps(gaps)
         return -float((pairs * np.log(steps.clip(1e-12))).sum())
 
     odds = np.log(np.array([chain.to_bad / (1 - chain.to_bad), chain.to_good / (1 - chain.to_good)]))
     found = minimize(cost, odds, method="L-BFGS-B", bounds=[(-8.0, 8.0)] * 2).x
     to_bad, to_good = 1 / (1 + np.exp(-found))
-    return _Chain(float(to_bad), float(to_good), mean, sd)
+    return _TwoStates(float(to_bad), float(to_good), mean, sd)
 
 
 def _lognormal(mean: float, sd: float) -> Mapping[str, Any]:

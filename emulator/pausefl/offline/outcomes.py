@@ -11,7 +11,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Miss, Observation, RoundRecord
 from pausefl_server.selection.base import Policy
 
-Outcome = Observation | Miss
+LoggedAnswer = Observation | Miss
 """What a client did when it was asked: it answered, or it did not within the time that is its latency's bound."""
 
 
@@ -21,9 +21,9 @@ class LoggedOutcomes:
 
     client_ids: tuple[str, ...]
     """Every client that ever joined, sorted."""
-    by_round: Mapping[tuple[int, str], Outcome]
+    by_round: Mapping[tuple[int, str], LoggedAnswer]
     """That of each round's last attempt, by round and client."""
-    by_client: Mapping[str, Sequence[Outcome]]
+    by_client: Mapping[str, Sequence[LoggedAnswer]]
     """All that a client ever did, in order."""
     losses: Mapping[str, Sequence[tuple[int, float]]]
     """The round and the training loss of each answer that disclosed it, in order."""
@@ -32,8 +32,8 @@ class LoggedOutcomes:
     def of(cls, records: Sequence[RoundRecord]) -> Self:
         """The answers of these rounds."""
         ids: set[str] = set()
-        by_round: dict[tuple[int, str], Outcome] = {}
-        by_client: dict[str, list[Outcome]] = {}
+        by_round: dict[tuple[int, str], LoggedAnswer] = {}
+        by_client: dict[str, list[LoggedAnswer]] = {}
         losses: dict[str, list[tuple[int, float]]] = {}
         for record in records:
             for attempt in record.attempts:
@@ -56,7 +56,7 @@ class LoggedOutcomes:
         """Whether any client disclosed how many examples it has of each label."""
         return any("label_0" in o.statistics for o in self.by_round.values() if isinstance(o, Observation))
 
-    def resampled(self, rng: np.random.Generator) -> Mapping[str, Sequence[Outcome]]:
+    def resampled(self, rng: np.random.Generator) -> Mapping[str, Sequence[LoggedAnswer]]:
         """Every client's answers, as many, drawn with replacement."""
         return {
             client_id: [found[i] for i in rng.integers(len(found), size=len(found))]
@@ -64,8 +64,8 @@ class LoggedOutcomes:
         }
 
     def answer(
-        self, round: int, client_id: str, pools: Mapping[str, Sequence[Outcome]], rng: np.random.Generator
-    ) -> Outcome:
+        self, round: int, client_id: str, pools: Mapping[str, Sequence[LoggedAnswer]], rng: np.random.Generator
+    ) -> LoggedAnswer:
         """The client's own of this round, else one drawn from its pool, else one of another client's."""
         logged = self.by_round.get((round, client_id))
         if logged is not None:
