@@ -24,6 +24,7 @@ class LatencyFit:
     """Laws fitted to a fleet's latencies."""
 
     source: Path
+    """The run directory or the CSV file."""
     latencies: Mapping[str, ClientLatencies]
     """What was measured, by the name the source has for a client."""
     laws: Mapping[str, FittedLaw]

@@ -28,7 +28,9 @@ class Tuning:
     folder: Path
     """Where front.csv, front.png, the settings as TOML and the study lie."""
     plan: TuningPlan
+    """What was asked for."""
     tried: SearchResult
+    """Every setting that was tried."""
     front: Sequence[FrontPoint]
     """The settings that none dominates, the recommended one first; the published setting comes last."""
 
