@@ -12,12 +12,12 @@ from rich.console import Console
 import pausefl
 from pausefl.campaigns.campaign import plan_of
 from pausefl.campaigns.tuning import resume_tuning, tune_experiment
-from pausefl.campaigns.tuning import search as search_module
+from pausefl.campaigns.tuning import study as study_module
 from pausefl.campaigns.tuning.fresh import relative_change
 from pausefl.campaigns.tuning.measure import Figures, figures_of_run, simulated
 from pausefl.campaigns.tuning.plan import ACCURACY, LATENCY, LEAKAGE, TuningPlan
-from pausefl.campaigns.tuning.search import dominates, tried
 from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, parse_search, published_point
+from pausefl.campaigns.tuning.study import dominates, tried
 from pausefl.config.experiment import parse_experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl_proto.errors import ConfigError
@@ -152,7 +152,7 @@ def test_a_search_finds_settings_that_run_and_says_how_much_better_they_are(tmp_
 
 
 def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = search_module.tried
+    whole = study_module.tried
     done: list[Point] = []
 
     def interrupted(asked: TuningPlan, point: Point, *more: object) -> Sequence[float] | None:
@@ -161,10 +161,10 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, monkeypa
         done.append(point)
         return whole(asked, point, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(search_module, "tried", interrupted)
+    monkeypatch.setattr(study_module, "tried", interrupted)
     with pytest.raises(RunInterrupted, match=f"go on with: pausefl tune --resume {tmp_path}"):
         tune_experiment(plan(trials=5), tmp_path, Console(quiet=True))
-    monkeypatch.setattr(search_module, "tried", whole)
+    monkeypatch.setattr(study_module, "tried", whole)
     begun = plan_of(tmp_path)
     assert begun is not None
     assert begun.arguments["trials"] == 5

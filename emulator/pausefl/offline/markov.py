@@ -48,12 +48,14 @@ class _TwoStates:
         bad = self.to_bad / (self.to_bad + self.to_good)
         kept = (1 - self.to_bad - self.to_good) ** gaps
         share = np.array([1 - bad, bad])
-        return share + kept[:, None, None] * (np.eye(2) - share)
+        moves: FloatArray = share + kept[:, None, None] * (np.eye(2) - share)
+        return moves
 
     @property
     def start(self) -> FloatArray:
         """(2,) the equilibrium."""
-        return np.array([self.to_good, self.to_bad]) / (self.to_bad + self.to_good)
+        shares: FloatArray = np.array([self.to_good, self.to_bad]) / (self.to_bad + self.to_good)
+        return shares
 
     def log_density(self, logs: FloatArray) -> FloatArray:
         """(n, 2) of these logarithms in each state."""

@@ -79,7 +79,7 @@ class LoggedOutcomes:
         known = self.losses.get(client_id)
         if not known:
             return None
-        after = min(bisect_left(known, (round,)), len(known) - 1)
+        after = min(bisect_left(known, round, key=lambda each: each[0]), len(known) - 1)
         return min(known[max(after - 1, 0) : after + 1], key=lambda each: abs(each[0] - round))[1]
 
 

@@ -14,7 +14,7 @@ from pausefl.campaigns.campaign import Plan, Show, begin, read_plan
 from pausefl.campaigns.tuning.fresh import FrontPoint, compared
 from pausefl.campaigns.tuning.measure import measure_of
 from pausefl.campaigns.tuning.plan import TuningPlan
-from pausefl.campaigns.tuning.search import SearchResult, search
+from pausefl.campaigns.tuning.study import SearchResult, search
 from pausefl.exit_status import RunInterrupted
 from pausefl.extras import require
 from pausefl.runtime.fleet import View

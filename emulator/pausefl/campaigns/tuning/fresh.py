@@ -7,11 +7,13 @@ import numpy as np
 
 from pausefl.campaigns.tuning.measure import Measure
 from pausefl.campaigns.tuning.plan import Objective, TuningPlan
-from pausefl.campaigns.tuning.search import SearchResult
 from pausefl.campaigns.tuning.space import Point
+from pausefl.campaigns.tuning.study import SearchResult
 from pausefl_proto.arrays import FloatArray
 
 _RESAMPLES = 5_000
+_LEAST = 1e-12
+"""Keeps a share of nothing finite."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,8 @@ def relative_change(values: FloatArray, published: FloatArray) -> Change:
     """
     picks = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
     means, baseline = values[picks].mean(axis=1), published[picks].mean(axis=1)
-    low, high = np.quantile(_ratio(means, baseline), (0.025, 0.975))
-    return Change(float(_ratio(values.mean(), published.mean())), float(low), float(high))
-
-
-def _ratio(value: FloatArray | np.floating, baseline: FloatArray | np.floating) -> FloatArray:
-    ratio: FloatArray = value / np.maximum(baseline, 1e-12) - 1
-    return ratio
+    low, high = np.quantile(means / np.maximum(baseline, _LEAST) - 1, (0.025, 0.975))
+    return Change(float(values.mean()) / max(float(published.mean()), _LEAST) - 1, float(low), float(high))
 
 
 def _measured(plan: TuningPlan, point: Point, measure: Measure) -> Mapping[str, FloatArray]:

@@ -61,9 +61,11 @@ def draw_front(tuning: "Tuning") -> Figure:
             values = np.array([trial.values for trial in tuning.tried.trials])
             axes.scatter(values[:, x], values[:, y], s=12, color=MUTED.light, label="tried")
             at = np.array([[p.figures[objectives[i].name] for i in (x, y)] for p in tuning.front])
-            axes.scatter(*at[:-1].T, s=28, color=SERIES[0].light, label="front, fresh seeds")
-            axes.scatter(*at[:1].T, s=90, marker="o", facecolor="none", edgecolor=SERIES[1].light, label="recommended")
-            axes.scatter(*at[-1:].T, s=90, marker="*", color=LIMIT.light, label="published")
+            axes.scatter(at[:-1, 0], at[:-1, 1], s=28, color=SERIES[0].light, label="front, fresh seeds")
+            axes.scatter(
+                at[:1, 0], at[:1, 1], s=90, marker="o", facecolor="none", edgecolor=SERIES[1].light, label="recommended"
+            )
+            axes.scatter(at[-1:, 0], at[-1:, 1], s=90, marker="*", color=LIMIT.light, label="published")
             axes.set(xlabel=objectives[x].label, ylabel=objectives[y].label)
         figure.axes[0].legend()
     return figure
