@@ -60,12 +60,11 @@ def draw_front(tuning: "Tuning") -> Figure:
             axes = figure.add_subplot(1, len(pairs), place)
             values = np.array([trial.values for trial in tuning.tried.trials])
             axes.scatter(values[:, x], values[:, y], s=12, color=MUTED.light, label="tried")
-            at = np.array([[p.figures[objectives[i].name] for i in (x, y)] for p in tuning.front])
-            axes.scatter(at[:-1, 0], at[:-1, 1], s=28, color=SERIES[0].light, label="front, fresh seeds")
-            axes.scatter(
-                at[:1, 0], at[:1, 1], s=90, marker="o", facecolor="none", edgecolor=SERIES[1].light, label="recommended"
-            )
-            axes.scatter(at[-1:, 0], at[-1:, 1], s=90, marker="*", color=LIMIT.light, label="published")
+            across, up = np.array([[p.figures[objectives[i].name] for i in (x, y)] for p in tuning.front]).T
+            axes.scatter(across[:-1], up[:-1], s=28, color=SERIES[0].light, label="front, fresh seeds")
+            ring = {"facecolor": "none", "edgecolor": SERIES[1].light}
+            axes.scatter(across[:1], up[:1], s=90, label="recommended", **ring)
+            axes.scatter(across[-1:], up[-1:], s=90, marker="*", color=LIMIT.light, label="published")
             axes.set(xlabel=objectives[x].label, ylabel=objectives[y].label)
         figure.axes[0].legend()
     return figure
