@@ -62,8 +62,8 @@ def draw_front(tuning: "Tuning") -> Figure:
             axes.scatter(values[:, x], values[:, y], s=12, color=MUTED.light, label="tried")
             across, up = np.array([[p.figures[objectives[i].name] for i in (x, y)] for p in tuning.front]).T
             axes.scatter(across[:-1], up[:-1], s=28, color=SERIES[0].light, label="front, fresh seeds")
-            ring = {"facecolor": "none", "edgecolor": SERIES[1].light}
-            axes.scatter(across[:1], up[:1], s=90, label="recommended", **ring)
+            edge = SERIES[1].light
+            axes.scatter(across[:1], up[:1], s=90, facecolor="none", edgecolor=edge, label="recommended")
             axes.scatter(across[-1:], up[-1:], s=90, marker="*", color=LIMIT.light, label="published")
             axes.set(xlabel=objectives[x].label, ylabel=objectives[y].label)
         figure.axes[0].legend()
