@@ -38,10 +38,10 @@ class LoggedOutcomes:
         for record in records:
             for attempt in record.attempts:
                 ids.update(event.client_id for event in attempt.events if event.kind == "joined")
-                for outcome in (*attempt.observations, *attempt.misses):
-                    by_client.setdefault(outcome.client_id, []).append(outcome)
-            for outcome in (*record.observations, *record.misses):
-                by_round[record.round, outcome.client_id] = outcome
+                for answer in _answers(attempt):
+                    by_client.setdefault(answer.client_id, []).append(answer)
+            for answer in _answers(record):
+                by_round[record.round, answer.client_id] = answer
             for o in record.observations:
                 if o.loss is not None:
                     losses.setdefault(o.client_id, []).append((record.round, o.loss))
@@ -81,6 +81,10 @@ class LoggedOutcomes:
             return None
         after = min(bisect_left(known, round, key=lambda each: each[0]), len(known) - 1)
         return min(known[max(after - 1, 0) : after + 1], key=lambda each: abs(each[0] - round))[1]
+
+
+def _answers(attempt: RoundRecord) -> Sequence[LoggedAnswer]:
+    return [*attempt.observations, *attempt.misses]
 
 
 def check_log_suffices(policy: Policy, name: str, outcomes: LoggedOutcomes) -> None:
