@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ ORACLE = Oracle({c: 0.1 + 0.1 * k for k, c in enumerate(NAMES)}, {c: 10 / (1 + k
 @every_policy
 async def test_every_policy_chooses_again_what_it_chose_over_the_network(case: str, tmp_path: Path) -> None:
     """Private runs over gRPC; two clients join when the others have played."""
-    changes = {"rounds": 8, "minimum_clients": 4, "privacy": PRIVATE, "tau_min_s": None}
+    changes: dict[str, Any] = {"rounds": 8, "minimum_clients": 4, "privacy": PRIVATE, "tau_min_s": None}
     ledgers = {name: private(tmp_path / "ledgers", name) for name in NAMES}
     try:
         async with federation(tmp_path, policy_of(case, m=2), oracle=ORACLE, **changes) as server, clients() as some:

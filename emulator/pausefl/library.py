@@ -174,7 +174,8 @@ def tune(
     Returns the Pareto front, held against the experiment's own setting on fresh seeds. Tables, settings and a figure
     are written to `folder`, runs/tune-<time> by default.
     """
-    from pausefl.campaigns.tuning import TuningPlan, tune_experiment
+    from pausefl.campaigns.tuning import tune_experiment
+    from pausefl.campaigns.tuning.plan import TuningPlan
 
     plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy)
     return tune_experiment(plan, _folder("tune", folder), Console(stderr=True))
