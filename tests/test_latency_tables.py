@@ -46,6 +46,7 @@ TABLES = {
     "weibull": "scale_s = 0.1\nshape = 0.7",
     "pareto": "minimum_s = 0.1\nshape = 2.5",
     "empirical": 'file = "FILE"\ncolumn = "rtt_s"',
+    "values": "values_s = [0.1, 0.3, 0.2]",
     "sum": 'of = [{kind = "constant", value_s = 0.1}, {kind = "exponential", mean_s = 0.1}]',
     "mixture": 'of = [{kind = "constant", value_s = 0.1}, {kind = "none"}]\nweights = [0.9, 0.1]',
     "floor": 'of = {kind = "normal", mean_s = 0.1, sd_s = 1}\nfloor_s = 0.05',

@@ -17,9 +17,23 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 if TYPE_CHECKING:
     from pausefl.campaigns.sweep import Sweep
+    from pausefl.campaigns.tuning import Tuning
     from pausefl.config.experiment import Experiment
-    from pausefl.library import Simulation, compare, load, open, run, simulate, sweep  # noqa: A004 - as gzip.open
+    from pausefl.library import (
+        Simulation,
+        compare,
+        fit_latency,
+        load,
+        open,  # noqa: A004 - as gzip.open
+        replay,
+        run,
+        simulate,
+        sweep,
+        tune,
+    )
     from pausefl.observers.base import Observer
+    from pausefl.offline.latency_fit import LatencyFit
+    from pausefl.offline.replay_outputs import Replay
     from pausefl.report.comparison import Comparison
     from pausefl.results.run import Run
 
@@ -27,25 +41,34 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "Experiment",
+    "LatencyFit",
     "Observer",
     "PauseflError",
+    "Replay",
     "Run",
     "Simulation",
     "Sweep",
+    "Tuning",
     "compare",
+    "fit_latency",
     "load",
     "open",
+    "replay",
     "run",
     "simulate",
     "sweep",
+    "tune",
 ]
 
 _HOMES = {
     "Comparison": "pausefl.report.comparison",
     "Experiment": "pausefl.config.experiment",
+    "LatencyFit": "pausefl.offline.latency_fit",
     "Observer": "pausefl.observers.base",
+    "Replay": "pausefl.offline.replay_outputs",
     "Run": "pausefl.results.run",
     "Sweep": "pausefl.campaigns.sweep",
+    "Tuning": "pausefl.campaigns.tuning",
 }
 
 

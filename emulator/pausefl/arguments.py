@@ -40,6 +40,7 @@ def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -
 
     _add_experiments(command)
     _add_ends(command)
+    _add_offline(command)
     _add_tools(command)
     return whole
 
@@ -111,6 +112,41 @@ def _add_ends(command: _AddCommand) -> None:
     _add_config(sub)
     _add_insecure(sub, "evaluation.insecure")
     _add_log(sub)
+
+
+def _add_offline(command: _AddCommand) -> None:
+    """Commands that learn from recorded logs and from simulations."""
+    sub = command("tune", "search for parameters by latency, leakage and accuracy; writes the Pareto front")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    _add_set(sub)
+    search = "a key and where to search it: A..B, log:A..B or values A,B,C; repeatable (default: the policy's weights)"
+    sub.add_argument("--search", action="append", default=[], metavar="KEY=SPACE", help=search)
+    by = "what a trial plays: simulations, or runs with real processes and training (default simulate)"
+    sub.add_argument("--by", choices=["simulate", "run"], default="simulate", help=by)
+    sub.add_argument("--trials", type=int, default=50, metavar="N", help="how many settings to try (default 50)")
+    seeds = "simulations or runs per setting, from the seed on (default 3)"
+    sub.add_argument("--seeds", type=int, default=3, metavar="N", help=seeds)
+    fresh = "seeds that no trial has seen, by which the front is compared with the published setting (default 10)"
+    sub.add_argument("--fresh-seeds", type=int, default=10, metavar="N", help=fresh)
+    target = "with --by run: the latency is the one until test accuracy A, in (0, 1), is reached"
+    sub.add_argument("--target-accuracy", type=float, metavar="A", help=target)
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/tune-<name>-<time>)")
+    sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted search")
+
+    sub = command("replay", "fold a run's log through its policy, which must choose the same, or through another")
+    sub.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, also of a run that goes on")
+    sub.add_argument("--policy", metavar="NAME", help="estimate what this policy would have chosen and waited")
+    text = "estimate for another parameter, e.g. --set selection.pause.alpha=10; keys of selection alone; repeatable"
+    sub.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=text)
+    draws = "how often an estimate draws what the log does not have (default 100)"
+    sub.add_argument("--draws", type=int, default=100, metavar="N", help=draws)
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub.add_argument("--out", metavar="DIR", help="write replay.json, replay.csv and replay.png there")
+
+    sub = command("fit-latency", "fit a latency law to each client of a log or CSV file; prints an experiment as TOML")
+    source = "a run directory, or a CSV file with the columns client, time and seconds"
+    sub.add_argument("source", metavar="FILE|RUN_DIR", help=source)
+    sub.add_argument("--figure", metavar="PATH", help="draw the laws against the data there, as PNG")
 
 
 def _add_tools(command: _AddCommand) -> None:

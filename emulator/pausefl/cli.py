@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from pausefl import commands
 from pausefl.arguments import make_parser
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, own_document
@@ -42,6 +43,9 @@ def parser() -> argparse.ArgumentParser:
             "compare": _compare,
             "sweep": _sweep,
             "simulate": _simulate,
+            "tune": commands.tune,
+            "replay": commands.replay,
+            "fit-latency": commands.fit_latency,
             "server": _server,
             "client": _client,
             "evaluator": _evaluator,

@@ -13,6 +13,8 @@ PACKAGES = {
     "netem": ("pyroute2",),
     "pandas": ("pandas",),
     "privacy": ("dp_accounting", "scipy"),
+    "latency": ("scipy",),
+    "tune": ("optuna",),
     "opendp": ("opendp",),
     "tensorboard": ("tensorboardX",),
     "mlflow": ("mlflow",),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -22,6 +22,12 @@ from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import new_run_dir
 from pausefl.runtime.terminal import make_view
 from pausefl_process.events import ProgressEvent
+
+if TYPE_CHECKING:
+    from pausefl.campaigns.tuning import Tuning
+    from pausefl.campaigns.tuning.plan import By
+    from pausefl.offline.latency_fit import LatencyFit
+    from pausefl.offline.replay_outputs import Replay
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,61 @@ def simulate(
         return Simulation(out, run_simulation(experiment, rounds, out))
     of = policies or [experiment.selection.policy]
     return Simulation(out, run_simulations(experiment, of, seeds, rounds, out))
+
+
+def replay(
+    run_dir: str | Path,
+    policy: str | None = None,
+    overrides: Overrides = (),
+    *,
+    draws: int = 100,
+    folder: str | Path | None = None,
+) -> "Replay":
+    """Fold the log of a run through its own policy, which must choose the same clients; PauseflError names the round.
+
+    With another `policy`, or `overrides` of [selection], it estimates what that would have chosen and waited, from so
+    many draws. Tables and a figure are written to `folder`, if there is one. ConfigError where the log lacks what the
+    policy needs.
+    """
+    from pausefl.offline.replay_outputs import replayed, write_replay
+
+    found = replayed(Path(run_dir), policy, overrides, draws)
+    if folder is not None:
+        write_replay(found, Path(folder))
+    return found
+
+
+def fit_latency(source: str | Path) -> "LatencyFit":
+    """Fit a law to each client's latencies, from a run directory or a CSV file of (client, time, seconds).
+
+    ConfigError for what is neither, with the line.
+    """
+    from pausefl.offline.latency_fit import fit_latency
+
+    return fit_latency(Path(source))
+
+
+def tune(
+    experiment: Experiment,
+    search: Sequence[str] = (),
+    folder: str | Path | None = None,
+    *,
+    by: "By" = "simulate",
+    trials: int = 50,
+    seeds: int = 3,
+    fresh_seeds: int = 10,
+    target_accuracy: float | None = None,
+) -> "Tuning":
+    """Search parameters, `["selection.pause.alpha=log:1..1000"]`, for latency, leakage and accuracy together.
+
+    Returns the Pareto front, held against the experiment's own setting on fresh seeds. Tables, settings and a figure
+    are written to `folder`, runs/tune-<time> by default.
+    """
+    from pausefl.campaigns.tuning import tune_experiment
+    from pausefl.campaigns.tuning.plan import TuningPlan
+
+    plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy)
+    return tune_experiment(plan, _folder("tune", folder), Console(stderr=True))
 
 
 def _folder(command: str, folder: str | Path | None) -> Path:

@@ -89,20 +89,25 @@ def replay(
     tau_min_s: float | None = None,
     examples_max: int | None = None,
     unfinished: Iterable[RoundRecord] = (),
+    before_each: Callable[[RoundRecord, RunState], None] = lambda *_: None,
 ) -> RunState:
     """The state after a recorded log: the one an uninterrupted run would have. `after_each` sees it grow.
 
     `unfinished`: the failed attempts at the round after the last.
+    `before_each` sees the state that each attempt, failed or not, chose its clients by.
     """
     state = RunState.start(policy, seed, tau_min_s=tau_min_s, examples_max=examples_max)
+
+    def fold(attempt: RoundRecord, take: Callable[[RoundRecord], None]) -> None:
+        state.before_round(attempt.round, attempt.events)
+        before_each(attempt, state)
+        take(attempt)
+
     for record in records:
         for failed in record.failed_attempts:
-            state.before_round(failed.round, failed.events)
-            state.after_failed_attempt(failed)
-        state.before_round(record.round, record.events)
-        state.after_round(record)
+            fold(failed, state.after_failed_attempt)
+        fold(record, state.after_round)
         after_each(record, state)
     for failed in unfinished:
-        state.before_round(failed.round, failed.events)
-        state.after_failed_attempt(failed)
+        fold(failed, state.after_failed_attempt)
     return state

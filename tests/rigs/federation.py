@@ -77,7 +77,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
     make(folder)
     evaluate, keep = changes.pop("evaluate", None), changes.pop("keep", lambda _: None)
     endpoints = Endpoints("127.0.0.1", 0, changes.pop("metrics", None), offer=changes.pop("offer", ""))
-    back_to = changes.pop("back_to", None)
+    back_to, oracle = changes.pop("back_to", None), changes.pop("oracle", None)
     best_model = changes.pop("best_model", None)
     settings, run = network_settings(**changes), Federation()
     theta_0 = np.zeros(settings.manifest.size, np.float32)
@@ -90,6 +90,7 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
             endpoints,
             folder,
             run.tell,
+            oracle=oracle,
             on_ready=run.port.set_result,
             keep=keep,
             back_to=back_to,

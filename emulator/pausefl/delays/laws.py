@@ -277,6 +277,7 @@ class Empirical:
     """Measured values, each equally likely, drawn with replacement."""
 
     values_s: tuple[float, ...]
+    """The values."""
 
     def __post_init__(self) -> None:
         if not self.values_s:

@@ -5,13 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pausefl_proto.draws import generator
 from pausefl_proto.wire import MAX_FRAME_BYTES, pack_job
 from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.rounds.choosing import choose
 from pausefl_server.rounds.messages import Dispatch
-from pausefl_server.rounds.resting import awake
-from pausefl_server.selection.base import Context, Oracle, Selection
-from pausefl_server.selection.validation import checked
+from pausefl_server.selection.base import Oracle, Selection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
@@ -51,21 +49,7 @@ class Preparer:
         return prepared
 
     def _prepare(self, round: int, attempt: int, model: GlobalModel) -> PreparedRound:
-        settings, table = self._settings, self._state.table
-        context = Context(
-            round=round,
-            table=table,
-            eligible=awake(table, round, self._state.policy.m, settings.rest_rounds_max),
-            rng=generator(settings.seed, "selection", round, attempt),
-            epsilon_budget=settings.budget.epsilon_budget if settings.budget else None,
-            weight_share_max=settings.aggregation.weight_share_max,
-            oracle=self._oracle,
-            clock=self._clock,
-        )
-        started_s = self._clock()
-        selection = self._state.policy.select(self._state.policy_state, context)
-        selection_s = self._clock() - started_s
-        checked(selection, context)
+        selection, selection_s = choose(self._settings, self._state, self._oracle, round, attempt, self._clock)
         return PreparedRound(selection, selection_s, self._frame(round, attempt, model))
 
     def _frame(self, round: int, attempt: int, model: GlobalModel) -> Dispatch:

@@ -49,6 +49,7 @@ DELAYS = Registry(
         "weibull": delays.Weibull,
         "pareto": delays.Pareto,
         "empirical": MeasuredDelays,
+        "values": delays.Empirical,
         "sum": delays.Sum,
         "mixture": delays.Mixture,
         "floor": Floor,

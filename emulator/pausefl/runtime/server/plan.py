@@ -58,15 +58,21 @@ def server_plan(experiment: Experiment, run: str) -> ServerPlan:
 
     ConfigError where other machines could reach a server that asks clients to show nothing.
     """
-    needs_oracle = selected_policy(experiment.selection).needs_oracle
     return ServerPlan(
-        settings=_settings(experiment, run),
+        settings=settings_of(experiment, run),
         selection=experiment.selection,
-        oracle=Oracle(*known_means(experiment.delays(), experiment.tau_min_s)) if needs_oracle else None,
+        oracle=oracle_of(experiment),
         endpoints=endpoints_of(experiment),
         model=_model(experiment),
         summary=_summary(experiment),
     )
+
+
+def oracle_of(experiment: Experiment) -> Oracle | None:
+    """The true latency laws, where the experiment's policy is one that is told them; ConfigError where it cannot be."""
+    if not selected_policy(experiment.selection).needs_oracle:
+        return None
+    return Oracle(*known_means(experiment.delays(), experiment.tau_min_s))
 
 
 def endpoints_of(experiment: Experiment) -> Endpoints:
@@ -86,7 +92,8 @@ def endpoints_of(experiment: Experiment) -> Endpoints:
     )
 
 
-def _settings(experiment: Experiment, run: str) -> ServerSettings:
+def settings_of(experiment: Experiment, run: str) -> ServerSettings:
+    """What rounds are played by; ConfigError."""
     presence = presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     return ServerSettings(
         run_id=run,

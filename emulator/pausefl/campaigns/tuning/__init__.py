@@ -1,0 +1,74 @@
+"""Searches an experiment's parameters: the Pareto front of latency, leakage and accuracy, held against fresh seeds.
+
+May live here: the search space, what a trial measures, the search itself and what it writes.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from pausefl.campaigns.campaign import Plan, Show, begin, read_plan
+from pausefl.campaigns.tuning.fresh import FrontPoint, compared
+from pausefl.campaigns.tuning.measure import measure_of
+from pausefl.campaigns.tuning.plan import TuningPlan
+from pausefl.campaigns.tuning.study import SearchResult, search
+from pausefl.exit_status import RunInterrupted
+from pausefl.extras import require
+from pausefl.runtime.fleet import View
+from pausefl.runtime.terminal import make_view
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a search found."""
+
+    folder: Path
+    """Where front.csv, front.png, the settings as TOML and the study lie."""
+    plan: TuningPlan
+    """What was asked for."""
+    tried: SearchResult
+    """Every setting that was tried."""
+    front: Sequence[FrontPoint]
+    """The settings that none dominates, the recommended one first; the published setting comes last."""
+
+
+def tune_experiment(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
+    """Search, compare the front with the published setting on fresh seeds, and write both to `folder`.
+
+    ConfigError for bad input, RunInterrupted when the user ends it.
+    """
+    require("tune", "report")
+    _ = plan.space  # ConfigError before there is a folder
+    asked = {name: value for name, value in asdict(plan).items() if name != "source"}
+    begin(folder, Plan("tune", plan.source, {**asked, "search": list(plan.search)}))
+    return _tuned(plan, folder, console)
+
+
+def resume_tuning(folder: Path, console: Console) -> Tuning:
+    """Go on with an interrupted search; settings that were tried are not tried again."""
+    require("tune", "report")
+    begun = read_plan(folder, "tune")
+    return _tuned(TuningPlan(source=begun.source, **begun.arguments), folder, console)
+
+
+def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
+    from pausefl.campaigns.tuning.outputs import write_tuning
+
+    measure = measure_of(plan, folder, _shower(console))
+    try:
+        tried = search(plan, folder, measure, console)
+        tuning = Tuning(folder, plan, tried, compared(plan, tried, measure))
+    except KeyboardInterrupt:
+        raise RunInterrupted(f"interrupted; go on with: pausefl tune --resume {folder}") from None
+    write_tuning(tuning)
+    return tuning
+
+
+def _shower(console: Console) -> Show:
+    def show(title: str) -> AbstractContextManager[View]:
+        return make_view(console, title)
+
+    return show

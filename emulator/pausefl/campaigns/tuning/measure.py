@@ -1,0 +1,87 @@
+"""Measures a setting: by a simulation, or by a run with real processes."""
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from pausefl.campaigns.campaign import Planned, Show, play
+from pausefl.campaigns.tuning.plan import TuningPlan
+from pausefl.campaigns.tuning.space import Point, experiment_at
+from pausefl.config.experiment import Experiment
+from pausefl.config.server_records import selected_policy
+from pausefl.results.reading import read_run
+from pausefl.simulation.engine import SimulationResult, is_compiled, simulate, simulate_pause
+from pausefl.simulation.outputs import setting_of
+from pausefl_proto.errors import PauseflError
+
+Figures = Mapping[str, float]
+"""What a run came to, by the objectives' names."""
+Measure = Callable[[Point, int], Figures]
+"""Plays a setting under a seed. ConfigError for a setting that is no experiment, PauseflError for a run that failed."""
+
+NOT_REACHED = 2.0
+"""A run that never reaches the target accuracy counts with so many times its total latency (PAR2, as Hutter, Hoos,
+Leyton-Brown and Stützle, JAIR 2009, score runs that do not end)."""
+
+
+def measure_of(plan: TuningPlan, folder: Path, show: Show) -> Measure:
+    """How the plan's trials are measured; runs lie in `folder`/runs, and finished ones are not played again."""
+
+    def by_simulation(point: Point, seed: int) -> Figures:
+        return simulated(experiment_at(plan.source, point, seed))
+
+    def by_run(point: Point, seed: int) -> Figures:
+        experiment = experiment_at(plan.source, point, seed)
+        name = sha256(experiment.to_toml().encode()).hexdigest()[
+            :12
+        ]  # one setting is played once, however it was found
+        planned = Planned(f"runs/{name}-seed{seed}", experiment)
+        (run_dir,) = play([planned], folder, "tune", show)
+        return figures_of_run(run_dir, plan.target_accuracy)
+
+    return by_run if plan.by == "run" else by_simulation
+
+
+def simulated(experiment: Experiment) -> Figures:
+    """Total latency, greatest leakage and imbalance of a simulation of all rounds."""
+    policy, rounds = selected_policy(experiment.selection), experiment.experiment.rounds
+    setting = setting_of(experiment)
+    if is_compiled(policy, setting):
+        result = simulate_pause(policy, setting, rounds)
+    else:
+        result = simulate(policy, setting, rounds, with_regret=False)
+    return {
+        "total_latency_s": float(result.total_latency_s[-1]),
+        "max_epsilon_spent": float(result.max_epsilon_spent[-1]),
+        "imbalance": imbalance(result, setting.examples),
+    }
+
+
+def imbalance(result: SimulationResult, examples: Mapping[str, int]) -> float:
+    """Half of Σ |share of choices − share of examples| over the clients: 0 where data are used as they are spread.
+
+    The total variation distance, from 0 to 1. It stands for accuracy, which a simulation does not have: the less the
+    choices follow the data, the less the model is of all of them.
+    """
+    owned = np.array([examples[client_id] for client_id in result.client_ids], np.float64)
+    return 0.5 * float(np.abs(result.chosen / result.chosen.sum() - owned / owned.sum()).sum())
+
+
+def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
+    """Total latency, greatest leakage and final accuracy, and the latency to the target where there is one."""
+    run = read_run(run_dir)
+    accuracy, total_s = run.summary["final_accuracy"], run.summary["total_latency_s"]
+    if run.summary["outcome"] == "failed" or accuracy is None:
+        raise PauseflError(f"{run_dir}: the run failed ({run.summary['stopped_because']})")
+    found = {
+        "total_latency_s": total_s,
+        "max_epsilon_spent": run.summary["max_epsilon_spent"],
+        "final_accuracy": accuracy,
+    }
+    if target_accuracy is not None:
+        latency_s, accuracies = run.curve("test")
+        reached = np.flatnonzero(accuracies >= target_accuracy)
+        found["latency_to_target_s"] = float(latency_s[reached[0]]) if reached.size else NOT_REACHED * total_s
+    return found

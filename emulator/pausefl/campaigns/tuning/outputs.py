@@ -1,0 +1,100 @@
+"""What a search leaves: the front as a table, as CSV, as a picture, and as experiments that run."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from pausefl.campaigns.tuning.fresh import Change, FrontPoint
+from pausefl.campaigns.tuning.plan import Objective
+from pausefl.campaigns.tuning.space import experiment_at
+from pausefl.report.style import LIMIT, MUTED, RC, SERIES, save_png
+from pausefl_process.files import write_durably
+
+if TYPE_CHECKING:
+    from pausefl.campaigns.tuning import Tuning
+
+
+def write_tuning(tuning: "Tuning") -> None:
+    """Write front.csv, front.png, trials.csv and a TOML file for every setting of the front."""
+    objectives, plan = tuning.plan.objectives, tuning.plan
+    _write_csv(tuning, "front.csv", [_row(point, objectives) for point in tuning.front])
+    names = [objective.name for objective in objectives]
+    rows = [{**each.point, **dict(zip(names, each.values, strict=True))} for each in tuning.tried.trials]
+    _write_csv(tuning, "trials.csv", rows)
+    for point in tuning.front:
+        text = experiment_at(plan.source, point.point).to_toml()
+        write_durably(tuning.folder / f"{point.name}.toml", text)
+    save_png(draw_front(tuning), tuning.folder / "front.png")
+
+
+def front_table(tuning: "Tuning") -> Table:
+    """The front on fresh seeds, each figure with its change from the published setting and the 95 % interval."""
+    plan, keys = tuning.plan, list(tuning.plan.space)
+    seeds = f"{plan.unseen_seeds.start} to {plan.unseen_seeds.stop - 1}"
+    found = tuning.tried
+    tried = f"{len(found.trials)} settings tried, {found.pruned} pruned, {len(found.refused)} refused"
+    table = Table(title=f"Pareto front on fresh seeds {seeds} ({tried})", title_justify="left")
+    table.add_column("setting")
+    for key in keys:
+        table.add_column(key.rpartition(".")[2], justify="right")
+    for objective in plan.objectives:
+        table.add_column(objective.label, justify="right")
+    for point in tuning.front:
+        values = [_short(point.point[key]) if key in point.point else "" for key in keys]
+        table.add_row(point.name, *values, *(_cell(point, objective) for objective in plan.objectives))
+    return table
+
+
+def draw_front(tuning: "Tuning") -> Figure:
+    """A panel for each pair of objectives: every trial, the front, and the published setting on fresh seeds."""
+    objectives = tuning.plan.objectives
+    pairs = [(x, y) for x in range(len(objectives)) for y in range(x + 1, len(objectives))]
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(4.2 * len(pairs), 3.8), layout="constrained")
+        for place, (x, y) in enumerate(pairs, start=1):
+            axes = figure.add_subplot(1, len(pairs), place)
+            values = np.array([trial.values for trial in tuning.tried.trials])
+            axes.scatter(values[:, x], values[:, y], s=12, color=MUTED.light, label="tried")
+            across, up = np.array([[p.figures[objectives[i].name] for i in (x, y)] for p in tuning.front]).T
+            axes.scatter(across[:-1], up[:-1], s=28, color=SERIES[0].light, label="front, fresh seeds")
+            edge = SERIES[1].light
+            axes.scatter(across[:1], up[:1], s=90, facecolor="none", edgecolor=edge, label="recommended")
+            axes.scatter(across[-1:], up[-1:], s=90, marker="*", color=LIMIT.light, label="published")
+            axes.set(xlabel=objectives[x].label, ylabel=objectives[y].label)
+        figure.axes[0].legend()
+    return figure
+
+
+def _row(point: FrontPoint, objectives: Sequence[Objective]) -> dict[str, Any]:
+    row: dict[str, Any] = {"setting": point.name, **point.point}
+    for objective in objectives:
+        row[objective.name] = point.figures[objective.name]
+        if change := point.changes.get(objective.name):
+            row |= {f"{objective.name}_{part}": value for part, value in _parts(change).items()}
+    return row
+
+
+def _parts(change: Change) -> Mapping[str, float]:
+    return {"change": change.mean, "change_low": change.low, "change_high": change.high}
+
+
+def _cell(point: FrontPoint, objective: Objective) -> str:
+    change, figure = point.changes.get(objective.name), f"{point.figures[objective.name]:.4g}"
+    return f"{figure}\n{change.mean:+.1%}\n{change.low:+.1%} to {change.high:+.1%}" if change else figure
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _write_csv(tuning: "Tuning", name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    with (tuning.folder / name).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

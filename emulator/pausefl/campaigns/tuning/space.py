@@ -1,0 +1,139 @@
+"""Where a search looks: a key of the experiment, and a range or a list of its values."""
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.server_records import check_policies, selected_policy
+from pausefl_proto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optuna import Trial
+
+Point = Mapping[str, Any]
+"""A value for every key that is searched."""
+_WEIGHTS = {"alpha": "log:0.01..1000", "gamma": "log:0.01..1000", "zeta": "log:0.01..100", "beta": "1.05..6.0"}
+"""PAUSE's weights, and where they are searched unless said otherwise."""
+_FOR_EXAMPLE = "selection.pause.alpha=log:1..1000, selection.m=3..8 or selection.pause.window=0,8,32"
+
+
+@dataclass(frozen=True)
+class SearchRange:
+    """Numbers from `low` to `high`, whole ones where both are."""
+
+    low: float
+    high: float
+    is_log: bool
+
+    @property
+    def ends(self) -> Sequence[Any]:
+        """The least and the greatest."""
+        return self.low, self.high
+
+    def suggest(self, trial: "Trial", key: str) -> Any:
+        """A value that Optuna's sampler takes."""
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(key, self.low, self.high, log=self.is_log)
+        return trial.suggest_float(key, self.low, self.high, log=self.is_log)
+
+    def holds(self, value: object) -> bool:
+        """Whether the value lies in it."""
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class SearchChoices:
+    """A list of values."""
+
+    ends: Sequence[Any]
+    """All of them."""
+
+    def suggest(self, trial: "Trial", key: str) -> Any:
+        """The value that Optuna's sampler takes."""
+        return trial.suggest_categorical(key, list(self.ends))
+
+    def holds(self, value: object) -> bool:
+        """Whether it is one of them."""
+        return value in self.ends
+
+
+SearchSpace = Mapping[str, SearchRange | SearchChoices]
+
+
+def parse_search(settings: Sequence[str], experiment: Experiment) -> SearchSpace:
+    """The space that KEY=SPACE texts span, the weights of the experiment's policy without any.
+
+    A space is A..B, log:A..B or A,B,C. ConfigError for a text that is none, and for a key or value that no experiment
+    has.
+    """
+    space: dict[str, SearchRange | SearchChoices] = {}
+    for setting in settings or _default(experiment):
+        key, separator, text = setting.partition("=")
+        if not separator or not key.strip() or not text.strip():
+            raise ConfigError(f"--search {setting}: must be KEY=SPACE such as {_FOR_EXAMPLE}")
+        space[key.strip()] = _dimension(setting, text.strip())
+    source = experiment.to_toml()
+    for key, dimension in space.items():
+        for value in dimension.ends:
+            try:
+                experiment_at(source, {key: value})
+            except ConfigError as error:
+                raise ConfigError(f"--search {key}: {error}") from None
+    return space
+
+
+def experiment_at(source: str, point: Point, seed: int | None = None) -> Experiment:
+    """The experiment at a point, under its own or another seed; ConfigError where it is none."""
+    experiment = parse_experiment(source, {**point} if seed is None else {**point, "experiment.seed": seed})
+    check_policies(experiment)
+    return experiment
+
+
+def published_point(experiment: Experiment, space: SearchSpace) -> Point | None:
+    """The experiment's own values of the keys searched; None where it lies outside the space."""
+    point = {key: _value_of(experiment, key) for key in space}
+    return point if all(space[key].holds(value) for key, value in point.items()) else None
+
+
+def _default(experiment: Experiment) -> list[str]:
+    name, policy = experiment.selection.policy, selected_policy(experiment.selection)
+    found = [f"selection.{name}.{key}={text}" for key, text in _WEIGHTS.items() if hasattr(policy, key)]
+    if not found:
+        raise ConfigError(f"--search: {name} has none of PAUSE's weights, so say what to search: {_FOR_EXAMPLE}")
+    return found
+
+
+def _dimension(setting: str, text: str) -> SearchRange | SearchChoices:
+    is_log, range_text = text.startswith("log:"), text.removeprefix("log:")
+    low, separator, high = range_text.partition("..")
+    if not separator and not is_log:
+        return SearchChoices([_value(part.strip()) for part in text.split(",") if part.strip()])
+    ends = _value(low.strip()), _value(high.strip())
+    are_numbers = all(isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end) for end in ends)
+    if not (separator and are_numbers and ends[0] < ends[1] and (ends[0] > 0 or not is_log)):
+        above = ", above 0 with log:" if is_log else ""
+        raise ConfigError(f"--search {setting}: must be two numbers A..B with A < B{above}")
+    return SearchRange(*ends, is_log)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _value_of(experiment: Experiment, key: str) -> Any:
+    """What the experiment has for a key, or its policy where the experiment leaves it at its default."""
+    *tables, name = key.split(".")
+    found: Any = experiment.model_dump(mode="json")
+    for table in tables:
+        found = found.get(table, {}) if isinstance(found, dict) else {}
+    if isinstance(found, dict) and name in found:
+        return found[name]
+    if len(tables) == 2 and tables[0] == "selection":
+        return getattr(selected_policy(experiment.selection, tables[1]), name, None)
+    return None

@@ -1,0 +1,177 @@
+"""Searches with Optuna: several objectives, several seeds a trial, in a study on disk that can be gone on with."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pausefl.campaigns.tuning.measure import Figures, Measure
+from pausefl.campaigns.tuning.plan import Objective, TuningPlan
+from pausefl.campaigns.tuning.space import Point, published_point
+from pausefl.exit_status import RunInterrupted
+from pausefl_proto.errors import PauseflError
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+STUDY = "study.journal"
+_REFUSED = "refused"
+"""The attribute of a trial that says why its setting could not be played."""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """A setting that was tried on every seed."""
+
+    point: Point
+    values: Sequence[float]
+    """The mean over the seeds of each objective, in their order."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """All that a search tried."""
+
+    trials: Sequence[TrialResult]
+    front: Sequence[TrialResult]
+    """Those that no other one dominates, each setting once."""
+    pruned: int
+    """How many trials were left after some of their seeds."""
+    refused: Sequence[str]
+    """Why settings could not be played."""
+
+
+def search(plan: TuningPlan, folder: Path, measure: Measure, console: Console) -> SearchResult:
+    """Try settings until the plan's number of trials is there, and return all; goes on with what `folder` has."""
+    from optuna.trial import TrialState
+
+    study = _study(plan, folder)
+    _take_up_interrupted(study)
+    with _progress(plan, console) as show:
+        while (done := _done(study)) < plan.trials:
+            show(done, _pruned(study))
+            trial = study.ask()
+            point = {key: dimension.suggest(trial, key) for key, dimension in plan.space.items()}
+            finished = [each.values for each in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
+            try:
+                values = tried(plan, point, measure, finished)
+            except RunInterrupted:
+                raise
+            except PauseflError as error:  # a setting that is no experiment, or whose run failed
+                trial.set_user_attr(_REFUSED, str(error))
+                study.tell(trial, state=TrialState.FAIL)
+                continue
+            if values is None:
+                study.tell(trial, state=TrialState.PRUNED)
+            else:
+                study.tell(trial, values)
+    return _result(study, plan)
+
+
+def tried(
+    plan: TuningPlan, point: Point, measure: Measure, finished: Sequence[Sequence[float]]
+) -> Sequence[float] | None:
+    """The mean of each objective over the seeds; None as soon as a finished trial is sure to dominate this one.
+
+    Optuna prunes no study of several objectives, as its pruners guess from one. Here nothing is guessed: no objective
+    is ever below 0 and each that is to be great has a greatest value, so the seeds played bound the mean over all of
+    them. A trial is left where even its bounds are dominated.
+    """
+    found: list[Figures] = []
+    for seed in plan.trial_seeds:
+        found.append(measure(point, seed))
+        best = [_bound(objective, found, plan.seeds) for objective in plan.objectives]
+        if len(found) < plan.seeds and any(dominates(each, best, plan.objectives) for each in finished):
+            return None
+    return best
+
+
+def dominates(one: Sequence[float], other: Sequence[float], objectives: Sequence[Objective]) -> bool:
+    """Whether `one` is better in an objective and worse in none."""
+    pairs = list(zip(objectives, one, other, strict=True))
+    return any(o.is_better(a, b) for o, a, b in pairs) and not any(o.is_better(b, a) for o, a, b in pairs)
+
+
+def _bound(objective: Objective, found: Sequence[Figures], seeds: int) -> float:
+    """The best that the mean over all seeds can still be; the mean itself once all are there."""
+    played = sum(figures[objective.name] for figures in found)
+    return (played + (objective.greatest or 0.0) * (seeds - len(found))) / seeds
+
+
+def _study(plan: TuningPlan, folder: Path) -> "Study":
+    """The study in `folder`, begun if there is none; its first trial is the published setting where it can be."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(folder / STUDY))),
+        study_name="tune",
+        directions=["minimize" if o.greatest is None else "maximize" for o in plan.objectives],
+        load_if_exists=True,
+    )
+    # A search that goes on must not draw again what it drew first.
+    study.sampler = optuna.samplers.TPESampler(seed=plan.experiment.experiment.seed + len(study.trials))
+    published = published_point(plan.experiment, plan.space)
+    if published is not None and not study.trials:
+        study.enqueue_trial(dict(published))
+    return study
+
+
+def _take_up_interrupted(study: "Study") -> None:
+    """Try again what was being tried when the search was interrupted."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        study.tell(trial.number, state=TrialState.FAIL)
+        if trial.params:
+            study.enqueue_trial(trial.params)
+
+
+def _done(study: "Study") -> int:
+    from optuna.trial import TrialState
+
+    trials = study.get_trials(deepcopy=False)
+    ended = (TrialState.COMPLETE, TrialState.PRUNED)
+    return sum(trial.state in ended or _REFUSED in trial.user_attrs for trial in trials)
+
+
+def _pruned(study: "Study") -> int:
+    from optuna.trial import TrialState
+
+    return len(study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)))
+
+
+def _result(study: "Study", plan: TuningPlan) -> SearchResult:
+    from optuna.trial import TrialState
+
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    trials = [TrialResult(trial.params, trial.values) for trial in complete]
+    once = {repr(sorted(each.point.items())): each for each in trials}
+    front = [
+        each
+        for each in once.values()
+        if not any(dominates(other.values, each.values, plan.objectives) for other in once.values())
+    ]
+    refused = [str(t.user_attrs[_REFUSED]) for t in study.get_trials(deepcopy=False) if _REFUSED in t.user_attrs]
+    if not trials:
+        why = f": {refused[0]}" if refused else ""
+        raise PauseflError(f"none of {plan.trials} settings could be played{why}")
+    return SearchResult(trials, front, _pruned(study), refused)
+
+
+@contextmanager
+def _progress(plan: TuningPlan, console: Console) -> Iterator[Callable[[int, int], None]]:
+    """What shows how many trials are done and pruned: a bar, or lines where each run has a display of its own."""
+    if plan.by == "run":
+        yield lambda done, pruned: console.print(f"trial {done + 1} of {plan.trials} ({pruned} pruned)")
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("trials", total=plan.trials)
+        yield lambda done, pruned: progress.update(bar, completed=done, description=f"trials, {pruned} pruned")

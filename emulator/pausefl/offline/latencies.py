@@ -1,0 +1,113 @@
+"""Latencies to fit laws to: of a run's log, or of a CSV file with a row per exchange."""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from pausefl.results.reading import open_database
+from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.errors import ConfigError
+from pausefl_server.records import Miss, RoundRecord
+from pausefl_server.storage.store import read_rounds
+
+COLUMNS = ("client", "time", "seconds")
+"""The columns that a CSV file must have: whose exchange, when, and how long it took."""
+
+
+@dataclass(frozen=True)
+class ClientLatencies:
+    """One client's latencies in the order they were measured."""
+
+    seconds: FloatArray
+    """(n,) all above 0."""
+    round: IntArray
+    """(n,) ascending: the round of each, or its place where rounds are not known."""
+    missed: int = 0
+    """How many of its jobs had no answer: latencies of which a lower bound is known, left out."""
+
+
+@dataclass(frozen=True)
+class _MeasuredRows:
+    when: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+def latencies_of(source: Path) -> Mapping[str, ClientLatencies]:
+    """The latencies of a run directory or a CSV file, by client; ConfigError, with the line, for what is neither."""
+    found = _of_run(source) if source.is_dir() else _of_csv(source)
+    if not found:
+        raise ConfigError(f"{source}: holds no latencies")
+    return found
+
+
+def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
+    """The signal that the policy saw, `latency.signal`, at the emulated scale."""
+    with open_database(run_dir) as database:
+        records = read_rounds(database)
+    rows: dict[str, _MeasuredRows] = {}
+    missed: dict[str, int] = {}
+    for record in records:
+        for o in record.observations:
+            of_client = rows.setdefault(o.client_id, _MeasuredRows())
+            of_client.when.append(record.round)
+            of_client.seconds.append(o.latency_s)
+        for miss in _misses(record.attempts):
+            missed[miss.client_id] = missed.get(miss.client_id, 0) + 1
+    return {
+        client_id: ClientLatencies(np.array(r.seconds), np.array(r.when, np.int64), missed.get(client_id, 0))
+        for client_id, r in sorted(rows.items())
+    }
+
+
+def _misses(attempts: Sequence[RoundRecord]) -> list[Miss]:
+    return [miss for attempt in attempts for miss in attempt.missed]
+
+
+def _of_csv(file: Path) -> dict[str, ClientLatencies]:
+    rows: dict[str, _MeasuredRows] = {}
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.reader(lines)
+            header = [name.strip() for name in next(reader, [])]
+            places = [_place(file, header, name) for name in COLUMNS]
+            for cells in reader:
+                if cells:
+                    _take(rows, file, reader.line_num, [cells[p].strip() if p < len(cells) else "" for p in places])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{file}: cannot be read ({error})") from error
+    return {client_id: _in_order(of_client) for client_id, of_client in rows.items()}
+
+
+def _place(file: Path, header: Sequence[str], name: str) -> int:
+    if name not in header:
+        raise ConfigError(f"{file}: has no column {name}; needs {', '.join(COLUMNS)} (it has: {', '.join(header)})")
+    return header.index(name)
+
+
+def _take(rows: dict[str, _MeasuredRows], file: Path, line: int, cells: Sequence[str]) -> None:
+    client, time, seconds = cells
+    if not client:
+        raise ConfigError(f"{file}: line {line} does not say whose latency it is")
+    of_client = rows.setdefault(client, _MeasuredRows())
+    of_client.when.append(_number(file, line, "time", time, least=-math.inf))
+    of_client.seconds.append(_number(file, line, "seconds", seconds, least=0.0))
+
+
+def _number(file: Path, line: int, column: str, text: str, least: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > least):
+        must = "a number" if least < 0 else "a number above 0"
+        raise ConfigError(f"{file}: line {line} has {text or 'nothing'} for {column}: must be {must}")
+    return value
+
+
+def _in_order(rows: _MeasuredRows) -> ClientLatencies:
+    order = np.argsort(rows.when, kind="stable")
+    return ClientLatencies(np.array(rows.seconds)[order], np.arange(1, len(order) + 1))

@@ -1,0 +1,193 @@
+"""What a replay found: in words, as JSON and CSV, and as a picture."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.server_records import check_policies
+from pausefl.config.toml_source import Overrides
+from pausefl.offline.counterfactual import Counterfactual, play_on_log
+from pausefl.offline.replay import RecordedLog, ReplayedChoice, check_same, read_log, replay_log
+from pausefl.runtime.run_dir import stored_experiment
+from pausefl_process.files import write_durably
+from pausefl_proto.arrays import FloatArray
+from pausefl_proto.errors import ConfigError
+
+CAVEAT = (
+    "an estimate from another policy's log: it supposes that a client's latency does not depend on who else is chosen,"
+    " and that its latencies in the log stand for those in the rounds where the log lacks it; accuracy cannot be told"
+)
+_COLUMNS = ("round", "recorded", "chosen", "recorded_s", "waited_s", "low_s", "high_s", "extrapolated")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a log says of a policy."""
+
+    choices: Sequence[ReplayedChoice]
+    """What the policy chooses knowing the log up to each attempt."""
+    summary: Mapping[str, Any]
+    """What `pausefl replay --json` prints."""
+    rounds: Sequence[Mapping[str, Any]]
+    """A row per round: recorded and estimated choice and latency; empty for the run's own policy."""
+
+
+def replayed(run_dir: Path, policy: str | None, overrides: Overrides, draws: int) -> Replay:
+    """Replay a run's log. Without a policy and overrides, its own must choose what the log has; PauseflError.
+
+    With either, it is an estimate from so many draws; ConfigError where the policy needs what the log lacks.
+    """
+    recorded = stored_experiment(run_dir)
+    log = read_log(run_dir)
+    if policy is None and not overrides:
+        choices = replay_log(recorded, log)
+        check_same(choices)
+        return Replay(choices, _own_summary(recorded, log, choices), ())
+    experiment = _varied(recorded, policy, overrides)
+    played = play_on_log(experiment, log, draws)
+    choices = replay_log(experiment, log)
+    summary = _summary(recorded, experiment, log, choices, played)
+    return Replay(choices, summary, list(_rows(log, played)))
+
+
+def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What a replay found, line by line."""
+    if "draws" not in summary:
+        yield (
+            f"{summary['policy']}: chose the same clients in all {summary['rounds']} rounds"
+            f" ({summary['attempts']} attempts); {summary['total_latency_s']:.1f} s in all"
+        )
+        return
+    latency, spent, rests = summary["total_latency_s"], summary["max_epsilon_spent"], summary["extrapolated"]
+    yield (
+        f"{summary['policy']} would have waited {latency['mean']:.1f} s"
+        f" ({latency['low']:.1f} to {latency['high']:.1f} s, 95 %) in {summary['rounds']} rounds,"
+        f" {summary['recorded_policy']} waited {summary['recorded_total_latency_s']:.1f} s"
+    )
+    if spent is not None:
+        yield f"greatest ε spent {spent['mean']:.3g} ({spent['low']:.3g} to {spent['high']:.3g})"
+    yield (
+        f"{rests['rounds']:.0%} of rounds and {rests['choices']:.0%} of choices rest on extrapolation,"
+        f" {rests['choices_of_clients_never_observed']:.0%} on other clients' latencies"
+    )
+    same = summary["on_the_logs_history"]
+    yield (
+        f"on the log's own history it would choose the same set in {same['same_sets']} of {same['attempts']} attempts,"
+        f" and share {same['shared_choices']:.0%} of the clients"
+    )
+    yield f"this is {CAVEAT}"
+
+
+def write_replay(replay: Replay, folder: Path) -> list[Path]:
+    """Write replay.json and, of an estimate, replay.csv and replay.png to `folder`; returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / "replay.json", json.dumps(replay.summary, indent=2) + "\n")
+    if not replay.rounds:
+        return [folder / "replay.json"]
+    with (folder / "replay.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {**row, **{name: " ".join(row[name]) for name in ("recorded", "chosen")}} for row in replay.rounds
+        )
+    from pausefl.offline.replay_plot import draw_replay
+    from pausefl.report.style import save_png
+
+    save_png(draw_replay(replay.summary, replay.rounds), folder / "replay.png")
+    return [folder / name for name in ("replay.json", "replay.csv", "replay.png")]
+
+
+def _varied(recorded: Experiment, policy: str | None, overrides: Overrides) -> Experiment:
+    """The run's experiment with another selection; ConfigError for a key of anything else."""
+    keys = overrides if isinstance(overrides, Mapping) else [each.partition("=")[0].strip() for each in overrides]
+    for key in keys:
+        if not key.startswith("selection."):
+            raise ConfigError(f"--set {key}: a replay changes who is chosen, so it takes keys of selection alone")
+    varied = parse_experiment(recorded.to_toml(), overrides)
+    if policy is not None:
+        selection = varied.selection.model_copy(update={"policy": policy})
+        varied = varied.model_copy(update={"selection": selection})
+    # What must be disclosed is held against the log, not against what the run was to disclose.
+    open_run = varied.privacy.model_copy(update={"disclose": ("loss", "labels")})
+    check_policies(varied.model_copy(update={"privacy": open_run}))
+    return varied
+
+
+def _own_summary(experiment: Experiment, log: RecordedLog, choices: Sequence[ReplayedChoice]) -> dict[str, Any]:
+    return {
+        "policy": experiment.selection.policy,
+        "rounds": len(log.records),
+        "attempts": len(choices),
+        "same_choices": sum(choice.is_same for choice in choices),
+        "total_latency_s": sum(_recorded_s(log)),
+    }
+
+
+def _summary(
+    recorded: Experiment,
+    experiment: Experiment,
+    log: RecordedLog,
+    choices: Sequence[ReplayedChoice],
+    played: Counterfactual,
+) -> dict[str, Any]:
+    asked = int(played.asked.sum())
+    is_private = experiment.privacy.enabled
+    return {
+        "policy": experiment.selection.policy,
+        "recorded_policy": recorded.selection.policy,
+        "rounds": len(log.records),
+        "draws": len(played.waited_s),
+        "recorded_total_latency_s": sum(_recorded_s(log)),
+        "total_latency_s": _interval(played.waited_s.sum(axis=1)),
+        "max_epsilon_spent": _interval(played.max_epsilon_spent) if is_private else None,
+        "extrapolated": {
+            "rounds": float((played.extrapolated > 0).mean()),
+            "choices": int(played.extrapolated.sum()) / max(asked, 1),
+            "choices_of_clients_never_observed": int(played.never_observed.sum()) / max(asked, 1),
+        },
+        "on_the_logs_history": {
+            "attempts": len(choices),
+            "same_sets": sum(choice.is_same for choice in choices),
+            "shared_choices": sum(c.shared for c in choices) / sum(len(set(c.chosen)) for c in choices),
+        },
+        "times_chosen": dict(zip(played.client_ids, played.chosen.mean(axis=0).tolist(), strict=True)),
+        "caveat": CAVEAT,
+    }
+
+
+def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
+    low, high = np.quantile(played.waited_s, (0.025, 0.975), axis=0)
+    for t, (record, recorded_s) in enumerate(zip(log.records, _recorded_s(log), strict=True)):
+        yield {
+            "round": record.round,
+            "recorded": record.chosen,
+            "chosen": played.first[t],
+            "recorded_s": recorded_s,
+            "waited_s": float(played.waited_s[:, t].mean()),
+            "low_s": float(low[t]),
+            "high_s": float(high[t]),
+            "extrapolated": float((played.extrapolated[:, t] > 0).mean()),
+        }
+
+
+def _recorded_s(log: RecordedLog) -> list[float]:
+    """The wait for each round, its failed attempts included."""
+    return [sum(attempt.round_latency_s for attempt in record.attempts) for record in log.records]
+
+
+def _interval(values: FloatArray) -> dict[str, float]:
+    """The draws' mean, and the percentiles that hold 95 % of them."""
+    low, high = np.quantile(values, (0.025, 0.975))
+    return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
+
+
+def as_json(replay: Replay) -> str:
+    """The summary, and the first choices that differ from the log's, as JSON."""
+    differing = [asdict(choice) for choice in replay.choices if not choice.is_same]
+    return json.dumps({**replay.summary, "rounds_played": list(replay.rounds), "differing": differing})

@@ -1,0 +1,171 @@
+"""Latency laws fitted to measurements: families are found again, and what is written runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pausefl
+from pausefl.config.experiment import parse_experiment
+from pausefl.delays import (
+    Constant,
+    Delay,
+    Empirical,
+    Exponential,
+    Gamma,
+    LogNormal,
+    MarkovDelay,
+    Mixture,
+    Normal,
+    Pareto,
+    Weibull,
+)
+from pausefl.offline.fit_plot import draw_fit, greatest_distance
+from pausefl.offline.fitting import LEAST_VALUES, fit_law
+from pausefl.offline.latencies import ClientLatencies
+from pausefl_proto.errors import ConfigError
+from rigs.command import run
+
+N = 2000
+
+
+def drawn(law: Delay, n: int = N, seed: int = 0) -> ClientLatencies:
+    return ClientLatencies(law.sample(np.random.default_rng(seed), n), np.arange(1, n + 1))
+
+
+mean_s = st.floats(0.05, 5.0)
+LAWS = st.one_of(
+    st.builds(lambda m, v: LogNormal(m, m * v), mean_s, st.floats(0.3, 1.2)),
+    st.builds(Exponential, mean_s),
+    st.builds(Gamma, mean_s, st.floats(0.5, 6.0)),
+    st.builds(Weibull, mean_s, st.floats(0.6, 3.0)),
+    st.builds(Pareto, mean_s, st.floats(2.5, 6.0)),
+    st.builds(lambda m, v: Normal(m, m * v), mean_s, st.floats(0.02, 0.15)),
+)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(LAWS, st.integers(0, 1000))
+def test_a_law_drawn_from_a_family_is_found_again(law: Delay, seed: int) -> None:
+    """The law fitted to 2000 draws is nowhere further from the true one than 0.05, and its mean within 10 %."""
+    fitted = fit_law(drawn(law, seed=seed)).law
+    assert greatest_distance(law.points(), np.sort(fitted.points())) < 0.05
+    assert fitted.mean_s == pytest.approx(law.mean_s, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("law", "kind"),
+    [
+        (LogNormal(0.2, 0.15), "lognormal"),
+        (Gamma(0.3, 3.0), "gamma"),
+        (Weibull(0.3, 2.5), "weibull"),
+        (Pareto(0.1, 2.5), "pareto"),
+        (Normal(0.5, 0.05), "normal"),
+        (Exponential(0.3), "exponential"),
+        (Constant(0.25), "constant"),
+        (Mixture((Normal(0.2, 0.01), Normal(0.9, 0.02)), (0.5, 0.5)), "values"),
+    ],
+)
+def test_the_family_itself_is_found(law: Delay, kind: str) -> None:
+    assert fit_law(drawn(law)).table["kind"] == kind
+
+
+def test_few_values_are_their_own_law() -> None:
+    few = drawn(Exponential(0.3), LEAST_VALUES - 1)
+    fitted = fit_law(few)
+    assert fitted.table["kind"] == "values"
+    assert isinstance(fitted.law, Empirical)
+    assert fitted.law.values_s == pytest.approx(np.sort(few.seconds), rel=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_link_with_two_states_keeps_them(every: int) -> None:
+    """Also where only some rounds were observed."""
+    law = MarkovDelay(LogNormal(0.1, 0.02), LogNormal(0.6, 0.15), 0.05, 0.15, path=3)
+    whole = drawn(law, 4000)
+    kept = np.random.default_rng(1).random(4000) < 1 / every
+    latencies = ClientLatencies(whole.seconds[kept], whole.round[kept])
+    fitted = fit_law(latencies).law
+    assert isinstance(fitted, MarkovDelay)
+    assert fitted.good.mean_s == pytest.approx(0.1, rel=0.05)
+    assert fitted.bad.mean_s == pytest.approx(0.6, rel=0.1)
+    assert fitted.to_bad == pytest.approx(0.05, rel=0.4)
+    assert fitted.to_good == pytest.approx(0.15, rel=0.4)
+
+
+def test_independent_latencies_get_no_memory() -> None:
+    kinds = [fit_law(drawn(LogNormal(0.2, 0.1), 300, seed)).table["kind"] for seed in range(20)]
+    assert "markov" not in kinds
+
+
+# -- files
+
+
+def fleet(folder: Path, rows: int = 60) -> Path:
+    rng = np.random.default_rng(0)
+    lines = ["client,time,seconds"]
+    for name, law in (("phone, red", LogNormal(0.2, 0.1)), ("watch", Gamma(0.8, 3.0)), ("hub", Constant(0.05))):
+        lines += [f'"{name}",{t},{s}' for t, s in enumerate(law.sample(rng, rows))]
+    path = folder / "fleet.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_what_is_written_is_the_experiment_that_was_fitted(tmp_path: Path) -> None:
+    fit = pausefl.fit_latency(fleet(tmp_path))
+    text = fit.to_toml()
+    again = parse_experiment(text)
+    laws = {fit.client_ids[name]: fitted.law for name, fitted in fit.laws.items()}
+    assert again.delays() == laws == fit.experiment.delays()
+    assert "# client-000 is 'phone, red': " in text
+    assert fit.client_ids == {"phone, red": "client-000", "watch": "client-001", "hub": "client-002"}
+    assert len(draw_fit(fit).axes) == 3
+
+
+def test_rows_are_taken_in_the_order_of_their_times(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.csv"
+    path.write_text("time,seconds,client\n3,0.3,a\n1,0.1,a\n2,0.2,a\n")
+    assert list(pausefl.fit_latency(path).latencies["a"].seconds) == [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "has no column client; needs client, time, seconds"),
+        ("client,seconds\na,1\n", "has no column time"),
+        ("client,time,seconds\n", "holds no latencies"),
+        ("client,time,seconds\na,1,fast\n", "line 2 has fast for seconds: must be a number above 0"),
+        ("client,time,seconds\na,1,0.1\na,2,-1\n", "line 3 has -1 for seconds"),
+        ("client,time,seconds\na,1,0.1\na,2\n", "line 3 has nothing for seconds"),
+        ("client,time,seconds\na,noon,0.1\n", "line 2 has noon for time: must be a number"),
+        ("client,time,seconds\n,1,0.1\n", "line 2 does not say whose latency it is"),
+    ],
+)
+def test_a_bad_file_is_one_line(text: str, line: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        pausefl.fit_latency(path)
+    assert line in str(error.value)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_prints_what_validate_and_run_take_and_a_run_can_be_fitted_again(tmp_path: Path) -> None:
+    done = run("fit-latency", fleet(tmp_path), "--figure", tmp_path / "fit.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "fit.png").stat().st_size > 0
+    (tmp_path / "latency.toml").write_text(done.stdout)
+    assert run("validate", tmp_path / "latency.toml").returncode == 0
+    overrides = {"experiment.rounds": 4, "clients.per_process": 3, "selection.policy": "random", "selection.m": 1}
+    played = pausefl.run(pausefl.load(tmp_path / "latency.toml", overrides), tmp_path / "run", progress=False)
+    assert played.summary["rounds"] == 4
+    refitted = pausefl.fit_latency(tmp_path / "run").experiment
+    assert refitted.selection == played_selection(tmp_path)
+    assert set(refitted.delays()) == {"client-000", "client-001", "client-002"}
+
+
+def played_selection(folder: Path) -> object:
+    return parse_experiment((folder / "run/config.toml").read_text()).selection

@@ -1,0 +1,207 @@
+"""Searches of parameters: what may be searched, what is pruned, and that an interrupted search goes on."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import pausefl
+from pausefl.campaigns.campaign import plan_of
+from pausefl.campaigns.tuning import resume_tuning, tune_experiment
+from pausefl.campaigns.tuning import study as study_module
+from pausefl.campaigns.tuning.fresh import relative_change
+from pausefl.campaigns.tuning.measure import Figures, figures_of_run, simulated
+from pausefl.campaigns.tuning.plan import ACCURACY, LATENCY, LEAKAGE, TuningPlan
+from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, parse_search, published_point
+from pausefl.campaigns.tuning.study import dominates, tried
+from pausefl.config.experiment import parse_experiment
+from pausefl.exit_status import RunInterrupted
+from pausefl_proto.errors import ConfigError
+from rigs.command import run
+
+SMALL = """
+[experiment]
+rounds = 30
+[clients]
+count = 8
+[selection]
+m = 2
+[workload]
+model = "synthetic"
+"""
+SEARCH = ["selection.pause.alpha=log:0.1..1000", "selection.pause.gamma=0..20", "selection.m=1,2,3"]
+
+
+def plan(**changes: object) -> TuningPlan:
+    return TuningPlan(**{"source": SMALL, "search": SEARCH, "trials": 8, "seeds": 2, "fresh_seeds": 3} | changes)  # type: ignore[arg-type]
+
+
+def test_spaces_are_ranges_or_lists() -> None:
+    experiment = parse_experiment(SMALL)
+    space = parse_search([*SEARCH, "selection.policy=pause,ucb", "selection.pause.beta=1.5..4"], experiment)
+    assert space == {
+        "selection.pause.alpha": SearchRange(0.1, 1000, True),
+        "selection.pause.gamma": SearchRange(0, 20, False),
+        "selection.m": SearchChoices([1, 2, 3]),
+        "selection.policy": SearchChoices(["pause", "ucb"]),
+        "selection.pause.beta": SearchRange(1.5, 4, False),
+    }
+    assert published_point(experiment, space) == {
+        "selection.pause.alpha": 100.0,
+        "selection.pause.gamma": 5.0,
+        "selection.m": 2,
+        "selection.policy": "pause",
+        "selection.pause.beta": 2.0,
+    }
+    narrow = parse_search(["selection.pause.alpha=1..2"], experiment)
+    assert published_point(experiment, narrow) is None
+
+
+def test_without_a_space_the_weights_of_the_policy_are_searched() -> None:
+    space = parse_search([], parse_experiment(SMALL))
+    assert list(space) == [f"selection.pause.{name}" for name in ("alpha", "gamma", "zeta", "beta")]
+    with pytest.raises(ConfigError, match="--search: random has none of PAUSE's weights"):
+        parse_search([], parse_experiment(SMALL, {"selection.policy": "random"}))
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("selection.pause.alhpa=1..2", "--search selection.pause.alhpa: selection.pause.alhpa: unknown key"),
+        ("nothing.here=1..2", "--search nothing.here: "),
+        ("selection.m=1..99", "--search selection.m: selection.m = 99: must be at most clients.count = 8"),
+        ("selection.pause.alpha", "--search selection.pause.alpha: must be KEY=SPACE"),
+        ("selection.pause.alpha=5..1", "must be two numbers A..B with A < B"),
+        ("selection.pause.alpha=log:0..1", "must be two numbers A..B with A < B, above 0 with log:"),
+        ("selection.pause.alpha=a..b", "must be two numbers"),
+    ],
+)
+def test_a_bad_space_is_one_line(setting: str, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_search([setting], parse_experiment(SMALL))
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"by": "run"}, "--by run: needs a model that learns"),
+        ({"target_accuracy": 0.5}, "--target-accuracy 0.5: goes with --by run"),
+        ({"target_accuracy": 1.5, "by": "run"}, "--target-accuracy 1.5: must lie between 0 and 1"),
+        ({"trials": 0}, "--trials 0: must be at least 1"),
+        ({"fresh_seeds": 1}, "--fresh-seeds 1: must be at least 2"),
+        ({"source": SMALL.replace("m = 2", 'm = 2\npolicy = "fed-ts"')}, "fed-ts is tuned --by run alone"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(changes: dict[str, object], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        plan(**changes)
+
+
+def test_domination() -> None:
+    objectives = (LATENCY, LEAKAGE, ACCURACY)
+    assert dominates((1, 2, 0.9), (1, 2, 0.8), objectives)
+    assert dominates((0, 2, 0.8), (1, 2, 0.8), objectives)
+    assert not dominates((1, 2, 0.8), (1, 2, 0.8), objectives)
+    assert not dominates((0, 3, 0.9), (1, 2, 0.8), objectives)
+
+
+def test_a_trial_is_pruned_only_when_its_other_seeds_cannot_save_it() -> None:
+    played: list[int] = []
+
+    def measure(point: Point, seed: int) -> Figures:
+        played.append(seed)
+        return {"total_latency_s": float(point["latency"]), "max_epsilon_spent": 4.0, "imbalance": 0.5}
+
+    asked = plan(seeds=4)
+    finished = [(10.0, 1.0, 0.1)]
+    assert tried(asked, {"latency": 9.0}, measure, finished) == [9.0, 4.0, 0.5]
+    assert played == [1, 2, 3, 4]
+    played.clear()
+    assert tried(asked, {"latency": 15.0}, measure, finished) is None
+    assert played == [1, 2, 3], "two quarters of 15 are below 10, three are not"
+    played.clear()
+    assert tried(asked, {"latency": 41.0}, measure, finished) is None
+    assert played == [1]
+
+
+def test_a_search_finds_settings_that_run_and_says_how_much_better_they_are(tmp_path: Path) -> None:
+    tuning = tune_experiment(plan(), tmp_path / "out", Console(quiet=True))
+    found = tuning.tried
+    assert len(found.trials) + found.pruned + len(found.refused) == 8
+    assert found.trials[0].point == {"selection.pause.alpha": 100.0, "selection.pause.gamma": 5, "selection.m": 2}
+    for trial in found.front:
+        assert not any(dominates(other.values, trial.values, tuning.plan.objectives) for other in found.trials)
+    assert (tuning.front[0].name, tuning.front[-1].name) == ("recommended", "published")
+    assert set(tuning.plan.unseen_seeds).isdisjoint(tuning.plan.trial_seeds)
+    for point in tuning.front:
+        experiment = pausefl.load(tmp_path / f"out/{point.name}.toml")
+        text = experiment.to_toml()
+        fresh = [simulated(parse_experiment(text, {"experiment.seed": seed})) for seed in tuning.plan.unseen_seeds]
+        mean_s = np.mean([figures["total_latency_s"] for figures in fresh])
+        assert point.figures["total_latency_s"] == pytest.approx(mean_s), "the file is the setting that was measured"
+    with (tmp_path / "out/front.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["setting"] for row in rows] == [point.name for point in tuning.front]
+    assert (tmp_path / "out/front.png").stat().st_size > 0
+
+
+def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = study_module.tried
+    done: list[Point] = []
+
+    def interrupted(asked: TuningPlan, point: Point, *more: object) -> Sequence[float] | None:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(point)
+        return whole(asked, point, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(study_module, "tried", interrupted)
+    with pytest.raises(RunInterrupted, match=f"go on with: pausefl tune --resume {tmp_path}"):
+        tune_experiment(plan(trials=5), tmp_path, Console(quiet=True))
+    monkeypatch.setattr(study_module, "tried", whole)
+    begun = plan_of(tmp_path)
+    assert begun is not None
+    assert begun.arguments["trials"] == 5
+    tuning = resume_tuning(tmp_path, Console(quiet=True))
+    assert [trial.point for trial in tuning.tried.trials][:3] == done
+    assert len(tuning.tried.trials) + tuning.tried.pruned == 5
+    assert len({repr(trial.point) for trial in tuning.tried.trials}) == len(tuning.tried.trials), "none is drawn again"
+
+
+def test_changes_are_relative_and_their_intervals_paired() -> None:
+    published = np.array([10.0, 20.0, 30.0, 40.0])
+    change = relative_change(0.8 * published, published)
+    assert (change.mean, change.low, change.high) == pytest.approx((-0.2, -0.2, -0.2)), "no seed says otherwise"
+    noisy = relative_change(np.array([8.0, 21.0, 24.0, 35.0]), published)
+    assert noisy.low < noisy.mean < noisy.high
+
+
+def test_runs_are_measured_by_what_they_reached(tmp_path: Path) -> None:
+    tiny = {"experiment.rounds": 4, "clients.count": 3, "clients.per_process": 3, "selection.m": 2}
+    quick = {"latency.time_scale": 0.01, "evaluation.every": 2}
+    pausefl.run(pausefl.load("demo", tiny | quick), tmp_path / "run", progress=False)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    found = figures_of_run(tmp_path / "run", target_accuracy=0.999999)
+    assert found["latency_to_target_s"] == 2 * summary["total_latency_s"], "never reached"
+    assert found["final_accuracy"] == summary["final_accuracy"]
+    reached = figures_of_run(tmp_path / "run", target_accuracy=0.01)["latency_to_target_s"]
+    assert 0 <= reached < summary["total_latency_s"]
+
+
+def test_the_command_prints_the_front(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    few = ("--trials", "2", "--seeds", "1", "--fresh-seeds", "2")
+    done = run("tune", tmp_path / "small.toml", *few, "--run-dir", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "Pareto front on fresh seeds 2 to 3" in done.stdout
+    assert (tmp_path / "out/recommended.toml").exists()
+    done = run("tune", tmp_path / "small.toml", "--search", "selection.pause.alhpa=1..2", "--run-dir", tmp_path / "no")
+    assert done.returncode == 2
+    assert done.stderr.startswith("pausefl: --search selection.pause.alhpa: ")
+    assert not (tmp_path / "no").exists()
