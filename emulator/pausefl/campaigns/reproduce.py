@@ -22,7 +22,7 @@ from pausefl_proto.errors import ConfigError
 
 SUMMARY = "reproduction.json"
 _COMMAND = "reproduce"
-_DRAWS = 2000
+_DRAWS = 500
 _START_S = 8.0
 """About what a run takes to start and to end."""
 Scale = Literal["full", "quick"]

@@ -88,7 +88,7 @@ def _seeds_of(reproduction: Reproduction, scale: Scale) -> int:
 
 
 def _series_of(reproduction: Reproduction, asked: str | None, scale: Scale) -> tuple[str, ...]:
-    """Those asked for, separated by commas, or those of the scale; ConfigError for one that the figure does not show."""
+    """Those asked for, separated by commas, or those of the scale; ConfigError for one that is not shown."""
     if asked is None:
         return (reproduction.quick.series if scale == "quick" else ()) or tuple(reproduction.series)
     names = tuple(name.strip() for name in asked.split(","))

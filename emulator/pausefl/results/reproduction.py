@@ -22,6 +22,7 @@ from pausefl.results.statistics import (
     smoothed,
 )
 from pausefl_proto.arrays import FloatArray
+from pausefl_proto.errors import ConfigError
 
 SMOOTHING_ROUNDS = 10
 """The window of the paper's curves (PAUSE v2, Section V-B)."""
@@ -35,7 +36,12 @@ StoredCurve = Mapping[str, list[float]]
 
 
 def summarise_series(runs: SeriesRuns) -> dict[str, Any]:
-    """What every series reached, with differences to `random`, or else to the first series, seed by seed."""
+    """What every series reached, with differences to `random`, or else to the first series, seed by seed.
+
+    ConfigError where a run evaluated no model.
+    """
+    if any(not run.curve("test")[1].size for of_series in runs.values() for run in of_series):
+        raise ConfigError("some run evaluated no model: a figure needs one that is trained")
     baseline = "random" if "random" in runs else next(iter(runs))
     waits = {name: _waits(of_series) for name, of_series in runs.items()}
     horizons_s = {level: common_horizon_s([each[level] for each in waits.values()]) for level in ACCURACIES}

@@ -8,17 +8,18 @@ from pausefl.results.statistics import FEWEST_SEEDS
 
 _HEAD = f"""# Reproduced figures
 
-This page is written by `pausefl reproduce --write-docs` from `docs/results/reproduce/*.json`. Each of those files is what
-one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows every figure that can be run.
+This page is written by `pausefl reproduce --write-docs` from `docs/results/reproduce/*.json`. Each of those files is
+what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows every figure that can be run.
 
-- A *seed* decides the split, the first model and the latency draws. All series share the same seeds, so that differences
-  are taken pair by pair. Noise is private: no seed repeats it.
-- Brackets are 95 % bootstrap intervals of the mean over seeds. With fewer than {FEWEST_SEEDS} seeds there is no interval.
-- *Time to* an accuracy is the total latency at the first evaluation that reached it. Some seeds may not reach it.
-  They are censored, not dropped: the mean is then the restricted mean of the Kaplan–Meier estimate. It counts waits up to
-  the longest time that every series with censored seeds was followed.
-- Accuracies are of test data. *Best* is the greatest of all evaluations, as in the authors' archive. *Last* is the last
-  model's, on all test examples.
+- A *seed* decides the split, the first model and the latency draws. All series share the same seeds, so that
+  differences are taken pair by pair. Noise is private: no seed repeats it.
+- Brackets are 95 % bootstrap intervals of the mean over seeds. With fewer than {FEWEST_SEEDS} seeds there is no
+  interval. Such intervals are somewhat narrow: with ten seeds they hold the true mean about nine times in ten.
+- *Time to* an accuracy is the total latency at the first evaluation that reached it, on a fixed subset of the
+  test data. Some seeds may not reach it. They are censored, not dropped: the mean is then the restricted mean of
+  the Kaplan–Meier estimate. It counts waits up to the longest time that every series with censored seeds was followed.
+- Accuracies are of test data. *Best* is the greatest of all evaluations, on the fixed subset, as in the authors'
+  archive. *Last* is the last model's, on all test examples.
 - Values after "archived" or "published" are the authors', of one run.
 """
 
