@@ -143,9 +143,7 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
 ) -> None:
     folder = tmp_path / "out"
     asked = Request(find_reproduction("small_mnist"), ("pause", "random"), 1, "full", SMALL, folder)
-    with pytest.raises(
-        CampaignInterrupted, match=r"in run 2 of 2 \(random-seed1\); go on with: pausefl reproduce"
-    ):
+    with pytest.raises(CampaignInterrupted, match=r"in run 2 of 2 \(random-seed1\); go on with: pausefl reproduce"):
         reproduce(asked, InterruptedAt(2), resume=False)
     assert n_finished(asked) == (1, 2)
 
