@@ -10,15 +10,22 @@ from typing import Any
 import matplotlib.image
 import pytest
 
-from pausefl.campaigns import reproduce as campaign
 from pausefl.campaigns.campaign import CampaignInterrupted
-from pausefl.campaigns.reproduce import Request, Scale, estimated_s, left_out, n_finished, reproduce
-from pausefl.campaigns.results_page import keep, kept_summaries, write_page
+from pausefl.campaigns.reproduction import playing
+from pausefl.campaigns.reproduction.document import results_page
+from pausefl.campaigns.reproduction.figure import draw_reproduction
+from pausefl.campaigns.reproduction.page import keep, kept_summaries, write_page
+from pausefl.campaigns.reproduction.playing import (
+    ReproductionScale,
+    Request,
+    estimated_s,
+    left_out,
+    n_finished,
+    reproduce,
+)
 from pausefl.cli import main
 from pausefl.config.experiment import load_experiment
-from pausefl.config.published import find_reproduction, read_reproductions, reproductions
-from pausefl.report.reproduction import draw_reproduction
-from pausefl.report.reproduction.document import results_page
+from pausefl.published import find_reproduction, read_reproductions, reproductions
 from pausefl.report.style import save_png
 from pausefl_proto.errors import ConfigError
 
@@ -29,7 +36,7 @@ SMALL = (
 )
 
 
-def request(name: str, folder: Path, scale: Scale = "full", overrides: Sequence[str] = ()) -> Request:
+def request(name: str, folder: Path, scale: ReproductionScale = "full", overrides: Sequence[str] = ()) -> Request:
     found = find_reproduction(name)
     series = (found.quick.series if scale == "quick" else ()) or tuple(found.series)
     return Request(found, series, 1, scale, tuple(overrides), folder)
@@ -37,7 +44,7 @@ def request(name: str, folder: Path, scale: Scale = "full", overrides: Sequence[
 
 @pytest.mark.parametrize("scale", ["full", "quick"])
 @pytest.mark.parametrize("name", [each.name for each in reproductions()])
-def test_every_series_of_every_figure_is_an_experiment(name: str, scale: Scale, tmp_path: Path) -> None:
+def test_every_series_of_every_figure_is_an_experiment(name: str, scale: ReproductionScale, tmp_path: Path) -> None:
     asked = request(name, tmp_path, scale)
     settings = [asked.experiment(series).to_toml() for series in asked.series]
     assert len(set(settings)) == len(settings)  # no two series are the same
@@ -59,7 +66,7 @@ def test_a_figures_name_stands_for_its_experiment() -> None:
 
 
 def test_the_quick_scale_takes_ten_minutes_on_two_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign.os, "cpu_count", lambda: 2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(playing.os, "cpu_count", lambda: 2)  # type: ignore[attr-defined]
     for each in reproductions():
         small = request(each.name, tmp_path, "quick")
         assert estimated_s(small) < 600

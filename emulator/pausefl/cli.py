@@ -166,7 +166,7 @@ def _sweep(options: argparse.Namespace) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> None:
-    from pausefl.campaigns.reproduce_command import run_reproduce
+    from pausefl.campaigns.reproduction.command import run_reproduce
 
     console = Console()
     run_reproduce(options, _shower(console), console)

@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from pausefl.config.published import Reproduction, find_reproduction, reproductions
+from pausefl.published import Reproduction, find_reproduction, reproductions
 from pausefl_process.objects import as_toml, folders_of
 from pausefl_proto.errors import ConfigError
 

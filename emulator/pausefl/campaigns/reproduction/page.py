@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pausefl.campaigns.reproduce import SUMMARY
-from pausefl.config.published import reproductions
-from pausefl.report.reproduction.document import results_page
+from pausefl.campaigns.reproduction.document import results_page
+from pausefl.campaigns.reproduction.playing import SUMMARY
+from pausefl.published import reproductions
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 

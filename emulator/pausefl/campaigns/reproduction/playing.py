@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from pausefl.campaigns.campaign import Plan, Planned, Show, begin, check_all_played, is_finished, plan_of, play
+from pausefl.campaigns.reproduction.figure import draw_reproduction
 from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
-from pausefl.config.published import Reproduction
 from pausefl.config.server_records import check_policies
-from pausefl.report.reproduction import draw_reproduction
+from pausefl.published import Reproduction
 from pausefl.report.style import save_pdf, save_png
 from pausefl.results.reading import RunData, read_run
 from pausefl.results.reproduction import summarise_series
@@ -25,7 +25,7 @@ _COMMAND = "reproduce"
 _DRAWS = 500
 _START_S = 8.0
 """About what a run takes to start and to end."""
-Scale = Literal["full", "quick"]
+ReproductionScale = Literal["full", "quick"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Request:
     series: tuple[str, ...]
     """Those that are run."""
     seeds: int
-    scale: Scale
+    scale: ReproductionScale
     overrides: tuple[str, ...]
     """As `--set` takes them, for every run."""
     folder: Path

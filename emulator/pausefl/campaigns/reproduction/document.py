@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pausefl.report.reproduction import StoredSummary
+from pausefl.campaigns.reproduction.figure import StoredSummary
 from pausefl.results.statistics import FEWEST_SEEDS
 
 _HEAD = f"""# Reproduced figures
@@ -62,6 +62,9 @@ def _conditions(summary: StoredSummary) -> Iterator[str]:
         yield f"- Left out: {'; '.join(summary['left_out'])}."
     if len(seeds) < FEWEST_SEEDS:
         yield f"- No intervals: {len(seeds)} of at least {FEWEST_SEEDS} seeds."
+    for level, horizon_s in summary["horizons_s"].items():
+        if horizon_s is not None and _is_reached(summary, level):
+            yield f"- Some seeds did not reach {100 * float(level):.0f} %: waits for it count up to {horizon_s:.0f} s."
     if not summary["published"]:
         yield "- The paper prints this figure without numbers, so that none stand beside these."
 

@@ -11,9 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from pausefl.campaigns.campaign import Show, plan_of
-from pausefl.campaigns.reproduce import Request, Scale, estimated_s, left_out, n_finished, reproduce
-from pausefl.campaigns.results_page import keep, write_page
-from pausefl.config.published import Reproduction, find_reproduction, reproductions
+from pausefl.campaigns.reproduction.page import keep, write_page
+from pausefl.campaigns.reproduction.playing import (
+    ReproductionScale,
+    Request,
+    estimated_s,
+    left_out,
+    n_finished,
+    reproduce,
+)
+from pausefl.published import Reproduction, find_reproduction, reproductions
 from pausefl.results.statistics import FEWEST_SEEDS
 from pausefl.runtime.fleet import View
 from pausefl_proto.errors import ConfigError
@@ -55,7 +62,7 @@ def requested(options: Namespace) -> Request:
     folder = Path(options.out or f"runs/reproduce-{reproduction.name}")
     plan = plan_of(folder) if options.resume else None
     begun = plan.arguments if plan is not None and plan.command == "reproduce" else {}
-    scale: Scale = options.scale or begun.get("scale") or "quick"
+    scale: ReproductionScale = options.scale or begun.get("scale") or "quick"
     seeds = options.seeds if options.seeds is not None else begun.get("seeds") or _seeds_of(reproduction, scale)
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}: must be at least 1")
@@ -75,7 +82,7 @@ def listed() -> Table:
     for each in reproductions():
         full, quick = (
             Request(each, _series_of(each, None, scale), _seeds_of(each, scale), scale, (), Path())
-            for scale in get_args(Scale)
+            for scale in get_args(ReproductionScale)
         )
         runs = f"{', '.join(full.series)}; {full.seeds} seeds"
         durations = (_duration(estimated_s(request)) for request in (full, quick))
@@ -83,11 +90,11 @@ def listed() -> Table:
     return table
 
 
-def _seeds_of(reproduction: Reproduction, scale: Scale) -> int:
+def _seeds_of(reproduction: Reproduction, scale: ReproductionScale) -> int:
     return reproduction.seeds if scale == "full" else reproduction.quick.seeds
 
 
-def _series_of(reproduction: Reproduction, asked: str | None, scale: Scale) -> tuple[str, ...]:
+def _series_of(reproduction: Reproduction, asked: str | None, scale: ReproductionScale) -> tuple[str, ...]:
     """Those asked for, separated by commas, or those of the scale; ConfigError for one that is not shown."""
     if asked is None:
         return (reproduction.quick.series if scale == "quick" else ()) or tuple(reproduction.series)

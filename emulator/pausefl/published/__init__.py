@@ -52,7 +52,7 @@ class Quick(BaseModel):
     set: dict[str, Any] = Field(default={})
 
 
-class _Entry(BaseModel):
+class _FigureTable(BaseModel):
     """A reproduction as its table states it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -115,10 +115,10 @@ def read_reproductions(text: str) -> list[Reproduction]:
     """The reproductions that a TOML text states."""
     tables = tomllib.loads(text)
     series = {name: _Series.model_validate(table) for name, table in tables.pop("series", {}).items()}
-    return [_made(name, _Entry.model_validate(table), series) for name, table in tables.items()]
+    return [_made(name, _FigureTable.model_validate(table), series) for name, table in tables.items()]
 
 
-def _made(name: str, entry: _Entry, known: Mapping[str, _Series]) -> Reproduction:
+def _made(name: str, entry: _FigureTable, known: Mapping[str, _Series]) -> Reproduction:
     series = {}
     for each in entry.series:
         own = known.get(each, _Series(set={"selection.policy": each}))
@@ -146,4 +146,4 @@ def _by_name() -> Mapping[str, Reproduction]:
 
 
 def _text(file: str) -> str:
-    return resources.files("pausefl").joinpath("presets", "published", file).read_text("utf-8")
+    return resources.files("pausefl").joinpath("published", file).read_text("utf-8")
