@@ -221,6 +221,7 @@ def stored(drawing: str) -> dict[str, Any]:
         "privacy_unit": "coordinate",
         "epsilon_budget": 200.0,
         "baseline": "random",
+        "horizons_s": {"0.6": 90.0, "0.7": None},
         "published": {"pause": {"accuracy": [[50, 63.1]], "best": 83.9, "leak": [[100, 106]]}},
         "series": {
             "pause": {**series, "against_baseline": {"total_latency_s": difference, "time_to_0.6_s": difference}},
@@ -250,5 +251,6 @@ def test_a_section_shows_intervals_censored_seeds_and_published_values() -> None
     assert "70.0 [60.0, 80.0]; archived 83.9" in row
     assert "40.0 [30.0, 50.0] (4 of 6 reached it)" in row
     assert "time to 80 %" not in page
+    assert "- Some seeds did not reach 60 %: waits for it count up to 90 s." in page
     assert "150 [140, 160]; archived 106" in row
     assert "`pause` less `random`: total latency -9.0 [-12.0, -5.0] s, shorter in 75 % of the seeds" in page
