@@ -36,12 +36,13 @@ def draw_reproduction(summary: StoredSummary) -> Figure:
 
 
 def _note(summary: StoredSummary) -> str:
-    n_seeds = len(next(iter(summary["series"].values()))["seeds"])
-    seeds = f"means over {n_seeds} seeds; the band is {band_note(n_seeds)}" if n_seeds > 1 else "one seed, no interval"
-    parts = [seeds]
-    if summary["drawing"] in {"latency", "rounds"}:
+    n_seeds, drawing = len(next(iter(summary["series"].values()))["seeds"]), summary["drawing"]
+    parts = [f"means over {n_seeds} seeds" if n_seeds > 1 else "one seed, no interval"]
+    if n_seeds > 1 and drawing != "selections":
+        parts.append(f"the {'line' if drawing == 'best' else 'band'} is {band_note(n_seeds)}")
+    if drawing in {"latency", "rounds"}:
         parts.append(f"accuracy smoothed over {SMOOTHING_ROUNDS} rounds")
-    if any(_points(summary, name, "accuracy") or _points(summary, name, "leak") for name in summary["series"]):
+    if drawing == "latency" and any(_points(summary, name, "accuracy") for name in summary["series"]):
         parts.append("circles: the authors' archived run, one seed")
     if summary["scale"] == "quick":
         parts.append("quick scale")
@@ -97,6 +98,7 @@ def _draw_selections(summary: StoredSummary) -> Figure:
         colours = [_ROLES[each["role"]] for each in chosen.values()]
         axes.bar(np.arange(len(chosen)), [each["mean"] for each in chosen.values()], color=colours)
         axes.set(title=name, xlabel="newcomer")
+        axes.xaxis.get_major_locator().set_params(integer=True)
     panels[0].set_ylabel("rounds in which it was chosen")
     handles = [Line2D([], [], color=_ROLES[role], linewidth=6) for role in ("relevant", "irrelevant")]
     panels[-1].legend(handles, ["relevant", "irrelevant"], loc="upper right")
@@ -121,7 +123,7 @@ def _draw_best(summary: StoredSummary) -> Figure:
     for row, name in enumerate(names):
         best = summary["series"][name]["best_accuracy"]
         axes.barh(row, 100 * best["mean"], height=0.6, color=SERIES[0].light, alpha=0.75)
-        if best["low"] is not None:
+        if best["low"] is not None:  # else there are too few seeds
             ends = [[100 * (best["mean"] - best["low"])], [100 * (best["high"] - best["mean"])]]
             axes.errorbar(100 * best["mean"], row, xerr=ends, fmt="none", ecolor=INK.light, capsize=3)
         value = (summary["published"].get(name) or {}).get("best")
