@@ -12,6 +12,7 @@ import pytest
 
 from pausefl.campaigns.campaign import CampaignInterrupted
 from pausefl.campaigns.reproduction import playing
+from pausefl.campaigns.reproduction.command import requested
 from pausefl.campaigns.reproduction.document import results_page
 from pausefl.campaigns.reproduction.figure import draw_reproduction
 from pausefl.campaigns.reproduction.page import keep, kept_summaries, write_page
@@ -23,7 +24,7 @@ from pausefl.campaigns.reproduction.playing import (
     n_finished,
     reproduce,
 )
-from pausefl.cli import main
+from pausefl.cli import main, parser
 from pausefl.config.experiment import load_experiment
 from pausefl.published import find_reproduction, read_reproductions, reproductions
 from pausefl.report.style import save_png
@@ -125,6 +126,11 @@ def test_missing_data_are_named(
     err = capsys.readouterr().err
     assert "mnist" in err
     assert err.count("\n") == 1
+
+
+def test_the_virtual_clock_is_a_setting_of_every_run() -> None:
+    options = parser().parse_args(["reproduce", "fig2", "--virtual", "--set", "experiment.rounds=5"])
+    assert requested(options).overrides == ("experiment.clock=virtual", "experiment.rounds=5")
 
 
 class InterruptedAt:

@@ -90,6 +90,10 @@ def _add_experiments(command: _AddCommand) -> None:
     sub.add_argument("--scale", choices=["quick", "full"], help=scale)
     sub.add_argument("--resume", action="store_true", help="go on with the reproduction in --out; finished runs stay")
     sub.add_argument("--out", metavar="DIR", help="where the results go (default: runs/reproduce-NAME)")
+    virtual = "play on the virtual clock (experiment.clock), which waits for training alone"
+    sub.add_argument(
+        "--virtual", action="append_const", const="experiment.clock=virtual", dest="overrides", default=[], help=virtual
+    )
     _add_set(sub)
     docs = "in a checkout: keep the summary under docs/results/reproduce and write docs/results.md from all kept there"
     sub.add_argument("--write-docs", action="store_true", help=docs)
