@@ -257,7 +257,7 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     epsilon = comparison.privacy.label if comparison.privacy else "ε"
     columns: Mapping[str, tuple[str, Callable[[float], str]]] = {
         "test accuracy, last model (%)": ("final_accuracy", _per_cent),
-        "test accuracy, model chosen on validation (%)": ("best_accuracy", _per_cent),
+        "test accuracy, validated model (%)": ("best_accuracy", _per_cent),
         "total latency (s)": ("total_latency_s", _three_digits),
         f"time to {common} (s)": ("time_to_common_s", _three_digits),
         f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
@@ -269,11 +269,11 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
         [row.policy, *(_cell(getattr(row, name), form) for name, form in columns.values()), _win_rate(row)]
         for row in comparison.rows
     ]
-    return ["policy", *columns, "wins (%)"], lines
+    return ["policy", *columns, "wins"], lines
 
 
 def _win_rate(row: Row) -> tuple[str, str]:
-    return ("–", "") if row.time_difference_s is None else (f"{100 * row.time_difference_s.win_rate:.0f}", "")
+    return ("–", "") if row.time_difference_s is None else (f"{100 * row.time_difference_s.win_rate:.0f} %", "")
 
 
 def _cell(spread: Spread | None, form: Callable[[float], str]) -> tuple[str, str]:
