@@ -78,8 +78,8 @@ def band_note(n_seeds: int) -> str:
 def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: PrivacyFigures) -> None:
     for policy, of_policy in runs.items():
         tables = [run.greatest_leakage for run in of_policy if run.privacy]
-        if tables:
-            n_rounds = min(len(table["round"]) for table in tables)
+        n_rounds = min((len(table["round"]) for table in tables), default=0)
+        if n_rounds:  # a run that failed at once has none
             curves = [(table["round"][:n_rounds], table["max_epsilon_spent"][:n_rounds]) for table in tables]
             draw_band(axes, curves, looks[policy], policy)
     axes.axhline(privacy.epsilon_budget, color=LIMIT.light, linewidth=1.2, linestyle=(0, (4, 2)))
