@@ -135,22 +135,7 @@ async def _serve(
 ) -> None:
     """Make the evaluator, listen, and serve until one of the signals comes."""
     os.nice(_NICENESS)
-<<<<<<< HEAD
     evaluator = rehearsed_evaluator(plan)
-=======
-    torch.set_num_threads(1)
-    with told_in_one_line(plan, "making the model and its data"):
-        evaluator = Evaluator(
-            plan.dataset,
-            plan.model,
-            seed=plan.seed,
-            split_seed=plan.split_seed,
-            device=plan.device,
-            subset_examples=plan.subset_examples,
-        )
-    with told_in_one_line(plan, "one training step and one evaluation before round 1"):
-        evaluator.rehearse(plan.training, method_of(plan.workload))
->>>>>>> a21a206 (Give split, first model and latencies seeds of their own, so that each part's share of the spread can be measured)
     server, ended = EvaluatorServer(evaluator, plan.subject, endpoint.tls), asyncio.Event()
 
     def end() -> None:
