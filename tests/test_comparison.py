@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pausefl.report.comparison import Spread, as_group_table, as_json, as_table, compare, write_comparison
+from pausefl.report.comparison import as_group_table, as_json, as_table, compare, write_comparison
 from pausefl.report.comparison.why import chosen_share, mean_latency_s
+from pausefl.results.spread import Spread
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.store import Store
@@ -107,7 +108,7 @@ def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_pa
     assert list(groups) == ["original", "relevant", "poisoned"]
     assert (groups["relevant"]["clients"], groups["relevant"]["join_round"]) == (2, 2)
     assert groups["relevant"]["selections_per_client"] == {
-        "mean": 1.5, "sd": 0.0, "least": 1.5, "greatest": 1.5, "n_seeds": 2,
+        "mean": 1.5, "sd": 0.0, "least": 1.5, "greatest": 1.5, "n_seeds": 2, "low": None, "high": None,
     }  # fmt: skip
     assert groups["original"]["per_client_round"]["mean"] == 1 / 4
     assert groups["poisoned"]["per_client_round"]["mean"] == 1 / 3
@@ -173,7 +174,7 @@ def test_without_random_the_first_policy_is_the_baseline(tmp_path: Path) -> None
     assert compare({"pause": write_runs(tmp_path)["pause"]}).baseline == "pause"
 
 
-def test_spread_shows_the_range_of_few_seeds_and_the_deviation_of_many() -> None:
+def test_spread_shows_the_range_of_few_seeds_and_the_interval_of_many() -> None:
     def text(*values: float) -> tuple[str, str]:
         spread = Spread.of(values)
         assert spread is not None
@@ -181,7 +182,7 @@ def test_spread_shows_the_range_of_few_seeds_and_the_deviation_of_many() -> None
 
     assert text(2.0) == ("2.0", "")
     assert text(1.0, 3.0) == ("2.0", "1.0–3.0")
-    assert text(1.0, 2.0, 3.0, 4.0, 5.0) == ("3.0", "± 1.6")
+    assert text(1.0, 2.0, 3.0, 4.0, 5.0) == ("3.0", "[1.8, 4.2]")
     assert Spread.of([1.0, None]) is None
 
 

@@ -14,6 +14,7 @@ from pausefl.bench import BENCHMARKS
 from pausefl.config.experiment import load_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import preset_names
+from pausefl.published import find_reproduction, reproductions
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection import policy_class
 
@@ -26,6 +27,7 @@ DOCUMENTS = [
     *(ROOT / "deploy").glob("*.md"),
     ROOT / "examples/README.md",
 ]
+FIGURES = {figure for each in reproductions() for figure in each.figures}
 ASSIGNMENT = re.compile(r"[A-Z_]+=")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -65,12 +67,14 @@ def check(options: argparse.Namespace) -> None:
     """Raise ConfigError or AssertionError where a preset, key, policy or benchmark named does not exist."""
     config = getattr(options, "config", None)
     if config is not None and not config.endswith(".toml") and "/" not in config:
-        assert config in preset_names()
+        assert config in {*preset_names(), *FIGURES}
         experiment = load_experiment(config, getattr(options, "overrides", []))
         check_policies(experiment)
     for name in (getattr(options, "policies", None) or "").split(","):
         if name:
             policy_class(name)
+    if getattr(options, "series", None) or getattr(options, "scale", None):
+        find_reproduction(options.name)
     if hasattr(options, "payload_bytes"):
         assert options.name in BENCHMARKS
 
@@ -102,7 +106,7 @@ def check_mention(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     for option in (argument for argument in arguments if argument.startswith("--")):
         assert option.partition("=")[0] in known, f"pausefl {command} takes no {option}"
     if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
-        assert arguments[0] in {*BENCHMARKS, *preset_names()}
+        assert arguments[0] in {*BENCHMARKS, *preset_names(), *FIGURES}
 
 
 @pytest.mark.parametrize(("document", "line"), [case for case in MENTIONED if case[1].startswith("pausefl ")])

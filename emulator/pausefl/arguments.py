@@ -82,6 +82,23 @@ def _add_experiments(command: _AddCommand) -> None:
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/sweep-<name>-<time>)")
     sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted sweep")
 
+    sub = command("reproduce", "a published figure or table by name: its runs, its picture, published values in it")
+    sub.add_argument("name", metavar="NAME", nargs="?", help="the figure or table (--list)")
+    sub.add_argument("--list", action="store_true", help="every figure and table: what runs, and about how long here")
+    sub.add_argument("--seeds", type=int, metavar="N", help="runs per series, from seed 1 on (default: the figure's)")
+    sub.add_argument("--series", metavar="A,B,C", help="only these of the figure's series")
+    scale = "quick (default): within some 10 minutes on two cores, and it says what it leaves out; full: as published"
+    sub.add_argument("--scale", choices=["quick", "full"], help=scale)
+    sub.add_argument("--resume", action="store_true", help="go on with the reproduction in --out; finished runs stay")
+    sub.add_argument("--out", metavar="DIR", help="where the results go (default: runs/reproduce-NAME)")
+    virtual = "play on the virtual clock (experiment.clock), which waits for training alone"
+    sub.add_argument(
+        "--virtual", action="append_const", const="experiment.clock=virtual", dest="overrides", default=[], help=virtual
+    )
+    _add_set(sub)
+    docs = "in a checkout: keep the summary under docs/results/reproduce and write docs/results.md from all kept there"
+    sub.add_argument("--write-docs", action="store_true", help=docs)
+
     sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
     _add_config(sub)
     sub.add_argument("--rounds", type=int, required=True, metavar="N", help="how many rounds to simulate")

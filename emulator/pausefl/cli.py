@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
             "run": _run,
             "compare": _compare,
             "sweep": _sweep,
+            "reproduce": _reproduce,
             "simulate": _simulate,
             "tune": commands.tune,
             "replay": commands.replay,
@@ -121,7 +122,7 @@ def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> 
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from pausefl.campaigns.campaign import check_all_played
+    from pausefl.campaigns.campaign import check_all_played, resume_campaign
     from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
     from pausefl.runtime.run_dir import new_run_dir
 
@@ -142,11 +143,12 @@ def _compare(options: argparse.Namespace) -> None:
         comparison = compare_policies(_load(options), policies, seeds, folder, _shower(console))
     print_comparison(comparison, folder, console)
     if not options.runs:  # which were played before
-        check_all_played([run.path for runs in comparison.runs.values() for run in runs], "compare")
+        run_dirs = [run.path for runs in comparison.runs.values() for run in runs]
+        check_all_played(run_dirs, resume_campaign("compare", folder))
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from pausefl.campaigns.campaign import check_all_played
+    from pausefl.campaigns.campaign import check_all_played, resume_campaign
     from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
     from pausefl.config.toml_source import resolved_source
     from pausefl.runtime.run_dir import new_run_dir
@@ -164,7 +166,14 @@ def _sweep(options: argparse.Namespace) -> None:
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
-    check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], "sweep")
+    check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], resume_campaign("sweep", sweep.folder))
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from pausefl.campaigns.reproduction.command import run_reproduce
+
+    console = Console()
+    run_reproduce(options, _shower(console), console)
 
 
 def _names(text: str) -> list[str]:

@@ -73,16 +73,17 @@ def read_plan(folder: Path, command: str) -> Plan:
     return plan
 
 
-def play(runs: Sequence[Planned], folder: Path, command: str, show: Show) -> list[Path]:
+def play(runs: Sequence[Planned], folder: Path, go_on: str, show: Show) -> list[Path]:
     """Play every run that is not finished yet and return all run directories, in order.
 
-    CampaignInterrupted when the user ends a run: none of the others is begun.
+    `go_on` is the command that goes on with the campaign. CampaignInterrupted when the user ends a run: none of the
+    others is begun.
     """
     directories = [folder / run.name for run in runs]
     for number, (run, run_dir) in enumerate(zip(runs, directories, strict=True), start=1):
         if is_finished(run_dir):
             continue
-        where = f"in run {number} of {len(runs)} ({run.name}); go on with: {_resume_command(command, folder)}"
+        where = f"in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
         try:
             with show(f"{run.name} ({number} of {len(runs)})") as view:
                 summary = run_experiment(run.experiment, run_dir, view, resume=True)
@@ -93,16 +94,16 @@ def play(runs: Sequence[Planned], folder: Path, command: str, show: Show) -> lis
     return directories
 
 
-def finished(runs: Sequence[Planned], folder: Path, command: str) -> list[Path]:
+def finished(runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
     """All run directories of a campaign, in order; ConfigError unless every run is finished."""
     directories = [folder / run.name for run in runs]
     if n_left := sum(not is_finished(run_dir) for run_dir in directories):
-        go_on = _resume_command(command, folder)
         raise ConfigError(f"{folder}: {n_left} of its {len(runs)} runs are not finished; go on with: {go_on}")
     return directories
 
 
-def _resume_command(command: str, folder: Path) -> str:
+def resume_campaign(command: str, folder: Path) -> str:
+    """The command that goes on with a comparison or a sweep."""
     return f"pausefl {command} --resume {folder}"
 
 
@@ -111,9 +112,9 @@ def is_finished(run_dir: Path) -> bool:
     return (run_dir / "summary.json").exists() and read_summary(run_dir)["outcome"] != "interrupted"
 
 
-def check_all_played(run_dirs: Sequence[Path], command: str) -> None:
+def check_all_played(run_dirs: Sequence[Path], go_on: str) -> None:
     """Return if none of a campaign's runs failed; PauseflError that names those that did."""
     failed = [run_dir.name for run_dir in run_dirs if read_summary(run_dir)["outcome"] == "failed"]
     if failed:
-        again = f"to play them again, delete their folders, then pausefl {command} --resume {run_dirs[0].parent}"
+        again = f"to play them again, delete their folders, then {go_on}"
         raise PauseflError(f"{len(failed)} of {len(run_dirs)} runs ended early: {', '.join(failed)}; {again}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.campaigns.campaign import Plan, Planned, Show, begin, finished, play, read_plan
+from pausefl.campaigns.campaign import Plan, Planned, Show, begin, finished, play, read_plan, resume_campaign
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
@@ -38,7 +38,9 @@ def redraw_comparison(plan: Plan, folder: Path) -> list[Path]:
         by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
     else:
         runs = _planned_in(plan, folder)
-        by_label = _by_policy(runs, finished([planned for _, planned in runs], folder, plan.command))
+        by_label = _by_policy(
+            runs, finished([planned for _, planned in runs], folder, resume_campaign("compare", folder))
+        )
     write_comparison(compare(by_label), folder)
     return [run_dir for dirs in by_label.values() for run_dir in dirs]
 
@@ -66,7 +68,9 @@ def print_comparison(comparison: Comparison, folder: Path, console: Console) -> 
 
 
 def _play(runs: Sequence[tuple[str, Planned]], folder: Path, show: Show) -> Comparison:
-    comparison = compare(_by_policy(runs, play([planned for _, planned in runs], folder, "compare", show)))
+    comparison = compare(
+        _by_policy(runs, play([planned for _, planned in runs], folder, resume_campaign("compare", folder), show))
+    )
     write_comparison(comparison, folder)
     return comparison
 

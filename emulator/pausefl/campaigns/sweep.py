@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pausefl.campaigns.campaign import Plan, Planned, Show, begin, finished, play, read_plan
+from pausefl.campaigns.campaign import Plan, Planned, Show, begin, finished, play, read_plan, resume_campaign
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.sweep import write_sweep
@@ -65,13 +65,15 @@ def redraw_sweep(plan: Plan, folder: Path) -> list[Path]:
     """Write a finished sweep's table and figure again; returns its run directories."""
     grid = plan.arguments["grid"]
     runs = _planned(plan.source, grid, plan.arguments["seeds"])
-    directories = finished([planned for _, planned in runs], folder, plan.command)
+    directories = finished([planned for _, planned in runs], folder, resume_campaign("sweep", folder))
     _gather(runs, directories, grid, folder)
     return directories
 
 
 def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder: Path, show: Show) -> Sweep:
-    return _gather(runs, play([planned for _, planned in runs], folder, "sweep", show), grid, folder)
+    return _gather(
+        runs, play([planned for _, planned in runs], folder, resume_campaign("sweep", folder), show), grid, folder
+    )
 
 
 def _gather(

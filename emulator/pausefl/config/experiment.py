@@ -109,7 +109,7 @@ class Experiment(TomlTable):
 
     def links(self) -> dict[str, LinkPlan]:
         """Each client's link, by id."""
-        return plan_links(self.latency, self.client_ids, self.experiment.seed)
+        return plan_links(self.latency, self.client_ids, self.experiment.seed_of("latency"))
 
     def training_times(self) -> dict[str, Delay]:
         """The law of each client's training time, by id; empty where none is stated."""

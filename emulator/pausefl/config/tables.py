@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 from pausefl.config.base import Count, NonNegative, Port, Positive, Share, TomlTable
 from pausefl_client.privacy.mechanism import Sampler
 
+SeededPart = Literal["split", "model", "latency"]
+"""What can be drawn anew while the rest of a run repeats."""
+
 
 class ExperimentTable(TomlTable):
     """What is run and how long."""
@@ -20,11 +23,22 @@ class ExperimentTable(TomlTable):
     clock: Literal["real", "virtual"] = "real"
     """By which clock the run is played. "real" measures processes and their messages. "virtual" plays the same actors
     and links in one process whose time costs nothing: only what is drawn or stated takes time."""
+    split_seed: Annotated[int, Field(ge=0)] | None = None
+    """The seed of which examples are used, who holds them, and which are evaluated. Without it, `seed`."""
+    model_seed: Annotated[int, Field(ge=0)] | None = None
+    """The seed of the first model. Without it, `seed`."""
+    latency_seed: Annotated[int, Field(ge=0)] | None = None
+    """The seed of links and of their delays. Without it, `seed`."""
     observers: tuple[str, ...] = ()
     """Who else is told of the run's progress: "tensorboard", "mlflow", or "module:name" of a pausefl.Observer."""
     python_path: tuple[str, ...] = ()
     """Folders in which "module:name" is looked for after Python's own, relative to the experiment file; the file's own
     folder unless said."""
+
+    def seed_of(self, part: SeededPart) -> int:
+        """The seed of one part of a run: its own, or else the seed of all."""
+        own: int | None = getattr(self, f"{part}_seed")
+        return self.seed if own is None else own
 
 
 class ClientGroup(TomlTable):

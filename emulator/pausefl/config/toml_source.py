@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from pausefl.published import Reproduction, find_reproduction, reproductions
 from pausefl_process.objects import as_toml, folders_of
 from pausefl_proto.errors import ConfigError
 
@@ -39,7 +40,7 @@ def naming(file: str) -> Iterator[None]:
 
 
 def read_source(source: str) -> str:
-    """The text of a TOML file, or of a preset by name."""
+    """The text of a TOML file, or of a preset or a published figure by name."""
     path = Path(source)
     if is_file(source):
         try:
@@ -48,10 +49,21 @@ def read_source(source: str) -> str:
             raise ConfigError(f"{source}: cannot be read ({error})") from error
     names = preset_names()
     if source not in names:
-        close = difflib.get_close_matches(source, names, 1)
+        figures = [figure for each in reproductions() for figure in each.figures]
+        if source in figures:
+            return _source_of_figure(find_reproduction(source))
+        close = difflib.get_close_matches(source, [*names, *figures], 1)
         hint = f"did you mean {close[0]}?" if close else f"presets: {', '.join(names)}"
         raise ConfigError(f'"{source}" is neither a .toml file nor a preset; {hint}')
     return resources.files("pausefl").joinpath("presets", f"{source}.toml").read_text("utf-8")
+
+
+def _source_of_figure(figure: Reproduction) -> str:
+    """The experiment of a published figure, with the policy of its preset."""
+    document = tomllib.loads(read_source(figure.preset))
+    for key, value in figure.overrides.items():
+        _override(document, key, value)
+    return tomli_w.dumps(document)
 
 
 def own_document(file: str | None, overrides: Overrides) -> dict[str, Any]:

@@ -25,10 +25,21 @@ class Evaluator:
     """Makes θ_0 from the seed, and evaluates models on held-out training data and on test data."""
 
     def __init__(
-        self, dataset: str, model: str, *, seed: int, device: str = "auto", subset_examples: int = 1_000
+        self,
+        dataset: str,
+        model: str,
+        *,
+        seed: int,
+        split_seed: int | None = None,
+        device: str = "auto",
+        subset_examples: int = 1_000,
     ) -> None:
-        """Names as in `[workload]`. The subset is drawn from the seed, and is all of a split that has no more."""
-        data = load_dataset(dataset, seed=seed)
+        """Names as in `[workload]`. θ_0 is drawn from `seed`; data and subsets from `split_seed`, or else `seed` too.
+
+        A subset is all of a split that has no more.
+        """
+        split_seed = seed if split_seed is None else split_seed
+        data = load_dataset(dataset, seed=split_seed)
         self._device = resolve_device(device)
         self._seed = seed
         self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
@@ -40,7 +51,9 @@ class Evaluator:
         self.theta_0: Vector = flatten(self._model)
         """The model of round 1, (d,) float32."""
         self._splits: dict[Split, Examples] = {"validation": data.validation, "test": data.test}
-        self._subsets = {name: _subset(split, subset_examples, seed, name) for name, split in self._splits.items()}
+        self._subsets = {
+            name: _subset(split, subset_examples, split_seed, name) for name, split in self._splits.items()
+        }
 
     def evaluate(self, theta: Vector, split: Split, *, subset: bool) -> Evaluation:
         """Accuracy and loss of θ, (d,) float32; ValueError if the model has another size."""

@@ -20,6 +20,9 @@ class EvaluatorPlan:
     model: str
     device: str
     seed: int
+    """Of θ_0."""
+    split_seed: int
+    """Of the data set and of the subsets that are evaluated."""
     subset_examples: int
     training: TrainingSettings
     """How clients train; the evaluator rehearses one such step before round 1."""
@@ -29,9 +32,8 @@ class EvaluatorPlan:
     @property
     def subject(self) -> str:
         """What a run and its evaluator must agree on, as JSON."""
-        return json.dumps(
-            {"dataset": self.dataset, "model": self.model, "seed": self.seed, "subset": self.subset_examples}
-        )
+        seeds = {"seed": self.seed, "split": self.split_seed}
+        return json.dumps({"dataset": self.dataset, "model": self.model, **seeds, "subset": self.subset_examples})
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ def evaluator_plan(experiment: Experiment) -> EvaluatorPlan:
         dataset=workload.dataset,
         model=workload.model,
         device=workload.device,
-        seed=experiment.experiment.seed,
+        seed=experiment.experiment.seed_of("model"),
+        split_seed=experiment.experiment.seed_of("split"),
         subset_examples=experiment.evaluation.subset,
         training=training_of(workload),
         workload=workload,

@@ -29,14 +29,14 @@ def try_out(experiment: Experiment, say: Callable[[str], None]) -> None:
     from pausefl.evaluator.model import Evaluator
 
     with told_in_one_line(plan, "making the model and its data"):
-        evaluator = Evaluator(plan.dataset, plan.model, seed=plan.seed, device=plan.device)
+        evaluator = Evaluator(plan.dataset, plan.model, seed=plan.seed, split_seed=plan.split_seed, device=plan.device)
     with told_in_one_line(plan, "one training step and one evaluation"):
         evaluator.rehearse(plan.training, method_of(workload))
 
 
 def _deal_out(experiment: Experiment) -> None:
     """Give each client its examples, as client processes do; ConfigError where that is not possible."""
-    workload, seed = experiment.workload, experiment.experiment.seed
+    workload, seed = experiment.workload, experiment.experiment.seed_of("split")
     data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
     partition(
         partitioner_of(workload),

@@ -31,7 +31,12 @@ def rehearsed_evaluator(plan: EvaluatorPlan) -> "Evaluator":
     torch.set_num_threads(1)
     with told_in_one_line(plan, "making the model and its data"):
         evaluator = Evaluator(
-            plan.dataset, plan.model, seed=plan.seed, device=plan.device, subset_examples=plan.subset_examples
+            plan.dataset,
+            plan.model,
+            seed=plan.seed,
+            split_seed=plan.split_seed,
+            device=plan.device,
+            subset_examples=plan.subset_examples,
         )
     with told_in_one_line(plan, "one training step and one evaluation before round 1"):
         evaluator.rehearse(plan.training, method_of(plan.workload))

@@ -1,4 +1,4 @@
-"""Simulated policies side by side: a line a policy, the mean over its seeds, in the band of least and greatest."""
+"""Simulated policies side by side: a line a policy, the mean over its seeds, in its band."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pausefl.report.comparison.figure import draw_band, policy_looks
+from pausefl.report.comparison.figure import band_note, draw_band, policy_looks
 from pausefl.report.style import RC
 
 SimulatedCurves = Mapping[str, NDArray[np.float64]]
@@ -38,7 +38,7 @@ def draw_simulations(curves: Mapping[str, Sequence[SimulatedCurves]]) -> Figure:
             axes.legend(handlelength=3.2)
         n_seeds = max(map(len, curves.values()))
         if n_seeds > 1:
-            figure.supxlabel(f"mean over {n_seeds} seeds, band from least to greatest", fontsize=9)
+            figure.supxlabel(f"mean over {n_seeds} seeds; the band is {band_note(n_seeds)}", fontsize=9)
     return figure
 
 

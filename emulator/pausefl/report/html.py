@@ -135,9 +135,9 @@ def _accuracies(run: RunData) -> Iterator[tuple[str, str, str]]:
     if s["final_accuracy"] is None:
         return
     whole = f"all {s['test_examples']:,} test examples" if s.get("test_examples") else "all test examples"
-    yield f"{run.metric} at the end", percent(s["final_accuracy"]), whole
+    yield f"test {run.metric}, last model", percent(s["final_accuracy"]), whole
     chosen = f"round {s.get('best_round')}, chosen on validation data; {whole}"
-    yield f"{run.metric} at the best validation round", percent(s["best_accuracy"]), chosen
+    yield f"test {run.metric}, model chosen on validation", percent(s["best_accuracy"]), chosen
     _, curve = run.curve("test")
     if curve.size:
         yield "peak of the curve", percent(float(curve.max())), "chosen with hindsight: no result"

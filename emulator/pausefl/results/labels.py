@@ -27,12 +27,13 @@ def label_counts(experiment: Experiment) -> LabelCounts | None:
     workload, seed, ids = experiment.workload, experiment.experiment.seed, experiment.client_ids
     if workload.model == "synthetic":
         return None
-    data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
+    split_seed = experiment.experiment.seed_of("split")
+    data = load_dataset(workload.dataset, examples=workload.examples, seed=split_seed)
     train, classes = data.train, data.classes
     if not train.has_classes:
         return None
     parts = partition(
-        partitioner_of(workload), train.labels, clients=len(ids), classes=classes, seed=seed, owners=train.owners
+        partitioner_of(workload), train.labels, clients=len(ids), classes=classes, seed=split_seed, owners=train.owners
     )
     behaviours = behaviours_of(experiment.groups)
 

@@ -263,10 +263,11 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     if summary["data"] is not None:
         table.add_row("data", summary["data"])
     if summary["final_accuracy"] is not None:
-        best = f"{summary['best_accuracy']:.1%} at the best validation round ({summary['best_round']})"
+        chosen = f"{summary['best_accuracy']:.1%} for that chosen on validation (round {summary['best_round']})"
         table.add_row(
             f"test {summary.get('metric', ACCURACY)}",
-            f"{summary['final_accuracy']:.1%} at the end, {best}; all {summary['test_examples']:,} test examples",
+            f"{summary['final_accuracy']:.1%} for the last model, {chosen};"
+            f" all {summary['test_examples']:,} test examples",
         )
     latency = f"{summary['total_latency_s']:.1f} s over all rounds ({summary['latency_signal']}"
     scale = f"; emulated seconds of {summary['time_scale']:g} real ones" if summary["time_scale"] != 1 else ""

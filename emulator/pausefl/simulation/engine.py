@@ -53,6 +53,8 @@ class Setting:
     longer misses it; the policy learns no more than that."""
     rest_rounds_max: int = 64
     """The longest rest after misses in a row, in rounds (`pausefl_server.rounds.resting`)."""
+    latency_seed: int | None = None
+    """Of the latencies alone; None: `seed`."""
     examples_max: int | None = None
     """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
 
@@ -73,7 +75,8 @@ class Setting:
     def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
         """Blocks of (n, K) draws, columns in the order of the sorted ids; the same for every policy."""
         ids = sorted(self.laws)
-        rngs = [generator(self.seed, "simulate", client_id) for client_id in ids]
+        seed = self.seed if self.latency_seed is None else self.latency_seed
+        rngs = [generator(seed, "simulate", client_id) for client_id in ids]
         for start in range(0, rounds, BLOCK):
             n = min(BLOCK, rounds - start)
             yield np.stack([self.laws[i].sample(rng, n, start + 1) for i, rng in zip(ids, rngs, strict=True)], axis=1)

@@ -110,7 +110,7 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         labels,
         clients=len(ids),
         classes=10,
-        seed=experiment.experiment.seed,
+        seed=experiment.experiment.seed_of("split"),
         owners=np.arange(labels.size) * len(ids) // labels.size,  # equal shares stand for unknown owners
     )
     laws = experiment.delays()
@@ -120,6 +120,7 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         tau_min_s=experiment.tau_min_s or _least_delay_s(laws),
         budget=budget_of(experiment.privacy),
         seed=experiment.experiment.seed,
+        latency_seed=experiment.experiment.seed_of("latency"),
         presence=presence_of(experiment.groups, rounds or experiment.experiment.rounds, experiment.experiment.seed),
         deadline_s=experiment.round_timeout_s,
         rest_rounds_max=experiment.server.rest_rounds_max,

@@ -5,7 +5,6 @@ May live here: the table, figures and page of `pausefl compare`.
 
 import json
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,48 +16,18 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pausefl.report.comparison.figure import draw_comparison
+from pausefl.report.comparison.figure import band_note, draw_comparison
 from pausefl.report.comparison.groups import draw_groups
 from pausefl.report.comparison.why import draw_why
 from pausefl.report.html import embed, render
 from pausefl.report.style import save_pdf, save_png
 from pausefl.results.reading import PrivacyFigures, RunData, read_run
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
+from pausefl.results.spread import Spread
+from pausefl.results.statistics import FEWEST_SEEDS, PairedDifference, paired_difference
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Split
-
-FEW_SEEDS = 5
-"""Below this many values, least and greatest say more than a standard deviation."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over the seeds."""
-
-    mean: float
-    sd: float | None
-    """Of the sample; None for a single seed."""
-    least: float
-    greatest: float
-    n_seeds: int
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> "Spread | None":
-        """None where some seed has no value."""
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
-            return None
-        sd = statistics.stdev(known) if len(known) > 1 else None
-        return cls(statistics.fmean(known), sd, min(known), max(known), len(known))
-
-    def text(self, form: Callable[[float], str]) -> tuple[str, str]:
-        """The mean, and what it lies in: ± sd, or with few seeds least–greatest; empty where there is no spread."""
-        if self.sd is None or self.least == self.greatest:
-            return form(self.mean), ""
-        if self.n_seeds < FEW_SEEDS:
-            return form(self.mean), f"{form(self.least)}–{form(self.greatest)}"
-        return form(self.mean), f"± {form(self.sd)}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +48,9 @@ class Row:
 
     policy: str
     final_accuracy: Spread | None
+    """Of the last model, on test data."""
     best_accuracy: Spread | None
+    """On test data too, but of the model that was best on validation data: it may be below the last model's."""
     total_latency_s: Spread | None
     missed_jobs: Spread | None
     """Chosen clients without an update; the waits for them are in the total latency."""
@@ -87,6 +58,8 @@ class Row:
     """Total latency at the first evaluation that reached the common accuracy."""
     latency_saved: Spread | None
     """1 − time to the common accuracy / the baseline's under the same seed."""
+    time_difference_s: PairedDifference | None
+    """Time to the common accuracy less the baseline's under the same seed; a win is a shorter time."""
     max_epsilon_spent: Spread | None
     suspect_rounds: Spread | None
     """Rounds whose hosts spoilt the measurement; each run's report says how."""
@@ -120,6 +93,13 @@ class Comparison:
     def seeds(self) -> Sequence[int]:
         """The seeds every policy was run with."""
         return _seeds(next(iter(self.runs.values())))
+
+    @property
+    def spread_note(self) -> str:
+        """What stands beside each mean."""
+        if len(self.seeds) >= FEWEST_SEEDS:
+            return "brackets: 95 % bootstrap intervals of the means"
+        return f"no intervals, which need {FEWEST_SEEDS} seeds: least and greatest"
 
     @property
     def privacy(self) -> PrivacyFigures | None:
@@ -205,7 +185,7 @@ def as_json(comparison: Comparison) -> Mapping[str, Any]:
 def as_table(comparison: Comparison) -> Table:
     """The table for a terminal."""
     columns, lines = _cells(comparison)
-    caption = f"seeds {', '.join(map(str, comparison.seeds))}; {_accuracy_note(comparison)}"
+    caption = f"seeds {', '.join(map(str, comparison.seeds))}; {comparison.spread_note}; {_accuracy_note(comparison)}"
     if comparison.warning:
         caption += f"; {comparison.warning}"
     # It has to fit 80 columns.
@@ -265,6 +245,7 @@ def _page(comparison: Comparison, figures: Mapping[str, Figure], folder: Path) -
         lines=lines,
         group_lines=_group_lines(comparison),
         accuracy_note=_accuracy_note(comparison),
+        band_note=band_note(len(comparison.seeds)),
         figures=embed(figures),
         links=_links(comparison, folder),
     )
@@ -282,8 +263,8 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     common = f"common {metric}" if comparison.common_accuracy is None else f"{comparison.common_accuracy:.1%}"
     epsilon = comparison.privacy.label if comparison.privacy else "ε"
     columns: Mapping[str, tuple[str, Callable[[float], str]]] = {
-        f"{metric} at the end (%)": ("final_accuracy", _per_cent),
-        f"{metric}, best validation (%)": ("best_accuracy", _per_cent),
+        f"test {metric}, last model (%)": ("final_accuracy", _per_cent),
+        f"test {metric}, validated model (%)": ("best_accuracy", _per_cent),
         "total latency (s)": ("total_latency_s", _three_digits),
         f"time to {common} (s)": ("time_to_common_s", _three_digits),
         f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
@@ -292,9 +273,14 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     if any(row.missed_jobs is not None and row.missed_jobs.mean for row in comparison.rows):
         columns = {**columns, "missed jobs": ("missed_jobs", _three_digits)}
     lines = [
-        [row.policy, *(_cell(getattr(row, name), form) for name, form in columns.values())] for row in comparison.rows
+        [row.policy, *(_cell(getattr(row, name), form) for name, form in columns.values()), _win_rate(row)]
+        for row in comparison.rows
     ]
-    return ["policy", *columns], lines
+    return ["policy", *columns, "wins"], lines
+
+
+def _win_rate(row: Row) -> tuple[str, str]:
+    return ("–", "") if row.time_difference_s is None else (f"{100 * row.time_difference_s.win_rate:.0f} %", "")
 
 
 def _cell(spread: Spread | None, form: Callable[[float], str]) -> tuple[str, str]:
@@ -354,11 +340,17 @@ def _row(
         missed_jobs=Spread.of([sum(run.summary["missed_jobs"].values()) for run in runs]),
         time_to_common_s=Spread.of(times_s),
         latency_saved=Spread.of(saved),
+        time_difference_s=_difference(times_s, baseline_s),
         max_epsilon_spent=Spread.of([run.privacy.max_epsilon_spent if run.privacy else None for run in runs]),
         suspect_rounds=Spread.of([run.summary["suspect_rounds"] for run in runs]),
         selections_by_group={name: _group_row([run[name] for run in choices]) for name in runs[0].groups},
         relevant_to_irrelevant=Spread.of([relevant_to_irrelevant(run) for run in choices]),
     )
+
+
+def _difference(own_s: Sequence[float | None], baseline_s: Sequence[float | None]) -> PairedDifference | None:
+    own, baseline = ([time for time in times if time is not None] for times in (own_s, baseline_s))
+    return paired_difference(own, baseline) if len(own) == len(baseline) == len(own_s) else None
 
 
 def _group_row(groups: Sequence[GroupChoices]) -> GroupRow:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, capitalised, percent_axis
 from pausefl.results.reading import PrivacyFigures, RunData
+from pausefl.results.statistics import FEWEST_SEEDS, mean_band
 from pausefl_server.records import Split
 
 Runs = Mapping[str, Sequence[RunData]]
@@ -59,27 +60,30 @@ def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, c
 
 
 def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str) -> None:
-    """The mean over seeds and the range it lies in, where every seed has a value; accuracy is read off linearly."""
+    """The mean over seeds in the band that `band_note` names, where every seed has a value, read off linearly."""
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if start >= end:  # evaluated once: nothing to interpolate
         axes.plot([x[-1] for x, _ in curves], [y[-1] for _, y in curves], "o", color=look.colour, label=label)
         return
     grid = np.linspace(start, end, 300)
     values = np.array([np.interp(grid, x, y) for x, y in curves])
-    axes.fill_between(grid, values.min(axis=0), values.max(axis=0), color=look.colour, alpha=0.18, linewidth=0)
+    _, low, high = mean_band(values) or (None, values.min(axis=0), values.max(axis=0))
+    axes.fill_between(grid, low, high, color=look.colour, alpha=0.18, linewidth=0)
     axes.plot(grid, values.mean(axis=0), color=look.colour, linestyle=look.dash, label=label)
+
+
+def band_note(n_seeds: int) -> str:
+    """What the band of a mean over so many seeds is."""
+    return "its 95 % bootstrap interval" if n_seeds >= FEWEST_SEEDS else "the range from the least to the greatest seed"
 
 
 def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: PrivacyFigures) -> None:
     for policy, of_policy in runs.items():
         tables = [run.greatest_leakage for run in of_policy if run.privacy]
-        if tables:
-            n_rounds = min(len(table["round"]) for table in tables)
-            spent = np.array([table["max_epsilon_spent"][:n_rounds] for table in tables])
-            rounds = tables[0]["round"][:n_rounds]
-            colour, dash = looks[policy]
-            axes.fill_between(rounds, spent.min(axis=0), spent.max(axis=0), color=colour, alpha=0.18, linewidth=0)
-            axes.plot(rounds, spent.mean(axis=0), color=colour, linestyle=dash)
+        n_rounds = min((len(table["round"]) for table in tables), default=0)
+        if n_rounds:  # a run that failed at once has none
+            curves = [(table["round"][:n_rounds], table["max_epsilon_spent"][:n_rounds]) for table in tables]
+            draw_band(axes, curves, looks[policy], policy)
     axes.axhline(privacy.epsilon_budget, color=LIMIT.light, linewidth=1.2, linestyle=(0, (4, 2)))
     axes.annotate(
         f"budget ε = {privacy.epsilon_budget:g}", (0, privacy.epsilon_budget), xycoords=("axes fraction", "data"),

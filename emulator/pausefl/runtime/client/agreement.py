@@ -13,7 +13,7 @@ from pausefl.config.validation import as_json
 from pausefl_proto.errors import ConfigError
 
 _OFFERED = {
-    "experiment": {"rounds", "seed"},
+    "experiment": {"rounds", "seed", "split_seed", "model_seed", "latency_seed"},
     "clients": {"count", "groups"},
     "latency": None,
     "workload": None,
@@ -38,6 +38,8 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
         workload["partition"] = {"kind": workload["partition"]}
     values = {
         "experiment.seed": experiment.experiment.seed,
+        "experiment.split_seed": experiment.experiment.split_seed,
+        "experiment.latency_seed": experiment.experiment.latency_seed,
         "clients.count": experiment.clients.count,
         "clients.groups": {name: group.count for name, group in experiment.clients.groups.items()},
         "latency.mode": experiment.latency.mode,

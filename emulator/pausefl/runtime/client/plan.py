@@ -47,6 +47,8 @@ class TrainingPlan:
     workload: WorkloadTable
     settings: TrainingSettings
     seed: int
+    split_seed: int
+    """Of which examples there are, and which client holds them."""
     client_ids: tuple[str, ...]
     """All clients of the experiment: the data is parted among them, in this order."""
     behaviours: Mapping[str, tuple[Behaviour, ...]]
@@ -94,6 +96,8 @@ class ClientPlan:
     latency: LatencyTable
     links: Mapping[str, LinkPlan]
     """All clients' links, by id."""
+    latency_seed: int
+    """Of the links' delays."""
     presence: Presence | None
     """Which clients are there in each round; None: all, always."""
     scrape: ScrapePlan | None
@@ -111,6 +115,7 @@ def client_plan(experiment: Experiment) -> ClientPlan:
         disclosed=experiment.disclosed,
         latency=experiment.latency,
         links=experiment.links(),
+        latency_seed=experiment.experiment.seed_of("latency"),
         presence=presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed),
         scrape=_scrape(experiment),
         connection=ConnectionPlan(experiment.tls, experiment.admission.token, experiment.server.dead_after_s),
@@ -130,6 +135,7 @@ def _training(experiment: Experiment) -> TrainingPlan:
         workload=experiment.workload,
         settings=training_of(experiment.workload),
         seed=experiment.experiment.seed,
+        split_seed=experiment.experiment.seed_of("split"),
         client_ids=tuple(experiment.client_ids),
         behaviours=behaviours_of(experiment.groups),
         trainers=experiment.clients.trainers,

@@ -161,7 +161,7 @@ async def live(
         if client_id not in known:
             raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
     trainers, sessions = make_trainers(plan.training, client_ids), dict[str, ClientSession]()
-    links = make_links(plan.latency, plan.links, client_ids, plan.training.seed, surroundings.spin_s)
+    links = make_links(plan.latency, plan.links, client_ids, plan.latency_seed, surroundings.spin_s)
     # Ledgers are closed last, when no trainer can write to them any more.
     with ExitStack() as closing:
         size = trainers[client_ids[0]].manifest.size

@@ -33,13 +33,13 @@ def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[s
     # Client processes share the cores, so a trainer computes on its own thread and on no other.
     torch.set_num_threads(1)
     w, seed = plan.workload, plan.seed
-    data = load_dataset(w.dataset, examples=w.examples, seed=seed)
+    data = load_dataset(w.dataset, examples=w.examples, seed=plan.split_seed)
     parts = partition(
         partitioner_of(w),
         data.train.labels,
         clients=len(plan.client_ids),
         classes=data.classes,
-        seed=seed,
+        seed=plan.split_seed,
         owners=data.train.owners,
     )
     rows = dict(zip(plan.client_ids, parts, strict=True))

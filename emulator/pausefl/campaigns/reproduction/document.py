@@ -1,0 +1,130 @@
+"""docs/results.md from stored summaries of reproductions: nothing on the page is typed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pausefl.campaigns.reproduction.figure import StoredSummary
+from pausefl.results.statistics import FEWEST_SEEDS
+
+_HEAD = f"""# Reproduced figures
+
+This page is written by `pausefl reproduce --write-docs` from `docs/results/reproduce/*.json`. Each of those files is
+what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows every figure that can be run.
+
+- A *seed* decides the split, the first model and the latency draws. All series share the same seeds, so that
+  differences are taken pair by pair. Noise is private: no seed repeats it.
+- Brackets are 95 % bootstrap intervals of the mean over seeds. With fewer than {FEWEST_SEEDS} seeds there is no
+  interval. Such intervals are somewhat narrow: with ten seeds they hold the true mean about nine times in ten.
+- *Time to* an accuracy is the total latency at the first evaluation that reached it, on a fixed subset of the
+  test data. Some seeds may not reach it. They are censored, not dropped: the mean is then the restricted mean of
+  the Kaplan–Meier estimate. It counts waits up to the longest time that every series with censored seeds was followed.
+- Accuracies are of test data. *Best* is the greatest of all evaluations, on the fixed subset, as in the authors'
+  archive. *Last* is the last model's, on all test examples.
+- Values after "archived" or "published" are the authors', of one run.
+"""
+
+
+def results_page(summaries: Sequence[StoredSummary]) -> str:
+    """The whole page, as Markdown; the summaries in the order given."""
+    return "\n".join([_HEAD, *(line for summary in summaries for line in _section(summary))]) + "\n"
+
+
+def _section(summary: StoredSummary) -> Iterator[str]:
+    yield f"## {summary['title']}"
+    yield ""
+    yield f"![{summary['title']}](results/reproduce/{summary['name']}.png)"
+    yield ""
+    yield from ("```", summary["command"], "```", "")
+    yield from _conditions(summary)
+    yield ""
+    yield from _table(summary)
+    yield ""
+    if differences := list(_differences(summary)):
+        yield from differences
+        yield ""
+
+
+def _conditions(summary: StoredSummary) -> Iterator[str]:
+    settings = summary["settings"]
+    seeds = next(iter(summary["series"].values()))["seeds"]
+    numbers = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    delays = "" if settings["time_scale"] == 1 else f", delays at {settings['time_scale']:g} of their length"
+    yield (
+        f"- {settings['rounds']} rounds, {settings['clients']} clients, {settings['m']} a round, {settings['dataset']},"
+        f" model `{settings['model']}`{delays}; seeds {numbers}."
+    )
+    if summary["epsilon_budget"] is not None:
+        yield f"- Privacy budget ε̄ = {summary['epsilon_budget']:g} per {summary['privacy_unit']}."
+    suspect = sum(series["suspect_rounds"] for series in summary["series"].values())
+    played = sum(series["rounds"] * len(series["seeds"]) for series in summary["series"].values())
+    yield f"- {summary['hardware']}; pausefl {summary['software']}; {suspect:,} of {played:,} rounds are suspect."
+    if summary["left_out"]:
+        yield f"- Left out: {'; '.join(summary['left_out'])}."
+    if len(seeds) < FEWEST_SEEDS:
+        yield f"- No intervals: {len(seeds)} of at least {FEWEST_SEEDS} seeds."
+    for level, horizon_s in summary["horizons_s"].items():
+        if horizon_s is not None and _is_reached(summary, level):
+            yield f"- Some seeds did not reach {100 * float(level):.0f} %: waits for it count up to {horizon_s:.0f} s."
+    if not summary["published"]:
+        yield "- The paper prints this figure without numbers, so that none stand beside these."
+
+
+def _table(summary: StoredSummary) -> Iterator[str]:
+    told = [level for level in ("0.6", "0.7", "0.8") if _is_reached(summary, level)]
+    columns = ["series", "best (%)", "last (%)", "total latency (s)"]
+    columns += [f"time to {100 * float(level):.0f} % (s)" for level in told]
+    if summary["epsilon_budget"] is not None:
+        columns += ["greatest ε", "median ε"]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for name, series in summary["series"].items():
+        published = summary["published"].get(name) or {}
+        word = "published" if summary["drawing"] == "best" else "archived"
+        cells = [
+            f"`{name}`",
+            _cell(series["best_accuracy"], 100, published.get("best"), word),
+            _cell(series["last_accuracy"], 100, published.get("final"), word),
+            _cell(series["total_latency_s"], 1, published.get("total_s"), word),
+            *(_time(series, level) for level in told),
+        ]
+        if summary["epsilon_budget"] is not None:
+            leak = next((value for number, value in published.get("leak", ()) if number == series["rounds"]), None)
+            cells += [_cell(series["greatest_leak"], 1, leak, word), _cell(series["median_leak"], 1)]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _is_reached(summary: StoredSummary, level: str) -> bool:
+    return any(series["time_to"][level]["reached"] for series in summary["series"].values())
+
+
+def _time(series: Mapping[str, Any], level: str) -> str:
+    found, n_seeds = series["time_to"][level], len(series["seeds"])
+    reached = f" ({found['reached']} of {n_seeds} reached it)" if found["reached"] < n_seeds else ""
+    return f"{_cell(found, 1)}{reached}" if found["reached"] else "not reached"
+
+
+def _differences(summary: StoredSummary) -> Iterator[str]:
+    """Each series less the baseline, seed by seed."""
+    base = summary["baseline"]
+    for name, series in summary["series"].items():
+        parts = []
+        for key, found in (series["against_baseline"] or {}).items():
+            what = "total latency" if key == "total_latency_s" else f"time to {100 * float(key.split('_')[2]):.0f} %"
+            wins = f"shorter in {100 * found['win_rate']:.0f} % of the seeds"
+            parts.append(f"{what} {_cell(found['difference'], 1)} s, {wins}")
+        if parts and series["total_latency_s"]["mean"] > 0:
+            yield f"- `{name}` less `{base}`: {'; '.join(parts)}."
+
+
+def _cell(interval: Mapping[str, Any] | None, unit: float, published: float | None = None, word: str = "") -> str:
+    if interval is None:
+        return "–"
+    beside = "" if published is None else f"; {word} {published:g}"
+    text = _digits(unit * interval["mean"])
+    if interval["low"] is None:
+        return f"{text}{beside}"
+    return f"{text} [{_digits(unit * interval['low'])}, {_digits(unit * interval['high'])}]{beside}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}"

@@ -1,0 +1,42 @@
+"""Keeps summaries of reproductions in a checkout of the repository, and writes docs/results.md from them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pausefl.campaigns.reproduction.document import results_page
+from pausefl.campaigns.reproduction.playing import SUMMARY
+from pausefl.published import reproductions
+from pausefl_process.files import write_durably
+from pausefl_proto.errors import ConfigError
+
+_KEPT = Path("results") / "reproduce"
+
+
+def keep(folder: Path, docs: Path) -> None:
+    """Copy a finished reproduction's summary and picture among the documents."""
+    _check(docs)
+    (docs / _KEPT).mkdir(exist_ok=True)
+    name = json.loads((folder / SUMMARY).read_text("utf-8"))["name"]
+    for kept, source in ((f"{name}.json", SUMMARY), (f"{name}.png", f"{name}.png")):
+        shutil.copyfile(folder / source, docs / _KEPT / kept)
+
+
+def write_page(docs: Path) -> Path:
+    """Write docs/results.md from what is kept there; ConfigError where `docs` is not the repository's."""
+    _check(docs)
+    page = docs / "results.md"
+    write_durably(page, results_page(kept_summaries(docs)))
+    return page
+
+
+def kept_summaries(docs: Path) -> list[dict[str, Any]]:
+    """The summaries kept among the documents, in the papers' order."""
+    files = (docs / _KEPT / f"{each.name}.json" for each in reproductions())
+    return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
+
+
+def _check(docs: Path) -> None:
+    if not (docs / "results").is_dir():
+        raise ConfigError("--write-docs: goes in a checkout of the repository, where docs/results lies")

@@ -1,0 +1,149 @@
+"""Published figures and tables by name: the experiment that repeats each, its series, and the published values."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pausefl_proto.errors import ConfigError
+
+Drawing = Literal["latency", "rounds", "selections", "newcomers", "best"]
+"""What is drawn: accuracy against latency and leakage; accuracy by round; selections of each newcomer; newcomers chosen
+by round; best accuracies."""
+Point = tuple[float, float]
+
+
+class PublishedValues(BaseModel):
+    """What a paper or its authors' archive states of one series; accuracies in %."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    accuracy: tuple[Point, ...] = ()
+    """(total latency in seconds, test accuracy)."""
+    best: float | None = None
+    final: float | None = None
+    total_s: float | None = None
+    leak: tuple[Point, ...] = ()
+    """(round, greatest ε that a client had spent)."""
+
+
+class _Series(BaseModel):
+    """One line of a figure: what differs from its experiment. A series without an entry is the policy of its name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: str = ""
+    set: dict[str, Any] = Field(default={})
+
+
+class Quick(BaseModel):
+    """How a figure is made small."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seeds: int = 1
+    series: tuple[str, ...] = ()
+    """Those that are run; empty: all."""
+    set: dict[str, Any] = Field(default={})
+
+
+class _FigureTable(BaseModel):
+    """A reproduction as its table states it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    figures: tuple[str, ...] = ()
+    preset: str
+    series: tuple[str, ...]
+    seeds: int
+    leakage_over: Literal["round", "latency"] = "round"
+    drawing: Drawing = "latency"
+    training_s: float = 0.02
+    quick: Quick
+    set: dict[str, Any] = Field(default={})
+    published: dict[str, PublishedValues] = Field(default={})
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One experiment of a paper: a preset, what is changed in it, and the series that its figures show."""
+
+    name: str
+    figures: tuple[str, ...]
+    """The figures drawn from its runs; any of them names it, too."""
+    title: str
+    preset: str
+    overrides: Mapping[str, Any]
+    """By dotted key."""
+    series: Mapping[str, tuple[str, Mapping[str, Any]]]
+    """Each series' preset and what it changes beyond `overrides`, by name."""
+    seeds: int
+    """How many are run in full."""
+    leakage_over: Literal["round", "latency"]
+    """What leakage is drawn against, as in the paper."""
+    drawing: Drawing
+    training_s: float
+    """Processor time of one client's training in one round, for estimates."""
+    quick: Quick
+    published: Mapping[str, PublishedValues]
+    """By series; empty where figures are printed without numbers."""
+
+
+def find_reproduction(name: str) -> Reproduction:
+    """The reproduction of this name, or of this figure; ConfigError that says what may have been meant."""
+    known = _by_name()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]}?" if close else "pausefl reproduce --list shows them all"
+        raise ConfigError(f"{name}: no such figure or table; {hint}")
+    return known[name]
+
+
+@cache
+def reproductions() -> tuple[Reproduction, ...]:
+    """All of them, in the papers' order."""
+    return tuple(found for file in ("pause.toml", "fed_ts.toml") for found in read_reproductions(_text(file)))
+
+
+def read_reproductions(text: str) -> list[Reproduction]:
+    """The reproductions that a TOML text states."""
+    tables = tomllib.loads(text)
+    series = {name: _Series.model_validate(table) for name, table in tables.pop("series", {}).items()}
+    return [_made(name, _FigureTable.model_validate(table), series) for name, table in tables.items()]
+
+
+def _made(name: str, entry: _FigureTable, known: Mapping[str, _Series]) -> Reproduction:
+    series = {}
+    for each in entry.series:
+        own = known.get(each, _Series(set={"selection.policy": each}))
+        series[each] = (own.preset or entry.preset, own.set)
+    return Reproduction(
+        name=name,
+        figures=entry.figures or (name,),
+        title=entry.title,
+        preset=entry.preset,
+        overrides=entry.set,
+        series=series,
+        seeds=entry.seeds,
+        leakage_over=entry.leakage_over,
+        drawing=entry.drawing,
+        training_s=entry.training_s,
+        quick=entry.quick,
+        published=entry.published,
+    )
+
+
+@cache
+def _by_name() -> Mapping[str, Reproduction]:
+    named = {figure: each for each in reproductions() for figure in each.figures}
+    return {**named, **{each.name: each for each in reproductions()}}
+
+
+def _text(file: str) -> str:
+    return resources.files("pausefl").joinpath("published", file).read_text("utf-8")

@@ -1,0 +1,178 @@
+"""What a reproduction's runs say, small enough to keep in a repository: intervals, curves and selections by series."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pausefl.results.reading import RunData
+from pausefl.results.selections import choices_by_group
+from pausefl.results.statistics import (
+    Interval,
+    Waits,
+    common_horizon_s,
+    first_reached,
+    mean_band,
+    mean_interval,
+    paired_difference,
+    restricted_difference,
+    restricted_mean,
+    smoothed,
+)
+from pausefl_proto.arrays import FloatArray
+from pausefl_proto.errors import ConfigError
+
+SMOOTHING_ROUNDS = 10
+"""The window of the paper's curves (PAUSE v2, Section V-B)."""
+ACCURACIES = (0.6, 0.7, 0.8)
+"""Those whose times are told."""
+_POINTS = 61
+SeriesRuns = Mapping[str, Sequence[RunData]]
+"""One run per seed, sorted by seed, by series."""
+StoredCurve = Mapping[str, list[float]]
+"""x, mean, low and high of one curve; low and high are the 95 % interval, or with too few seeds least and greatest."""
+
+
+def summarise_series(runs: SeriesRuns) -> dict[str, Any]:
+    """What every series reached, with differences to `random`, or else to the first series, seed by seed.
+
+    ConfigError where a run evaluated no model.
+    """
+    if any(not run.curve("test")[1].size for of_series in runs.values() for run in of_series):
+        raise ConfigError("some run evaluated no model: a figure needs one that is trained")
+    baseline = "random" if "random" in runs else next(iter(runs))
+    waits = {name: _waits(of_series) for name, of_series in runs.items()}
+    horizons_s = {level: common_horizon_s([each[level] for each in waits.values()]) for level in ACCURACIES}
+    return {
+        "baseline": baseline,
+        "horizons_s": {
+            f"{level:g}": horizon if math.isfinite(horizon) else None for level, horizon in horizons_s.items()
+        },
+        "series": {
+            name: {
+                **_figures(of_series),
+                "time_to": {f"{level:g}": _time_to(waits[name][level], horizons_s[level]) for level in ACCURACIES},
+                "against_baseline": _against(runs, waits, horizons_s, name, baseline),
+                **_curves(of_series),
+                "newcomers": _newcomers(of_series),
+            }
+            for name, of_series in runs.items()
+        },
+    }
+
+
+def accuracy_at(run: RunData) -> tuple[FloatArray, FloatArray]:
+    """Total latency in seconds and test accuracy, smoothed as the paper's."""
+    seconds, accuracy = run.curve("test")
+    rounds, _ = run.accuracy_by_round("test")
+    return seconds, smoothed(rounds.astype(np.float64), accuracy, SMOOTHING_ROUNDS)
+
+
+def _waits(runs: Sequence[RunData]) -> Mapping[float, Waits]:
+    curves = [run.curve("test") for run in runs]
+    seconds, accuracies = [x for x, _ in curves], [y for _, y in curves]
+    return {level: first_reached(seconds, accuracies, level) for level in ACCURACIES}
+
+
+def _time_to(waits: Waits, horizon_s: float) -> dict[str, Any]:
+    """How many seeds reached the accuracy, and the mean of their times up to the horizon."""
+    return {"reached": int(waits.reached.sum()), **asdict(restricted_mean(waits, horizon_s))}
+
+
+def _figures(runs: Sequence[RunData]) -> dict[str, Any]:
+    summaries = [run.summary for run in runs]
+    best = [float(run.curve("test")[1].max(initial=0.0)) for run in runs]
+    private = runs[0].privacy is not None
+    return {
+        "seeds": [summary["seed"] for summary in summaries],
+        "rounds": summaries[0]["rounds"],
+        "last_accuracy": _interval([summary["final_accuracy"] for summary in summaries]),
+        "best_accuracy": _interval(best),
+        "total_latency_s": _interval([summary["total_latency_s"] for summary in summaries]),
+        "greatest_leak": _interval([summary["max_epsilon_spent"] for summary in summaries] if private else [None]),
+        "median_leak": _interval([float(np.median(run.clients["epsilon_spent"])) if private else None for run in runs]),
+        "suspect_rounds": sum(summary["suspect_rounds"] for summary in summaries),
+        "wall_clock_s": sum(summary["wall_clock_s"] for summary in summaries),
+    }
+
+
+def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:
+    known = [value for value in values if value is not None]
+    return asdict(mean_interval(known)) if len(known) == len(values) and known else None
+
+
+def _against(
+    runs: SeriesRuns,
+    waits: Mapping[str, Mapping[float, Waits]],
+    horizons_s: Mapping[float, float],
+    name: str,
+    base: str,
+) -> dict[str, Any] | None:
+    """Paired differences to the baseline: its total latency, and the time to each accuracy that either reached."""
+    if name == base:
+        return None
+    totals = [[run.summary["total_latency_s"] for run in runs[each]] for each in (name, base)]
+    found = {"total_latency_s": asdict(paired_difference(*totals))}
+    for level, horizon_s in horizons_s.items():
+        own, other = waits[name][level], waits[base][level]
+        if own.reached.any() or other.reached.any():
+            found[f"time_to_{level:g}_s"] = asdict(restricted_difference(own, other, horizon_s))
+    return found
+
+
+def _curves(runs: Sequence[RunData]) -> dict[str, Any]:
+    by_latency = [accuracy_at(run) for run in runs]
+    by_round = [
+        (run.accuracy_by_round("test")[0], accuracy) for run, (_, accuracy) in zip(runs, by_latency, strict=True)
+    ]
+    leaks = [run.greatest_leakage for run in runs] if runs[0].privacy else []
+    totals = [dict(zip(run.round_latency["round"], run.round_latency["total_latency_s"], strict=True)) for run in runs]
+    over_s = [
+        (np.array([of_run[r] for r in leak["round"]]), leak["max_epsilon_spent"])
+        for leak, of_run in zip(leaks, totals, strict=False)
+    ]
+    return {
+        "accuracy_by_latency": _stored(by_latency),
+        "accuracy_by_round": _stored(by_round),
+        "leak_by_round": _stored([(leak["round"], leak["max_epsilon_spent"]) for leak in leaks]),
+        "leak_by_latency": _stored(over_s),
+    }
+
+
+def _stored(curves: Sequence[tuple[Any, Any]]) -> dict[str, list[float]] | None:
+    """The curves' mean and band where every seed has a value; None without curves."""
+    if not curves or not all(len(x) for x, _ in curves):
+        return None
+    grid = np.linspace(max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves), _POINTS)
+    values = np.array([np.interp(grid, x, y) for x, y in curves])
+    band = mean_band(values) or (values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+    rows = {"x": grid, **dict(zip(("mean", "low", "high"), band, strict=True))}
+    return {name: [float(f"{value:.4g}") for value in row] for name, row in rows.items()}
+
+
+def _newcomers(runs: Sequence[RunData]) -> dict[str, Any] | None:
+    """Of each client that joined later: its role and mean selections; and how many newcomers were chosen each round."""
+    choices = [choices_by_group(run.records, run.groups) for run in runs]
+    joined = {name: group for name, group in choices[0].items() if (group.join_round or 1) > 1}
+    if not joined:
+        return None
+    ids = {client_id: group.role for group in joined.values() for client_id in group.client_ids}
+    chosen = dict.fromkeys(ids, 0)
+    for run in runs:
+        for record in run.records:
+            for client_id in record.chosen:
+                if client_id in chosen:
+                    chosen[client_id] += 1
+    by_round = [np.sum([of_run[name].chosen for name in joined], axis=0) for of_run in choices]
+    rounds = [np.arange(1, len(counts) + 1) for counts in by_round]
+    return {
+        "selections": {c: {"role": ids[c], "mean": round(chosen[c] / len(runs), 2)} for c in ids},
+        "by_round": _stored([(x, np.asarray(y, np.float64)) for x, y in zip(rounds, by_round, strict=True)]),
+    }
+
+
+def as_interval(stored: Mapping[str, Any]) -> Interval:
+    """An interval as it was stored."""
+    return Interval(*(stored[name] for name in ("mean", "low", "high", "n_seeds")))

@@ -1,0 +1,262 @@
+"""Published figures by name: each is an experiment, its runs are repeated by seed, and bad input is one line."""
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+
+from pausefl.campaigns.campaign import CampaignInterrupted
+from pausefl.campaigns.reproduction import playing
+from pausefl.campaigns.reproduction.command import requested
+from pausefl.campaigns.reproduction.document import results_page
+from pausefl.campaigns.reproduction.figure import draw_reproduction
+from pausefl.campaigns.reproduction.page import keep, kept_summaries, write_page
+from pausefl.campaigns.reproduction.playing import (
+    ReproductionScale,
+    Request,
+    estimated_s,
+    left_out,
+    n_finished,
+    reproduce,
+)
+from pausefl.cli import main, parser
+from pausefl.config.experiment import load_experiment
+from pausefl.published import find_reproduction, read_reproductions, reproductions
+from pausefl.report.style import save_png
+from pausefl_proto.errors import ConfigError
+
+DOCS = Path(__file__).parents[1] / "docs"
+SMALL = (
+    *("workload.dataset=digits", "workload.examples=300", "clients.count=4", "selection.m=2"),
+    *("experiment.rounds=4", "latency.time_scale=0.01", "evaluation.every=1"),
+)
+
+
+def request(name: str, folder: Path, scale: ReproductionScale = "full", overrides: Sequence[str] = ()) -> Request:
+    found = find_reproduction(name)
+    series = (found.quick.series if scale == "quick" else ()) or tuple(found.series)
+    return Request(found, series, 1, scale, tuple(overrides), folder)
+
+
+@pytest.mark.parametrize("scale", ["full", "quick"])
+@pytest.mark.parametrize("name", [each.name for each in reproductions()])
+def test_every_series_of_every_figure_is_an_experiment(name: str, scale: ReproductionScale, tmp_path: Path) -> None:
+    asked = request(name, tmp_path, scale)
+    settings = [asked.experiment(series).to_toml() for series in asked.series]
+    assert len(set(settings)) == len(settings)  # no two series are the same
+    assert set(find_reproduction(name).published) <= set(find_reproduction(name).series)
+
+
+def test_every_figure_of_both_papers_has_a_name() -> None:
+    names = {figure for each in reproductions() for figure in each.figures}
+    assert {f"fig{number}" for number in range(2, 16)} <= names
+    assert {f"fedts-fig{number}" for number in range(5, 11)} <= names
+    assert {"small_mnist", "small_cifar", "large_mnist", "fedts-table2-poisoning"} <= names
+
+
+def test_a_figures_name_stands_for_its_experiment() -> None:
+    assert load_experiment("fig4").privacy.epsilon_budget == 40
+    assert load_experiment("fig13").selection.parameters("sa-pause")["clusters"] == 20
+    with pytest.raises(ConfigError, match="did you mean fig14"):
+        load_experiment("fgi14")
+
+
+def test_the_quick_scale_takes_ten_minutes_on_two_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playing.os, "cpu_count", lambda: 2)  # type: ignore[attr-defined]
+    for each in reproductions():
+        small = request(each.name, tmp_path, "quick")
+        assert estimated_s(small) < 600
+        assert left_out(small)
+    assert left_out(request("fig2", tmp_path, "quick")) == [
+        "2 of 3 seeds",
+        "the series sa-pause, fastest, clustered, all, all-without-privacy",
+        "240 of 300 rounds",
+        "real time: delays are 10 times shorter, so the machine's own delays weigh as much more",
+    ]
+
+
+def test_an_unknown_key_of_a_catalogue_is_refused() -> None:
+    with pytest.raises(ValueError, match="policies"):
+        read_reproductions('[a]\ntitle="a"\npreset="demo"\nseries=[]\nseeds=1\nquick={}\npolicies=["random"]')
+
+
+def ended(*arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as end:
+        main(["reproduce", *arguments])
+    return end.value.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("fig22",), "fig22: no such figure or table; did you mean fig2?"),
+        (("nothing-like-it",), "nothing-like-it: no such figure or table; pausefl reproduce --list shows them all"),
+        ((), "pausefl reproduce: needs the NAME of a figure, --list or --write-docs"),
+        (("fig2", "--seeds", "0"), "--seeds 0: must be at least 1"),
+        (("small_mnist", "--series", "oort"), "--series oort: is not shown by small_mnist, which shows pause, "),
+        (("fig2", "--resume", "--out", "none"), "--out none: holds no reproduction to go on with; leave out --resume"),
+        (("--write-docs",), "--write-docs: goes in a checkout of the repository, where docs/results lies"),
+        (("fig2", "--set", "selection.em=1"), "selection.em"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ended(*arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"pausefl: {said}")
+    assert err.count("\n") == 1
+
+
+def test_missing_data_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAUSEFL_DATA", str(tmp_path / "nowhere"))
+    assert ended("small_mnist", "--out", str(tmp_path / "out")) == 2
+    err = capsys.readouterr().err
+    assert "mnist" in err
+    assert err.count("\n") == 1
+
+
+def test_the_virtual_clock_is_a_setting_of_every_run() -> None:
+    options = parser().parse_args(["reproduce", "fig2", "--virtual", "--set", "experiment.rounds=5"])
+    assert requested(options).overrides == ("experiment.clock=virtual", "experiment.rounds=5")
+
+
+class InterruptedAt:
+    """A display of runs that ends the campaign before its `at`-th run, as Ctrl-C does."""
+
+    def __init__(self, at: int = 99) -> None:
+        self.titles: list[str] = []
+        self._at = at
+
+    def __call__(self, title: str) -> Any:
+        self.titles.append(title)
+        if len(self.titles) == self._at:
+            raise KeyboardInterrupt
+        return nullcontext(self)
+
+    def show(self, event: Any) -> None:
+        """Ignore the event."""
+
+
+@pytest.mark.end_to_end
+def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    asked = Request(find_reproduction("small_mnist"), ("pause", "random"), 1, "full", SMALL, folder)
+    with pytest.raises(CampaignInterrupted, match=r"in run 2 of 2 \(random-seed1\); go on with: pausefl reproduce"):
+        reproduce(asked, InterruptedAt(2), resume=False)
+    assert n_finished(asked) == (1, 2)
+
+    words = ["small_mnist", "--scale", "full", "--seeds", "1", "--series", "pause,random", "--out", str(folder)]
+    words += [word for override in SMALL for word in ("--set", override)]
+    assert ended(*words) == 2
+    assert "holds this reproduction, 1 of 2 runs finished; go on with --resume" in capsys.readouterr().err
+    assert ended(*words, "--resume", "--set", "selection.m=3") == 2
+    assert "holds a reproduction with other settings" in capsys.readouterr().err
+    assert ended(*words, "--resume", "--scale", "quick") == 2
+    assert "holds a reproduction of another scale, full, not quick" in capsys.readouterr().err
+
+    shown = InterruptedAt()
+    summary = reproduce(asked, shown, resume=True)
+    assert shown.titles == ["random-seed1 (2 of 2)"]
+    assert json.loads((folder / "reproduction.json").read_text("utf-8"))["series"].keys() == {"pause", "random"}
+    assert summary["series"]["pause"]["total_latency_s"]["n_seeds"] == 1
+    assert summary["series"]["pause"]["total_latency_s"]["low"] is None
+    assert summary["series"]["pause"]["against_baseline"]["total_latency_s"]["win_rate"] in (0.0, 1.0)
+    assert matplotlib.image.imread(folder / "small_mnist.png")[..., :3].var() > 1e-3
+
+    (tmp_path / "docs/results").mkdir(parents=True)
+    keep(folder, tmp_path / "docs")
+    page = write_page(tmp_path / "docs").read_text("utf-8")
+    assert "## Archived run: small MNIST" in page
+    assert "- No intervals: 1 of at least 5 seeds." in page
+    assert "archived 83.9" in page
+    assert (tmp_path / "docs/results/reproduce/small_mnist.png").exists()
+
+
+def test_the_page_of_results_is_written_from_the_stored_summaries() -> None:
+    text = (DOCS / "results.md").read_text("utf-8")
+    assert text == results_page(kept_summaries(DOCS)), "run pausefl reproduce --write-docs"
+    kept = {path.stem for path in (DOCS / "results/reproduce").glob("*.json")}
+    assert kept == {summary["name"] for summary in kept_summaries(DOCS)}  # none is left over
+
+
+def stored(drawing: str) -> dict[str, Any]:
+    """A summary as reproduction.json holds it, of six seeds."""
+    interval = {"mean": 0.7, "low": 0.6, "high": 0.8, "n_seeds": 6}
+    long = {"mean": 150.0, "low": 140.0, "high": 160.0, "n_seeds": 6}
+    curve = {"x": [0.0, 50.0, 100.0], "mean": [0.1, 0.5, 0.8], "low": [0.0, 0.4, 0.7], "high": [0.2, 0.6, 0.9]}
+    time = {"reached": 4, "mean": 40.0, "low": 30.0, "high": 50.0, "n_seeds": 6}
+    difference = {"difference": {"mean": -9.0, "low": -12.0, "high": -5.0, "n_seeds": 6}, "win_rate": 0.75}
+    selections = {"relevant-000": {"role": "relevant", "mean": 9.0}, "bad-000": {"role": "irrelevant", "mean": 2.0}}
+    series = {
+        "seeds": [1, 2, 3, 4, 5, 6],
+        "rounds": 100,
+        **dict.fromkeys(("last_accuracy", "best_accuracy"), interval),
+        **dict.fromkeys(("total_latency_s", "greatest_leak", "median_leak"), long),
+        "suspect_rounds": 0,
+        "wall_clock_s": 1.0,
+        "time_to": {"0.6": time, "0.7": time, "0.8": {**time, "reached": 0}},
+        **dict.fromkeys(("accuracy_by_latency", "accuracy_by_round", "leak_by_round", "leak_by_latency"), curve),
+        "newcomers": {"selections": selections, "by_round": curve},
+    }
+    return {
+        "name": "small_mnist",
+        "title": "A figure",
+        "drawing": drawing,
+        "leakage_over": "round",
+        "scale": "full",
+        "command": "pausefl reproduce small_mnist",
+        "left_out": [],
+        "hardware": "2 cores",
+        "software": "1",
+        "settings": {"rounds": 9, "clients": 3, "m": 2, "dataset": "mnist", "model": "mlp", "time_scale": 1.0},
+        "privacy_unit": "coordinate",
+        "epsilon_budget": 200.0,
+        "baseline": "random",
+        "horizons_s": {"0.6": 90.0, "0.7": None},
+        "published": {"pause": {"accuracy": [[50, 63.1]], "best": 83.9, "leak": [[100, 106]]}},
+        "series": {
+            "pause": {**series, "against_baseline": {"total_latency_s": difference, "time_to_0.6_s": difference}},
+            "random": {**series, "against_baseline": None},
+        },
+    }
+
+
+@pytest.mark.parametrize("drawing", ["latency", "rounds", "selections", "newcomers", "best"])
+def test_each_drawing_shows_its_series(drawing: str, tmp_path: Path) -> None:
+    save_png(draw_reproduction(stored(drawing)), tmp_path / "it.png")
+    assert matplotlib.image.imread(tmp_path / "it.png")[..., :3].var() > 1e-3
+
+
+def test_published_values_are_drawn_where_the_paper_has_them() -> None:
+    accuracy, leakage = draw_reproduction(stored("latency")).axes
+    circles = {
+        axes: [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "o"]  # type: ignore[union-attr]
+        for axes in (accuracy, leakage)
+    }
+    assert circles == {accuracy: [[[50, pytest.approx(0.631)]]], leakage: [[[100, 106]]]}
+
+
+def test_a_section_shows_intervals_censored_seeds_and_published_values() -> None:
+    page = results_page([stored("latency")])
+    (row,) = re.findall(r"^\| `pause` .*", page, re.MULTILINE)
+    assert "70.0 [60.0, 80.0]; archived 83.9" in row
+    assert "40.0 [30.0, 50.0] (4 of 6 reached it)" in row
+    assert "time to 80 %" not in page
+    assert "- Some seeds did not reach 60 %: waits for it count up to 90 s." in page
+    assert "150 [140, 160]; archived 106" in row
+    assert "`pause` less `random`: total latency -9.0 [-12.0, -5.0] s, shorter in 75 % of the seeds" in page
