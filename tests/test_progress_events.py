@@ -48,6 +48,7 @@ def test_the_json_form_is_the_kind_and_the_fields() -> None:
         "split": "test",
         "accuracy": 0.5,
         "loss": None,
+        "metric": "accuracy",
     }
     assert from_json({"kind": "finished", "reason": "all rounds done"}) == Finished("all rounds done")
 

@@ -241,7 +241,7 @@ def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: P
 def test_a_regression_is_not_reported_as_a_classification(tmp_path: Path) -> None:
     text = write_report(write_run(tmp_path / "run", metric="R²")).read_text("utf-8")
     assert "R² against latency" in text
-    assert "R² at the end" in text
+    assert "test R², last model" in text
     assert "accuracy" not in re.sub(r'id="[^"]*"|href="[^"]*"|clip-path="[^"]*"', "", text).lower()
 
 
