@@ -242,7 +242,7 @@ def test_regressions_are_compared_by_their_own_score(tmp_path: Path) -> None:
         summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
         (run_dir / "summary.json").write_text(json.dumps({**summary, "metric": "R²"}), "utf-8")
     text = write_comparison(compare(runs), tmp_path / "out").read_text("utf-8")
-    assert "R² at the end (%)" in text
+    assert "test R², last model (%)" in text
     assert "test R²" in text
     assert "accuracy" not in re.sub(r'id="[^"]*"|href="[^"]*"|clip-path="[^"]*"', "", text).lower()
 

@@ -50,11 +50,11 @@ def parser() -> argparse.ArgumentParser:
             "server": _server,
             "client": _client,
             "evaluator": _evaluator,
-            "report": _report,
-            "audit": _audit,
+            "report": commands.report,
+            "audit": commands.audit,
             "bench": _bench,
-            "data": _data,
-            "certs": _certs,
+            "data": commands.data,
+            "certs": commands.certs,
             "validate": _validate,
             "completion": _completion,
         }
@@ -326,58 +326,11 @@ def _simulate(options: argparse.Namespace) -> None:
     console.print(f"figure: {figure}", soft_wrap=True)
 
 
-def _report(options: argparse.Namespace) -> None:
-    from pausefl.campaigns.redrawing import report_folder
-
-    for folder in options.run_dirs:
-        for path in report_folder(Path(folder), csv=options.csv):
-            print(path)
-
-
-def _audit(options: argparse.Namespace) -> None:
-    from pausefl.audit import run_audit
-
-    if options.uploads < 100:
-        raise ConfigError(f"--uploads {options.uploads}: must be at least 100")
-    console = Console()
-    with console.status(f"sending {options.uploads:,} uploads in each of two worlds, attack by attack"):
-        for part in run_audit(options.config, options.overrides, options.uploads):
-            console.print(part)
-
-
 def _bench(options: argparse.Namespace) -> None:
     from pausefl.bench import run_benchmark
 
     given = {"clients": options.clients, "payload_bytes": options.payload_bytes}
     run_benchmark(options.name, {k: v for k, v in given.items() if v is not None}, as_json=options.json)
-
-
-def _data(options: argparse.Namespace) -> None:
-    from pausefl_client.data.datasets import load_dataset, split_note
-
-    data = load_dataset(options.name, seed=0)
-    sizes = f"{len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test examples"
-    print(f"{data.name}: {sizes}, {data.classes} classes, inputs {'x'.join(map(str, data.input_shape))}")
-    if note := split_note(data.name, len(data.test)):
-        print(f"from {note}")
-
-
-def _certs(options: argparse.Namespace) -> None:
-    try:
-        from pausefl.certificates import make_certificates
-    except ImportError as error:
-        raise ConfigError(f'pausefl certs: needs the extra, pip install "pausefl[certs]" ({error})') from error
-    from pausefl.config.tables import ClientGroup
-
-    if options.clients.isdecimal() and int(options.clients):
-        client_ids = ClientGroup(count=int(options.clients)).client_ids("client")
-    else:
-        client_ids = [client_id.strip() for client_id in options.clients.split(",") if client_id.strip()]
-    for client_id in client_ids:
-        if not client_id.isascii() or not client_id.isprintable() or "/" in client_id:
-            raise ConfigError(f"--clients {client_id}: is no name for a file; letters, digits, - and _ make one")
-    for line in make_certificates(Path(options.folder), options.hosts, client_ids):
-        print(line)
 
 
 def _completion(options: argparse.Namespace) -> None:

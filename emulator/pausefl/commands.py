@@ -1,4 +1,4 @@
-"""The subcommands of `pausefl` that learn from recorded logs and from simulations: tune, replay and fit-latency."""
+"""The subcommands of `pausefl` beside those that play runs: what works on logs, searches, data and certificates."""
 
 import argparse
 import sys
@@ -64,3 +64,54 @@ def tune(options: argparse.Namespace) -> None:
         tuning = tune_experiment(plan, folder, console)
     console.print(front_table(tuning))
     console.print(f"front: {tuning.folder / 'front.csv'}\nfigure: {tuning.folder / 'front.png'}", soft_wrap=True)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Draw the reports of run directories again."""
+    from pausefl.campaigns.redrawing import report_folder
+
+    for folder in options.run_dirs:
+        for path in report_folder(Path(folder), csv=options.csv):
+            print(path)
+
+
+def audit(options: argparse.Namespace) -> None:
+    """Test the mechanism of a client by sending many uploads in two worlds."""
+    from pausefl.audit import run_audit
+
+    if options.uploads < 100:
+        raise ConfigError(f"--uploads {options.uploads}: must be at least 100")
+    console = Console()
+    with console.status(f"sending {options.uploads:,} uploads in each of two worlds, attack by attack"):
+        for part in run_audit(options.config, options.overrides, options.uploads):
+            console.print(part)
+
+
+def data(options: argparse.Namespace) -> None:
+    """Fetch data sets."""
+    from pausefl_client.data.datasets import load_dataset, split_note
+
+    data = load_dataset(options.name, seed=0)
+    sizes = f"{len(data.train)} training, {len(data.validation)} validation, {len(data.test)} test examples"
+    print(f"{data.name}: {sizes}, {data.classes} classes, inputs {'x'.join(map(str, data.input_shape))}")
+    if note := split_note(data.name, len(data.test)):
+        print(f"from {note}")
+
+
+def certs(options: argparse.Namespace) -> None:
+    """Make an authority, certificates and tokens."""
+    try:
+        from pausefl.certificates import make_certificates
+    except ImportError as error:
+        raise ConfigError(f'pausefl certs: needs the extra, pip install "pausefl[certs]" ({error})') from error
+    from pausefl.config.tables import ClientGroup
+
+    if options.clients.isdecimal() and int(options.clients):
+        client_ids = ClientGroup(count=int(options.clients)).client_ids("client")
+    else:
+        client_ids = [client_id.strip() for client_id in options.clients.split(",") if client_id.strip()]
+    for client_id in client_ids:
+        if not client_id.isascii() or not client_id.isprintable() or "/" in client_id:
+            raise ConfigError(f"--clients {client_id}: is no name for a file; letters, digits, - and _ make one")
+    for line in make_certificates(Path(options.folder), options.hosts, client_ids):
+        print(line)

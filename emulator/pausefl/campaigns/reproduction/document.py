@@ -53,6 +53,8 @@ def _conditions(summary: StoredSummary) -> Iterator[str]:
         f"- {settings['rounds']} rounds, {settings['clients']} clients, {settings['m']} a round, {settings['dataset']},"
         f" model `{settings['model']}`{delays}; seeds {numbers}."
     )
+    if settings.get("clock", "real") == "virtual":
+        yield "- Played on the [virtual clock](virtual-clock.md): latencies are those drawn, and nothing was measured."
     if summary["epsilon_budget"] is not None:
         yield f"- Privacy budget ε̄ = {summary['epsilon_budget']:g} per {summary['privacy_unit']}."
     suspect = sum(series["suspect_rounds"] for series in summary["series"].values())

@@ -130,7 +130,7 @@ def left_out(request: Request) -> list[str]:
 
 def _expected_wait_s(experiment: Experiment, chosen: int) -> float:
     """The mean over random sets of the longest delay, in real seconds."""
-    if experiment.experiment.model_dump().get("clock") == "virtual":
+    if experiment.experiment.clock == "virtual":
         return 0.0
     rng = np.random.default_rng(1)
     delays_s = np.array([law.sample(rng, _DRAWS) for law in experiment.delays().values()])
@@ -205,6 +205,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
         "dataset": experiment.workload.dataset,
         "model": experiment.workload.model,
         "time_scale": experiment.latency.time_scale,
+        "clock": experiment.experiment.clock,
     }
 
 
