@@ -3,6 +3,7 @@
 pausefl bench annealing --json > docs/results/annealing.jsonl
 make chaos                                          # writes docs/results/chaos.jsonl
 pausefl bench overload --json > docs/results/overload.jsonl
+pausefl bench twin --json > docs/results/twin.jsonl
 make fuzz                                           # writes docs/results/fuzz.json
 python docs/generated_tables.py                     # every table anew
 python docs/generated_tables.py agnews RUN_DIR...   # after runs of the AG-News presets: first their summaries
@@ -154,12 +155,27 @@ def overload_table(cases: Sequence[Case]) -> str:
     return "\n".join(lines)
 
 
+def twin_table(cases: Sequence[Case]) -> str:
+    """How far the real clock is from the virtual one, by experiment."""
+    lines = [
+        "| experiment | same sets | exchanges | residual: p50 / p99 / worst | wire | queue | training | noise | link |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        residuals = " / ".join(f"{case[f'residual_p{q}_ms']:.1f}" for q in (50, 99, 100))
+        parts = " | ".join(f"{case[f'{part}_ms']:+.2f} ms" for part in ("wire", "queue", "train", "privatise", "link"))
+        sets = f"{case['same_sets']} of {case['rounds']}"
+        lines.append(f"| {case['case']} | {sets} | {case['exchanges']} | {residuals} ms | {parts} |")
+    return "\n".join(lines)
+
+
 TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("annealing", "selection.md", "annealing.jsonl", annealing_table),
     ("agnews", "fed-ts.md", "agnews.jsonl", agnews_table),
     ("chaos", "reliability.md", "chaos.jsonl", chaos_table),
     ("fuzz", "reliability.md", "fuzz.json", fuzz_table),
     ("overload", "reliability.md", "overload.jsonl", overload_table),
+    ("twin", "virtual-clock.md", "twin.jsonl", twin_table),
 )
 """Name, document, file under docs/results, and what makes the table of it."""
 

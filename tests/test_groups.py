@@ -242,4 +242,4 @@ def test_every_kind_is_documented() -> None:
         assert set(re.findall(r"\w+", row)) == {field.name for field in fields(record)}, kind
     text = (DOCS / "aggregation.md").read_text("utf-8")
     named = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
-    assert named - {"rule"} == set(get_args(RuleName)) | set(get_args(OptimizerName))
+    assert named - {"rule"} == set(get_args(RuleName)) | set(get_args(OptimizerName)) | {"feddyn"}

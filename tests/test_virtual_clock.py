@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import pausefl
+from pausefl.bench.latency.twin import compared
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import server_plan
 from pausefl.runtime.virtual.process import play_virtually
@@ -158,6 +159,46 @@ def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
     assert run.summary["final_accuracy"] is not None
     assert "virtual seconds" in (tmp_path / "run/report.html").read_text("utf-8")
     assert play(tmp_path / "again", overrides) == log_of(tmp_path / "run")
+
+
+@pytest.mark.end_to_end
+def test_the_real_clock_plays_the_same_rounds(tmp_path: Path) -> None:
+    """Joins, departures, a job that misses its deadline, over-selection: the same clients, the same misses."""
+    groups = {
+        "here": {"count": 3},
+        "later": {"count": 1, "join_round": 3},
+        "gone": {"count": 1, "leave_round": 4},
+        "late": {"count": 1, "behaviours": [{"kind": "slow-device", "factor": 1000.0}]},
+    }
+    overrides = {
+        **SYNTHETIC,
+        "experiment.rounds": 5,
+        "metrics.enabled": False,
+        "clients.groups": groups,
+        "clients.minimum": 5,
+        "selection.policy": "random",
+        "workload.train_s": 0.02,
+        "latency.time_scale": 0.01,
+        "server.round_timeout_s": 5.0,
+        "server.rest_rounds_max": 0,
+    }
+    virtual = play(tmp_path / "virtual", overrides)
+    pausefl.run(pausefl.load("demo", overrides), tmp_path / "real", progress=False)
+    real = log_of(tmp_path / "real")
+    assert [record.chosen for record in real] == [record.chosen for record in virtual]
+    missed = [[miss.client_id for miss in record.misses] for record in virtual]
+    assert [[miss.client_id for miss in record.misses] for record in real] == missed
+    assert ["late-000"] in missed
+    assert compared(real, virtual)["same_sets"] == 5
+
+
+def test_a_log_is_its_own_twin(tmp_path: Path) -> None:
+    rounds = play(tmp_path / "run", SYNTHETIC)
+    found = compared(rounds, rounds)
+    assert found["same_sets"] == found["rounds"] == 12
+    assert found["exchanges"] == sum(len(record.observations) for record in rounds)
+    assert found["residual_p100_ms"] == 0
+    assert sum(found[f"{part}_ms"] for part in ("wire", "queue", "train", "privatise", "link")) == 0
 
 
 def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:

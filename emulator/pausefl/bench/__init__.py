@@ -31,6 +31,7 @@ BENCHMARKS = {
         "scraping", "rounds under scraping and with the live page open, against rounds without either"
     ),
     "fidelity": Benchmark("latency.fidelity", "measured minus drawn latency"),
+    "twin": Benchmark("latency.twin", "the real clock against the virtual one, exchange by exchange"),
     "scale": Benchmark("scale", "how many clients one machine holds, and how fast the rounds still are"),
     "overload": Benchmark("overload", "how late the server's event loop is while a crowd joins, or floods it"),
     "access_points": Benchmark("latency.access_points", "rounds of clients that share buckets: R1, R2, random"),
@@ -79,4 +80,6 @@ def _table(name: str, cases: list[dict[str, Any]]) -> Table:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} values"
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
