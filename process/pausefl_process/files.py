@@ -16,10 +16,35 @@ _GRACE_S = 2.0
 _AGAIN_EVERY_S = 0.05
 
 
+class _Durability:
+    """What this process's writes survive."""
+
+    process_alone = False
+
+
+def survive_this_process_alone() -> None:
+    """Let what is written from now on survive this process, kill -9 included, but not the machine: it is not synced.
+
+    For a run whose parts all lie in one process: nothing has left it that its files could fall behind of.
+    """
+    _Durability.process_alone = True
+
+
+def sqlite_synchronous() -> str:
+    """The value of SQLite's pragma `synchronous` for a database that must not lose a commit."""
+    return "OFF" if _Durability.process_alone else "FULL"
+
+
+def sync_data(file: int) -> None:
+    """Make what was written to an open file durable."""
+    if not _Durability.process_alone:
+        os.fdatasync(file)
+
+
 def write_durably(path: Path, data: bytes | str) -> None:
     """Replace the file at `path` by `data`; OSError leaves what was there before.
 
-    The data reach the disk before the name does (temporary file, fsync, rename, fsync of the folder), so a crash at
+    The data reach the disk before the name does (temporary file, fdatasync, rename, fsync of the folder), so a crash at
     any instant leaves the old file or the new one, whole.
     """
     fresh = path.with_name(f".{path.name}.new")
@@ -27,7 +52,7 @@ def write_durably(path: Path, data: bytes | str) -> None:
         with fresh.open("wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
-            os.fsync(file.fileno())
+            sync_data(file.fileno())
         fresh.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -38,6 +63,8 @@ def write_durably(path: Path, data: bytes | str) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
+    if _Durability.process_alone:
+        return
     directory = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from pausefl_process.files import sync_folder
+from pausefl_process.files import sqlite_synchronous, sync_folder
 from pausefl_process.head import Head
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import BudgetError, LedgerError
@@ -183,7 +183,7 @@ class Ledger:
         with self._errors():
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")
             self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_fold` does it
             # Fails here, not at the first release, on a file or a file system that cannot be written.
             self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.trainer import Trainer
+from pausefl_process.files import sync_data
 
 log = logging.getLogger("pausefl.client")
 
@@ -75,7 +76,7 @@ class TrainerStates:
             # In place: a torn file does not match its digest, and the other slot holds the state before.
             os.pwrite(file, data, 0)
             os.ftruncate(file, len(data))
-            os.fdatasync(file)
+            sync_data(file)
         finally:
             os.close(file)
 

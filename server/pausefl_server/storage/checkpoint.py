@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl_process.files import sync_folder, write_durably
+from pausefl_process.files import sync_data, sync_folder, write_durably
 from pausefl_proto.wire import Vector, digest
 
 KEPT_BYTES_MAX = 1 << 30
@@ -37,7 +37,7 @@ class Checkpoint:
         written = 0
         while written < len(data):
             written += os.pwrite(file, data[written:], written)
-        os.fdatasync(file)
+        sync_data(file)
 
     def load(self, round: int, model_digest: str) -> Vector | None:
         """θ_t, (d,) float32, or None when its slot does not hold it (torn, or overwritten since)."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pausefl_process.files import sqlite_synchronous
 from pausefl_process.head import Head
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import ConfigError
@@ -61,7 +62,7 @@ class Store:
 
     def _open(self, path: Path) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")
         # Empty also where a crash came before the schema, which is written in one transaction.
         if self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
             schema = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")

@@ -25,7 +25,7 @@ from pausefl.runtime.virtual.transport import InProcessTransport
 from pausefl.runtime.virtual.workers import Workers
 from pausefl_client.training.paced import steps_of
 from pausefl_process.events import Done, Failed, ProgressEvent, Ready, Report, RollCall
-from pausefl_process.files import Lock, write_durably
+from pausefl_process.files import Lock, survive_this_process_alone, write_durably
 from pausefl_process.host_monitor import UNWATCHED
 from pausefl_process.lifetime import allow_many_files, die_with_parent, first_error, keep_freed_memory, write_output_to
 from pausefl_process.logs import set_up_log
@@ -90,6 +90,8 @@ def run_virtual_process(
     keep_freed_memory()
     write_output_to(run_dir / "server.log")
     set_up_log()
+    if clients.privacy is None or clients.privacy.ledger_dir is None:  # a shared budget outlives the run
+        survive_this_process_alone()
     try:
         play_virtually(server, clients, run_dir, logged(events.send), back_to)
     except PauseflError as error:
