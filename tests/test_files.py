@@ -77,9 +77,22 @@ def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: py
         replace(file, to)
 
     monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "fdatasync", synced)
     monkeypatch.setattr(Path, "replace", renamed)
     write_durably(tmp_path / "file", b"data")
     assert steps == ["data", "name", "folder"]
+
+
+def test_a_process_that_is_all_of_a_run_syncs_nothing(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from pausefl_process import files\n"
+        "os.fsync = os.fdatasync = lambda _: print('synced')\n"
+        "def write(): files.write_durably(Path(sys.argv[1]), b'data'); print(files.sqlite_synchronous())\n"
+        "write(); files.survive_this_process_alone(); write()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "file")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert said == ["synced", "synced", "FULL", "OFF"]
 
 
 def test_a_full_disk_leaves_what_was_there(small_disk: Path) -> None:

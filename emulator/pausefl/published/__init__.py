@@ -15,7 +15,7 @@ from pausefl_proto.errors import ConfigError
 Drawing = Literal["latency", "rounds", "selections", "newcomers", "best"]
 """What is drawn: accuracy against latency and leakage; accuracy by round; selections of each newcomer; newcomers chosen
 by round; best accuracies."""
-Point = tuple[float, float]
+PublishedPoint = tuple[float, float]
 
 
 class PublishedValues(BaseModel):
@@ -23,12 +23,12 @@ class PublishedValues(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    accuracy: tuple[Point, ...] = ()
+    accuracy: tuple[PublishedPoint, ...] = ()
     """(total latency in seconds, test accuracy)."""
     best: float | None = None
     final: float | None = None
     total_s: float | None = None
-    leak: tuple[Point, ...] = ()
+    leak: tuple[PublishedPoint, ...] = ()
     """(round, greatest ε that a client had spent)."""
 
 
