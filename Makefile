@@ -6,15 +6,19 @@ READY := .venv/.ready
 # TORCH_INDEX_URL names PyTorch's own index of CPU builds; the package index's build may bring several GB of CUDA.
 TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
-.PHONY: demo test docs coverage test-pythons test-package test-crash test-containers chaos fuzz mutants lint proto format clean up down logs images results wheelhouse
+.PHONY: demo test test-slow docs coverage test-pythons test-package test-crash test-containers chaos fuzz mutants lint proto format clean up down logs images results wheelhouse
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 # Tests that measure real time run alone, after the others.
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not realtime"
+	$(BIN)/pytest -n 2 -m "not realtime and not slow"
 	$(BIN)/pytest -m realtime
+
+# Whole runs that take long; each has a shorter test of the same beside it in `make test`.
+test-slow: $(READY)
+	$(BIN)/pytest -n 2 -m slow
 
 # How much of the code the quick tests run, processes that they start included; pages in build/coverage/html.
 COVERED ?= tests

@@ -270,6 +270,7 @@ def pausefl(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_run_is_audited_with_its_ledgers(tmp_path: Path) -> None:
     run_dir, changes = tmp_path / "run", ("workload.model=synthetic", "latency.delay.kind=none", "experiment.rounds=4")
     arguments = [a for change in (*changes, "clients.count=6", "metrics.enabled=false") for a in ("--set", change)]

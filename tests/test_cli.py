@@ -139,6 +139,7 @@ def test_a_simulation_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) -> None:
     command = ["compare", tiny, "--policies", "pause,random", "--seeds", "2", "--run-dir", tmp_path / "out"]
     done = subprocess.run([*PAUSEFL, *map(str, command)], capture_output=True, text=True, timeout=120, check=False)

@@ -127,6 +127,7 @@ def test_a_toml_snippet_is_a_part_of_an_experiment(text: str, folder: Path) -> N
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in longest(snippets("python"))])
+@pytest.mark.slow
 def test_a_python_snippet_runs(text: str, folder: Path) -> None:
     for shown, run in SMALLER.items():
         text = text.replace(shown, run)

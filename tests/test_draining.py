@@ -129,6 +129,7 @@ def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(tmp_path:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_run_whose_server_is_stopped_ends_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,7 @@ model = "synthetic"
 """
 
 
+@pytest.mark.slow
 def test_groups_join_and_leave_when_they_should(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
@@ -190,6 +191,7 @@ def make(input_shape, classes):
 """
 
 
+@pytest.mark.slow
 def test_a_stopped_client_is_measured_not_repeated(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +276,7 @@ def test_an_unknown_preset_and_a_taken_port(tmp_path: Path) -> None:
             assert done.stderr.splitlines()[-1].startswith(f"pausefl: {key} = {port}: cannot listen")
 
 
+@pytest.mark.slow
 def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
     """Nor does it stand in the way of the next try."""
     (tmp_path / "mine").mkdir()

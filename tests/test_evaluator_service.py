@@ -359,6 +359,7 @@ async def test_the_servers_own_evaluator_is_started_again() -> None:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_run_outlives_its_evaluator(start: Callable[..., Process], tmp_path: Path) -> None:
     """The server is there first; the evaluator comes, is killed by kill -9, and comes again. All with mutual TLS."""
     port = free_port()

@@ -69,6 +69,7 @@ def test_an_example_says_at_its_head_how_it_is_run(folder: str) -> None:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_policy_with_a_memory_comes_to_prefer_fast_clients(tmp_path: Path) -> None:
     """By then each of six clients was chosen: what comes after rests on the memory alone."""
     small = ("experiment.rounds=8", "clients.count=6", "workload.model=synthetic", "latency.time_scale=0.02")
@@ -81,6 +82,7 @@ def test_a_policy_with_a_memory_comes_to_prefer_fast_clients(tmp_path: Path) -> 
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_model_and_a_data_set_are_learned(tmp_path: Path) -> None:
     found = played(
         "model_and_data", tmp_path, "experiment.rounds=6", "clients.count=4", "selection.m=2", "privacy.enabled=false"
@@ -90,6 +92,7 @@ def test_a_model_and_a_data_set_are_learned(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_training_method_trains(tmp_path: Path) -> None:
     found = played(
         "training_method", tmp_path, "experiment.rounds=6", "clients.count=4", "selection.m=2", "privacy.enabled=false"
@@ -98,6 +101,7 @@ def test_a_training_method_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_an_aggregation_rule_combines(tmp_path: Path) -> None:
     small = ("experiment.rounds=4", "clients.groups.honest.count=3", "selection.m=3", "privacy.enabled=false")
     found = played("aggregation", tmp_path, *small)
@@ -119,6 +123,7 @@ def test_delays_are_those_of_the_file_in_its_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_sweep_draws_a_picture(tmp_path: Path) -> None:
     out = executed(smaller((EXAMPLES / "sweep/sweep.py").read_text("utf-8")), tmp_path)
     (folder,) = tmp_path.glob("runs/sweep-*")
@@ -128,6 +133,7 @@ def test_a_sweep_draws_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_notebooks_cells_run_in_order(tmp_path: Path) -> None:
     notebook: dict[str, Any] = json.loads((EXAMPLES / "notebook/compare.ipynb").read_text("utf-8"))
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

@@ -75,6 +75,7 @@ def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("floor", [f"privacy.epsilon_floor={BUDGET.epsilon(5)!r}", "privacy.noise_to_clip_max=6.1"])
+@pytest.mark.slow
 def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: str) -> None:
     """Six clients with five releases each, two a round: with one left over, 13 to 15 rounds."""
     assert 2 / BUDGET.epsilon(5) < 6.1 < 2 / BUDGET.epsilon(6)
@@ -99,6 +100,7 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_experiments_on_the_same_data_draw_from_one_budget(tmp_path: Path) -> None:
     shared = f"privacy.ledger_dir={tmp_path / 'holders'}"
     changes = (shared, "experiment.rounds=3", "selection.policy=all")
@@ -116,6 +118,7 @@ def test_experiments_on_the_same_data_draw_from_one_budget(tmp_path: Path) -> No
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_ledgers_that_come_from_elsewhere_are_found_in_the_log(tmp_path: Path) -> None:
     """Where a client keeps its ledger is its own choice, and the server's configuration knows nothing of it."""
     changes = ("experiment.rounds=2", "selection.policy=all", "selection.m=6")

@@ -47,6 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_the_documented_examples_run_from_another_folder_and_go_on(folder: Path, tmp_path: Path) -> None:
     small = ("--set", "latency.time_scale=0.1", "--set", "evaluation.every=1")
     done = run("run", folder / "own.toml", "--run-dir", tmp_path / "run", *small)
@@ -76,6 +77,7 @@ def test_every_kind_is_documented() -> None:
         ("my_clients", "pull = sum(", "raise KeyError('no pull'); pull = sum("),
     ],
 )
+@pytest.mark.slow
 def test_an_error_is_told_with_its_file_and_line(
     folder: Path, tmp_path: Path, module: str, line: str, change: str
 ) -> None:

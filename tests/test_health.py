@@ -74,6 +74,7 @@ async def test_a_server_is_ready_while_it_plays_rounds(tmp_path: Path) -> None:
         await run.finished()
 
 
+@pytest.mark.slow
 async def test_a_server_whose_store_does_not_write_is_not_healthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def test_the_second_interrupt_ends_it_at_once(
 
 
 @pytest.mark.timeout(400)  # it starts four fleets
+@pytest.mark.slow
 def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
@@ -88,6 +89,7 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path, background: Callable[.
     wait_for(lambda: not any(is_alive(child) for child in family), "every process to end", 20)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed_to_the_same_selections(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
@@ -111,6 +113,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_selections(
     assert all(theirs[c] <= ours[c] <= theirs[c] + 2 for c in theirs)
 
 
+@pytest.mark.slow
 def test_the_server_optimizer_goes_on_where_it_was(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

@@ -33,6 +33,7 @@ async def test_a_client_that_comes_back_counts_no_more_than_a_release_a_job(rig:
         assert r.spent("b") == (2, BUDGET.spent(2))
 
 
+@pytest.mark.slow
 async def test_an_owner_is_believed_and_held_to_what_it_said(rig: MakeRig) -> None:
     async with rig(rounds=2, minimum_clients=1).running() as r:
         a, b = await r.join("a", manual=True), r.peer("b", manual=True, released=0)

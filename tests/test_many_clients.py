@@ -45,6 +45,7 @@ def test_more_clients_share_a_process_per_core(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_crowd_queues_for_its_trainer_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "crowd.toml").write_text(CROWD)
     command = ("run", tmp_path / "crowd.toml", "--run-dir", tmp_path / "run")

@@ -160,6 +160,7 @@ TEXTS = "(selector) => [...document.querySelectorAll(selector)].map((e) => e.tex
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_browser_shows_a_real_run(browser: Browser, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()

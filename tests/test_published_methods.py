@@ -355,6 +355,7 @@ every = 1
         ('"gofl"', {}),
     ],
 )
+@pytest.mark.slow
 def test_every_method_runs_and_goes_on_over_the_network(training: str, changes: dict[str, str], tmp_path: Path) -> None:
     defaults = {"policy": "random", "private": "false", "model": "mlp", "optimizer": "sgd"}
     (tmp_path / "small.toml").write_text(SMALL.format(training=training, **defaults | changes))

@@ -151,6 +151,7 @@ class InterruptedAt:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def mirrored(run_dir: Path, client_id: str) -> int:
 
 
 @pytest.mark.parametrize("late", ["drop", "buffer"])
+@pytest.mark.slow
 def test_a_quorum_ends_rounds_and_late_updates_are_counted(tmp_path: Path, late: str) -> None:
     config = experiment(tmp_path, f'quorum = 0.6\nlate = "{late}"', rounds=20)
     done = run("run", config, "--run-dir", tmp_path / "run")
@@ -94,6 +95,7 @@ def test_a_quorum_ends_rounds_and_late_updates_are_counted(tmp_path: Path, late:
         assert charged(tmp_path / "run", client_id) == mirrored(tmp_path / "run", client_id) == 20
 
 
+@pytest.mark.slow
 def test_a_run_killed_with_a_buffered_update_goes_on_and_loses_no_epsilon(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

@@ -208,6 +208,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     assert "all rounds done" in printed
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_given_more_rounds(tmp_path: Path) -> None:
     """It goes on as a run of so many rounds would have, and is bound to the new number from then on."""
     run_dir, whole = tmp_path / "run", tmp_path / "whole"

@@ -66,6 +66,7 @@ def test_a_point_that_is_no_experiment_is_refused_before_any_run(tmp_path: Path)
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path) -> None:
     folder, view = tmp_path / "sweep", Quiet()
     sweep = run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, folder, view)

@@ -182,6 +182,7 @@ def test_changes_are_relative_and_their_intervals_paired() -> None:
     assert noisy.low < noisy.mean < noisy.high
 
 
+@pytest.mark.slow
 def test_runs_are_measured_by_what_they_reached(tmp_path: Path) -> None:
     tiny = {"experiment.rounds": 4, "clients.count": 3, "clients.per_process": 3, "selection.m": 2}
     quick = {"latency.time_scale": 0.01, "evaluation.every": 2}

@@ -132,6 +132,7 @@ def test_a_model_that_cannot_be_trained_ends_the_run_with_its_error_and_place(
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("private", ["false", "true"])
+@pytest.mark.slow
 def test_jobs_that_fail_are_counted_by_kind_and_shown_with_the_errors_own_line(
     demo: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, private: str
 ) -> None:
@@ -153,6 +154,7 @@ def test_jobs_that_fail_are_counted_by_kind_and_shown_with_the_errors_own_line(
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_run_in_which_every_client_fails_stops_after_three_attempts(
     demo: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -211,6 +213,7 @@ async def test_a_short_run_without_any_update_has_failed_as_well(rig: MakeRig) -
         assert r.coordinator.outcome == "failed"
 
 
+@pytest.mark.slow
 async def test_rounds_that_find_budgets_used_up_are_no_failures(rig: MakeRig) -> None:
     async with rig(All(1), rounds=100, minimum_clients=2, rounds_without_update_max=1).running() as r:
         for client_id in "ab":
@@ -244,6 +247,7 @@ def expect(outcome: str, status: int, run_dir: Path) -> None:
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_run_that_its_privacy_budgets_end_has_ended_as_planned(tmp_path: Path) -> None:
     done = run(
         *("run", synthetic(tmp_path, rounds=1000), "--run-dir", tmp_path / "run"),
@@ -282,6 +286,7 @@ def test_an_interrupted_run_says_how_to_go_on(
 
 
 @pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_command_that_goes_on_with_an_interrupted_run_works(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

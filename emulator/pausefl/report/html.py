@@ -59,9 +59,9 @@ def render(template: str, **values: object) -> str:
     return environment.get_template(template).render(number=number, percent=percent, **schemes, **values)
 
 
-def embed(figures: Mapping[str, Figure]) -> Mapping[str, Markup]:
-    """The figures as inline SVG."""
-    return {name: Markup(to_svg(figure, name)) for name, figure in figures.items()}
+def embed(figures: Mapping[str, Figure], metric: str) -> Mapping[str, Markup]:
+    """The figures as inline SVG, each labelled with its name; that of the models' scores with the metric's."""
+    return {name: Markup(to_svg(figure, metric if name == "accuracy" else name)) for name, figure in figures.items()}
 
 
 def run_page(run: RunData, figures: Mapping[str, Figure]) -> str:
@@ -71,7 +71,7 @@ def run_page(run: RunData, figures: Mapping[str, Figure]) -> str:
         s=run.summary,
         metric=capitalised(run.metric),
         config=run.config,
-        figures=embed(figures),
+        figures=embed(figures, run.metric),
         headline=list(_headline(run)),
         grouped=bool(run.groups),
         private=run.privacy is not None,

@@ -246,7 +246,7 @@ def _page(comparison: Comparison, figures: Mapping[str, Figure], folder: Path) -
         group_lines=_group_lines(comparison),
         accuracy_note=_accuracy_note(comparison),
         band_note=band_note(len(comparison.seeds)),
-        figures=embed(figures),
+        figures=embed(figures, comparison.metric),
         links=_links(comparison, folder),
     )
 
