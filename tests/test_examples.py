@@ -139,4 +139,4 @@ def test_a_notebooks_cells_run_in_order(tmp_path: Path) -> None:
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells), "clear the outputs"
     executed(smaller("\n".join("".join(cell["source"]) for cell in cells)), tmp_path)
-    assert list(tmp_path.glob("runs/compare-*/notebook.png"))
+    assert list(tmp_path.glob("runs/notebook/notebook.png"))
