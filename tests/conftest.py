@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.settings import PrivacySettings
@@ -17,6 +18,10 @@ from rigs.command import PAUSEFL
 from rigs.coordinator import CoordinatorRig, MakeRig
 from rigs.settings import server_settings
 from rigs.wiretap import Wiretap
+
+# How long an example takes is no property of the code: a busy machine is no failure.
+settings.register_profile("pausefl", deadline=None)
+settings.load_profile("pausefl")
 
 
 @pytest.fixture
