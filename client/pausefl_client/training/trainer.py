@@ -80,3 +80,35 @@ class Trainer(Protocol):
 
     def restore(self, state: bytes) -> None:
         """Remember this and nothing else; empty: be as at the start."""
+
+
+class WrappedTrainer:
+    """A trainer that is another one, but for what subclasses change."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def n_examples(self) -> int:
+        return self._trainer.n_examples
+
+    @property
+    def label_counts(self) -> dict[str, float]:
+        return self._trainer.label_counts
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._trainer.manifest
+
+    @property
+    def holding(self) -> Holding:
+        return self._trainer.holding
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        return self._trainer.train(theta, round=round)
+
+    def state(self) -> bytes:
+        return self._trainer.state()
+
+    def restore(self, state: bytes) -> None:
+        self._trainer.restore(state)

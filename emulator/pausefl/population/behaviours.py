@@ -14,14 +14,13 @@ from typing import ClassVar
 import numpy as np
 
 from pausefl_client.data.datasets import Examples
-from pausefl_client.data.holdings import Holding
 from pausefl_client.training.pace import pace
-from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings
+from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings, WrappedTrainer
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_proto.wire import Manifest, Vector
+from pausefl_proto.wire import Vector
 
 Draw = Callable[[int], np.random.Generator]
 """round -> this client's generator for it; round 0 is before any."""
@@ -288,39 +287,7 @@ class BehaviourChain:
         return trainer
 
 
-class _Wrapped:
-    """A trainer that is another one, but for what subclasses change."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    @property
-    def n_examples(self) -> int:
-        return self._trainer.n_examples
-
-    @property
-    def label_counts(self) -> dict[str, float]:
-        return self._trainer.label_counts
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._trainer.manifest
-
-    @property
-    def holding(self) -> Holding:
-        return self._trainer.holding
-
-    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        return self._trainer.train(theta, round=round)
-
-    def state(self) -> bytes:
-        return self._trainer.state()
-
-    def restore(self, state: bytes) -> None:
-        self._trainer.restore(state)
-
-
-class _ChangedUpdates(_Wrapped):
+class _ChangedUpdates(WrappedTrainer):
     """Every update goes through a function of it and the round."""
 
     def __init__(self, trainer: Trainer, change: Callable[[Vector, int], Vector]) -> None:
@@ -332,7 +299,7 @@ class _ChangedUpdates(_Wrapped):
         return replace(outcome, update=self._change(outcome.update, round))
 
 
-class _Stale(_Wrapped):
+class _Stale(WrappedTrainer):
     def __init__(self, trainer: Trainer, participations: int) -> None:
         super().__init__(trainer)
         self._models: deque[Vector] = deque(maxlen=participations + 1)
@@ -342,7 +309,7 @@ class _Stale(_Wrapped):
         return super().train(self._models[0], round=round)
 
 
-class _Slow(_Wrapped):
+class _Slow(WrappedTrainer):
     def __init__(self, trainer: Trainer, factor: float) -> None:
         super().__init__(trainer)
         self._factor = factor

@@ -66,13 +66,18 @@ def run_server_process(
     back_to: int | None = None,
 ) -> None:
     """The main function of the server process that `fleet` started; tells its parent everything through `events`."""
+    work_for_fleet(run_dir, events, lambda report: serve_run(plan, run_dir, report, back_to))
+
+
+def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable[[Report], object]) -> None:
+    """Do the work of a child process that writes server.log; its parent hears through `events` how it goes and ends."""
     die_with_parent()
     allow_many_files()
     keep_freed_memory()
     write_output_to(run_dir / "server.log")
     set_up_log()
     try:
-        serve_run(plan, run_dir, logged(events.send), back_to)
+        work(_logged(events.send))
     except PauseflError as error:
         log.error("%s", error, exc_info=error.__cause__)
         events.send(Failed(str(error), isinstance(error, ConfigError)))
@@ -166,7 +171,7 @@ async def _initial_model(
         yield _FirstModel(manifest, theta_0, evaluator.evaluate)
 
 
-def logged(report: Report) -> Report:
+def _logged(report: Report) -> Report:
     """Report each event, and log it: as the only text of a line, or inside of a JSON line."""
 
     def log_and_report(event: ProgressEvent) -> None:

@@ -19,18 +19,16 @@ from pausefl.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.client.plan import ClientPlan, TrainingPlan
 from pausefl.runtime.client.process import AtOnce, Surroundings, live, make_trainers, takes_no_time
 from pausefl.runtime.server.plan import ServerPlan
-from pausefl.runtime.server.process import logged, play
+from pausefl.runtime.server.process import play, work_for_fleet
 from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
 from pausefl.runtime.virtual.transport import InProcessTransport
 from pausefl.runtime.virtual.workers import Workers
 from pausefl_client.training.paced import steps_of
-from pausefl_process.events import Done, Failed, ProgressEvent, Ready, Report, RollCall
+from pausefl_process.events import ProgressEvent, Ready, Report, RollCall
 from pausefl_process.files import Lock, survive_this_process_alone, write_durably
 from pausefl_process.host_monitor import UNWATCHED
-from pausefl_process.lifetime import allow_many_files, die_with_parent, first_error, keep_freed_memory, write_output_to
-from pausefl_process.logs import set_up_log
+from pausefl_process.lifetime import first_error
 from pausefl_process.plugins import errors_of_own_code
-from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.connections.entrance import Entrance
 from pausefl_server.records import SPLITS, Evaluation
@@ -85,19 +83,9 @@ def run_virtual_process(
     back_to: int | None = None,
 ) -> None:
     """The main function of the process that plays a run on the virtual clock; tells its parent through `events`."""
-    die_with_parent()
-    allow_many_files()
-    keep_freed_memory()
-    write_output_to(run_dir / "server.log")
-    set_up_log()
     if clients.privacy is None or clients.privacy.ledger_dir is None:  # a shared budget outlives the run
         survive_this_process_alone()
-    try:
-        play_virtually(server, clients, run_dir, logged(events.send), back_to)
-    except PauseflError as error:
-        events.send(Failed(str(error), isinstance(error, ConfigError)))
-    else:
-        events.send(Done())
+    work_for_fleet(run_dir, events, lambda report: play_virtually(server, clients, run_dir, report, back_to))
 
 
 def play_virtually(
