@@ -26,6 +26,8 @@ _M_MMAP_THRESHOLD = -3
 _KEPT_BYTES = 32 << 20
 _MOST_LOG_BYTES = 64 << 20
 _ROTATE_EVERY_S = 5.0
+_STARTS_MAX = 5
+_START_AGAIN_S = 0.05
 
 
 def die_with_parent() -> None:
@@ -39,6 +41,7 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
     """Start a process that does not import the caller's `__main__` again.
 
     So a script that calls the library needs no `if __name__ == "__main__"`, and a notebook has no file to import.
+    A fork server that ends while it is asked is started again; PauseflError when it ends every time.
     """
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {
@@ -46,9 +49,17 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
     }
     main.__spec__ = None
     try:
-        process.start()
+        _start(process)
     finally:
         main.__dict__.update(hidden)
+
+
+def _start(process: "multiprocessing.process.BaseProcess") -> None:
+    for _ in range(_STARTS_MAX):
+        with suppress(EOFError, ConnectionError):  # of a fork server that was killed between the request and its answer
+            return process.start()
+        time.sleep(_START_AGAIN_S)  # until the kernel has ended it
+    raise PauseflError(f"{process.name}: the fork server ended {_STARTS_MAX} times while it was to be started")
 
 
 def ignore_interrupts() -> None:

@@ -62,6 +62,7 @@ def _options() -> argparse.Namespace:
 
 def _play(scenario: str, seed: int) -> dict[str, Any]:
     """One play, as a line of the results. `violated` says what did not hold, which is told with the schedule."""
+    (_ROOT / "build").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{scenario}-{seed}-", dir=_ROOT / "build"))
     play, began_s = SCENARIOS[scenario](seed, folder), time.monotonic()
     print(f"{scenario} {seed}: ", end="", flush=True)

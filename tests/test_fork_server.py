@@ -1,0 +1,46 @@
+"""Processes are started though the fork server is killed at that very instant."""
+
+import multiprocessing
+import os
+import signal
+from multiprocessing import forkserver
+
+import pytest
+
+from pausefl_process.lifetime import start
+from pausefl_proto.errors import PauseflError
+
+
+class KilledWhenAsked:
+    """Stops the fork server before each of the first requests, and kills it when it has them."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self._ask = forkserver.connect_to_new_process
+
+    def __call__(self, fds: list[int]) -> tuple[int, int]:
+        if self.left == 0:
+            return self._ask(fds)
+        self.left -= 1
+        forkserver.ensure_running()
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGSTOP)
+        ends = self._ask(fds)
+        os.kill(pid, signal.SIGKILL)
+        return ends
+
+
+def test_a_fork_server_killed_while_it_is_asked_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = KilledWhenAsked(2)
+    monkeypatch.setattr(forkserver, "connect_to_new_process", killed)
+    process = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+    start(process)
+    process.join()
+    assert (killed.left, process.exitcode) == (0, 0)
+
+
+def test_a_fork_server_that_ends_every_time_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "connect_to_new_process", KilledWhenAsked(99))
+    process = multiprocessing.get_context("forkserver").Process(target=os.getpid, name="pausefl-client-000")
+    with pytest.raises(PauseflError, match="pausefl-client-000: the fork server ended 5 times"):
+        start(process)
