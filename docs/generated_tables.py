@@ -7,10 +7,12 @@ pausefl bench twin --json > docs/results/twin.jsonl
 make fuzz                                           # writes docs/results/fuzz.json
 python docs/generated_tables.py                     # every table anew
 python docs/generated_tables.py agnews RUN_DIR...   # after runs of the AG-News presets: first their summaries
+python docs/generated_tables.py tuning DIR...       # after pausefl tune ... --run-dir DIR: first their fronts
 """
 
 import json
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -169,6 +171,60 @@ def twin_table(cases: Sequence[Case]) -> str:
     return "\n".join(lines)
 
 
+def tuning_tables(searches: Sequence[Case]) -> str:
+    """For each search its front on fresh seeds, and what the real clock says of the recommended setting."""
+    return "\n\n".join(_tuning_table(search) for search in searches)
+
+
+def tuning_search(run_dir: Path) -> dict[str, Any]:
+    """What the tables need of a search: its summary and the command that repeats it."""
+    summary = json.loads((run_dir / "tuning.json").read_text("utf-8"))
+    points = [{**point, "point": _short_keys(point["point"])} for point in summary["front"]]
+    return {**summary, "trials": len(summary["trials"]), "front": points, "name": run_dir.name}
+
+
+def _tuning_table(search: Case) -> str:
+    keys, objectives = [key.rpartition(".")[2] for key in search["keys"]], search["objectives"]
+    columns = ["setting", *keys, *(objective["label"] for objective in objectives)]
+    fresh, trials = (search[f"{kind}_seeds"] for kind in ("fresh", "trial"))
+    found = f"{search['trials']} settings on seeds {trials[0]} to {trials[-1]}, {search['pruned']} more pruned"
+    lines = [
+        f"### `{search['name']}`",
+        "",
+        f"`{search['command']}`",
+        "",
+        f"{found}. On the virtual clock, fresh seeds {fresh[0]} to {fresh[-1]}:",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|---" * len(columns) + "|",
+        *(_tuning_row(point, keys, objectives) for point in search["front"]),
+    ]
+    if search["confirmed"]:
+        real = search["real_seeds"]
+        heads = ["setting", *(objective["label"] for objective in objectives)]
+        lines += ["", f"On the real clock, fresh seeds {real[0]} to {real[-1]}:", ""]
+        lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+        lines += [_tuning_row(point, [], objectives) for point in search["confirmed"]]
+    return "\n".join([*lines, "", f"![The front of {search['name']}](tuning-{search['name']}.png)"])
+
+
+def _tuning_row(point: Case, keys: Sequence[str], objectives: Sequence[Case]) -> str:
+    values = (f"{point['point'][key]:.3g}" if key in point["point"] else "" for key in keys)
+    return f"| {point['name']} | " + " | ".join([*values, *(_tuned(point, each["name"]) for each in objectives)]) + " |"
+
+
+def _tuned(point: Case, name: str) -> str:
+    change, figure = point["changes"].get(name), f"{point['figures'][name]:.3g}"
+    if change is None:
+        return figure
+    interval = "" if change["low"] is None else f" [{100 * change['low']:+.0f}, {100 * change['high']:+.0f}]"
+    return f"{figure} ({100 * change['mean']:+.0f} %{interval})"
+
+
+def _short_keys(point: Case) -> dict[str, Any]:
+    return {key.rpartition(".")[2]: value for key, value in point.items()}
+
+
 TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("annealing", "selection.md", "annealing.jsonl", annealing_table),
     ("agnews", "fed-ts.md", "agnews.jsonl", agnews_table),
@@ -176,6 +232,7 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("fuzz", "reliability.md", "fuzz.json", fuzz_table),
     ("overload", "reliability.md", "overload.jsonl", overload_table),
     ("twin", "virtual-clock.md", "twin.jsonl", twin_table),
+    ("tuning", "tuning.md", "tuning.jsonl", tuning_tables),
 )
 """Name, document, file under docs/results, and what makes the table of it."""
 
@@ -201,6 +258,12 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["agnews"]:
         lines = (json.dumps(agnews_run(Path(run_dir))) for run_dir in arguments[1:])
         (RESULTS / "agnews.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    if arguments[:1] == ["tuning"]:
+        searches = [tuning_search(Path(run_dir)) for run_dir in arguments[1:]]
+        text = "".join(f"{json.dumps(search, ensure_ascii=False)}\n" for search in searches)
+        (RESULTS / "tuning.jsonl").write_text(text, "utf-8")
+        for run_dir in map(Path, arguments[1:]):
+            shutil.copyfile(run_dir / "front.png", HERE / f"tuning-{run_dir.name}.png")
     for name, document, results, table in TABLES:
         path = HERE / document
         path.write_text(with_table(path.read_text("utf-8"), name, table(read_lines(RESULTS / results))), "utf-8")

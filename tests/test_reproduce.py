@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,10 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
     assert summary["series"]["pause"]["total_latency_s"]["low"] is None
     assert summary["series"]["pause"]["against_baseline"]["total_latency_s"]["win_rate"] in (0.0, 1.0)
     assert matplotlib.image.imread(folder / "small_mnist.png")[..., :3].var() > 1e-3
+
+    more, shown = replace(asked, series=("pause", "random", "fastest")), InterruptedAt()
+    reproduce(more, shown, resume=True)
+    assert shown.titles == ["fastest-seed1 (3 of 3)"], "a series that joins later"
 
     (tmp_path / "docs/results").mkdir(parents=True)
     keep(folder, tmp_path / "docs")

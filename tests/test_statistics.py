@@ -14,6 +14,7 @@ from pausefl.results.statistics import (
     mean_band,
     mean_interval,
     paired_difference,
+    relative_difference,
     restricted_difference,
     restricted_mean,
     smoothed,
@@ -158,3 +159,19 @@ def test_a_band_is_the_interval_of_each_point() -> None:
     for i, (mean, low, high) in enumerate(zip(*band, strict=True)):
         point = mean_interval(curves[:, i])
         assert (mean, low, high) == (pytest.approx(point.mean), pytest.approx(point.low), pytest.approx(point.high))
+
+
+@few
+@given(st.lists(st.floats(0.1, 1e3), min_size=FEWEST_SEEDS, max_size=12), st.floats(0.1, 10))
+def test_a_relative_difference_is_paired(values: list[float], factor: float) -> None:
+    found = relative_difference(factor * np.array(values), values)
+    assert (found.mean, found.low, found.high) == pytest.approx([factor - 1] * 3), "no seed says otherwise"
+
+
+def test_a_relative_difference_spreads_as_its_pairs_do() -> None:
+    found = relative_difference([8.0, 21.0, 24.0, 35.0, 50.0], [10.0, 20.0, 30.0, 40.0, 50.0])
+    assert found.low is not None
+    assert found.high is not None
+    assert found.mean == pytest.approx(138 / 150 - 1)
+    assert found.low < found.mean < found.high
+    assert relative_difference([8.0], [10.0]).low is None

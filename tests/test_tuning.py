@@ -13,7 +13,6 @@ import pausefl
 from pausefl.campaigns.campaign import plan_of
 from pausefl.campaigns.tuning import resume_tuning, tune_experiment
 from pausefl.campaigns.tuning import study as study_module
-from pausefl.campaigns.tuning.fresh import relative_change
 from pausefl.campaigns.tuning.measure import Figures, figures_of_run, simulated
 from pausefl.campaigns.tuning.plan import ACCURACY, LATENCY, LEAKAGE, TuningPlan
 from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, parse_search, published_point
@@ -95,6 +94,8 @@ def test_a_bad_space_is_one_line(setting: str, line: str) -> None:
         ({"target_accuracy": 1.5, "by": "run"}, "--target-accuracy 1.5: must lie between 0 and 1"),
         ({"trials": 0}, "--trials 0: must be at least 1"),
         ({"fresh_seeds": 1}, "--fresh-seeds 1: must be at least 2"),
+        ({"real_seeds": 1}, "--real-seeds 1: goes with --by run --virtual"),
+        ({"real_seeds": -1}, "--real-seeds -1: must be at least 0"),
         ({"source": SMALL.replace("m = 2", 'm = 2\npolicy = "fed-ts"')}, "fed-ts is tuned --by run alone"),
     ],
 )
@@ -174,14 +175,6 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, monkeypa
     assert len({repr(trial.point) for trial in tuning.tried.trials}) == len(tuning.tried.trials), "none is drawn again"
 
 
-def test_changes_are_relative_and_their_intervals_paired() -> None:
-    published = np.array([10.0, 20.0, 30.0, 40.0])
-    change = relative_change(0.8 * published, published)
-    assert (change.mean, change.low, change.high) == pytest.approx((-0.2, -0.2, -0.2)), "no seed says otherwise"
-    noisy = relative_change(np.array([8.0, 21.0, 24.0, 35.0]), published)
-    assert noisy.low < noisy.mean < noisy.high
-
-
 @pytest.mark.slow
 def test_runs_are_measured_by_what_they_reached(tmp_path: Path) -> None:
     tiny = {"experiment.rounds": 4, "clients.count": 3, "clients.per_process": 3, "selection.m": 2}
@@ -193,6 +186,20 @@ def test_runs_are_measured_by_what_they_reached(tmp_path: Path) -> None:
     assert found["final_accuracy"] == summary["final_accuracy"]
     reached = figures_of_run(tmp_path / "run", target_accuracy=0.01)["latency_to_target_s"]
     assert 0 <= reached < summary["total_latency_s"]
+
+
+@pytest.mark.slow
+def test_the_recommended_setting_is_held_on_the_real_clock(tmp_path: Path) -> None:
+    tiny = {"experiment.rounds": 4, "clients.count": 4, "clients.per_process": 4, "selection.m": 2}
+    quick = {"latency.time_scale": 0.01, "evaluation.every": 2, "experiment.clock": "virtual"}
+    few = {"by": "run", "trials": 2, "seeds": 1, "fresh_seeds": 2, "real_seeds": 1}
+    tuning = pausefl.tune(pausefl.load("demo", tiny | quick), ["selection.m=1,2"], tmp_path / "out", **few)  # type: ignore[arg-type]
+    assert [point.name for point in tuning.confirmed] == ["recommended", "published"]
+    assert tuning.confirmed[0].changes["final_accuracy"].low is None, "one seed gives no interval"
+    clocks = [json.loads(path.read_text())["clock"] for path in sorted(tmp_path.glob("out/runs/*/summary.json"))]
+    assert clocks.count("real") == 2 - (tuning.front[0].point == {"selection.m": 2})
+    summary = json.loads((tmp_path / "out/tuning.json").read_text())
+    assert (summary["clock"], summary["real_seeds"]) == ("virtual", [4])
 
 
 def test_the_command_prints_the_front(tmp_path: Path) -> None:

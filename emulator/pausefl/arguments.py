@@ -136,6 +136,7 @@ def _add_offline(command: _AddCommand) -> None:
     sub = command("tune", "search for parameters by latency, leakage and accuracy; writes the Pareto front")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     _add_set(sub)
+    _add_virtual(sub)
     search = "a key and where to search it: A..B, log:A..B or values A,B,C; repeatable (default: the policy's weights)"
     sub.add_argument("--search", action="append", default=[], metavar="KEY=SPACE", help=search)
     by = "what a trial plays: simulations, or runs with real processes and training (default simulate)"
@@ -147,6 +148,8 @@ def _add_offline(command: _AddCommand) -> None:
     sub.add_argument("--fresh-seeds", type=int, default=10, metavar="N", help=fresh)
     target = "with --by run: the latency is the one until test accuracy A, in (0, 1), is reached"
     sub.add_argument("--target-accuracy", type=float, metavar="A", help=target)
+    real = "with --by run --virtual: seeds on which the recommended setting is held on the real clock too (default 0)"
+    sub.add_argument("--real-seeds", type=int, default=0, metavar="N", help=real)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/tune-<name>-<time>)")
     sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted search")
 

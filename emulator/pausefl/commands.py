@@ -1,6 +1,7 @@
 """The subcommands of `pausefl` beside those that play runs: what works on logs, searches, data and certificates."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def fit_latency(options: argparse.Namespace) -> None:
 def tune(options: argparse.Namespace) -> None:
     """Search for settings, or go on with a search."""
     from pausefl.campaigns.tuning import resume_tuning, tune_experiment
-    from pausefl.campaigns.tuning.outputs import front_table
+    from pausefl.campaigns.tuning.outputs import confirmation_table, front_table
     from pausefl.campaigns.tuning.plan import TuningPlan
     from pausefl.config.experiment import load_experiment
     from pausefl.runtime.run_dir import new_run_dir
@@ -59,10 +60,14 @@ def tune(options: argparse.Namespace) -> None:
             seeds=options.seeds,
             fresh_seeds=options.fresh_seeds,
             target_accuracy=options.target_accuracy,
+            real_seeds=options.real_seeds,
+            command=shlex.join(["pausefl", *sys.argv[1:]]),
         )
         folder = new_run_dir(f"tune-{Path(options.config).stem}", options.run_dir)
         tuning = tune_experiment(plan, folder, console)
     console.print(front_table(tuning))
+    if tuning.confirmed:
+        console.print(confirmation_table(tuning))
     console.print(f"front: {tuning.folder / 'front.csv'}\nfigure: {tuning.folder / 'front.png'}", soft_wrap=True)
 
 

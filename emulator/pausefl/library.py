@@ -168,6 +168,7 @@ def tune(
     seeds: int = 3,
     fresh_seeds: int = 10,
     target_accuracy: float | None = None,
+    real_seeds: int = 0,
 ) -> "Tuning":
     """Search parameters, `["selection.pause.alpha=log:1..1000"]`, for latency, leakage and accuracy together.
 
@@ -177,7 +178,7 @@ def tune(
     from pausefl.campaigns.tuning import tune_experiment
     from pausefl.campaigns.tuning.plan import TuningPlan
 
-    plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy)
+    plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy, real_seeds)
     return tune_experiment(plan, _folder("tune", folder), Console(stderr=True))
 
 

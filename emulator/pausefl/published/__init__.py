@@ -68,6 +68,7 @@ class _FigureTable(BaseModel):
     quick: Quick
     set: dict[str, Any] = Field(default={})
     published: dict[str, PublishedValues] = Field(default={})
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class Reproduction:
     quick: Quick
     published: Mapping[str, PublishedValues]
     """By series; empty where figures are printed without numbers."""
+    remarks: tuple[str, ...] = ()
+    """Why a value differs from the published one, a sentence or more each, with the evidence."""
 
 
 def find_reproduction(name: str) -> Reproduction:
@@ -136,6 +139,7 @@ def _made(name: str, entry: _FigureTable, known: Mapping[str, _Series]) -> Repro
         training_s=entry.training_s,
         quick=entry.quick,
         published=entry.published,
+        remarks=entry.remarks,
     )
 
 

@@ -78,6 +78,19 @@ def paired_difference(first: Sequence[float] | FloatArray, second: Sequence[floa
     return PairedDifference(mean_interval(one - other), float(np.mean((one < other) + 0.5 * (one == other))))
 
 
+def relative_difference(first: Sequence[float] | FloatArray, second: Sequence[float] | FloatArray) -> Interval:
+    """The mean of `first` over the mean of `second`, less 1; seeds are paired, and resampled in pairs.
+
+    The means are of figures that are never below 0. A mean of 0 is no figure to compare with: NaN.
+    """
+    one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if one.shape != other.shape:
+        raise ValueError(f"{one.size} values cannot be paired with {other.size}")
+    shares = _resampled(len(one))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _interval(float(one.mean() / other.mean() - 1), (shares @ one) / (shares @ other) - 1, len(one))
+
+
 def first_reached(seconds: Sequence[FloatArray], accuracies: Sequence[FloatArray], accuracy: float) -> Waits:
     """When each seed's curve first reached `accuracy`; the curves are (n_evaluations,) each."""
     reached = np.array([bool((values >= accuracy).any()) for values in accuracies])

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pausefl.campaigns.reproduction.figure import StoredSummary
+from pausefl.published import find_reproduction
 from pausefl.results.statistics import FEWEST_SEEDS
 
 _HEAD = f"""# Reproduced figures
@@ -41,6 +42,9 @@ def _section(summary: StoredSummary) -> Iterator[str]:
     yield ""
     if differences := list(_differences(summary)):
         yield from differences
+        yield ""
+    if remarks := find_reproduction(summary["name"]).remarks:
+        yield from (f"- {remark}" for remark in remarks)
         yield ""
 
 

@@ -139,7 +139,9 @@ def _expected_wait_s(experiment: Experiment, chosen: int) -> float:
 
 
 def _plan(request: Request, experiments: dict[str, Experiment]) -> Plan:
-    settings = {series: experiment.to_toml() for series, experiment in experiments.items()}
+    begun = plan_of(request.folder)
+    kept = begun.arguments["settings"] if begun is not None and begun.command == _COMMAND else {}
+    settings = {**kept, **{series: experiment.to_toml() for series, experiment in experiments.items()}}
     asked = {"name": request.reproduction.name, "scale": request.scale, "seeds": request.seeds, "settings": settings}
     asked["series"] = ",".join(request.series)
     return Plan(_COMMAND, "", asked)
@@ -161,7 +163,7 @@ def _check_folder(request: Request, experiments: dict[str, Experiment], *, resum
                 f"--out {folder}: holds a reproduction of another {what}, {begun[what]}, not {asked[what]};"
                 " choose another folder"
             )
-    if begun["settings"] != asked["settings"]:
+    if any(begun["settings"].get(series, text) != text for series, text in asked["settings"].items()):
         raise ConfigError(f"--out {folder}: holds a reproduction with other settings; choose another folder")
     if not resume:
         done, of = n_finished(request)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pausefl.campaigns.campaign import Plan, Show, begin, read_plan
-from pausefl.campaigns.tuning.fresh import FrontPoint, compared
+from pausefl.campaigns.tuning.fresh import FrontPoint, compared, on_real_clock
 from pausefl.campaigns.tuning.measure import measure_of
 from pausefl.campaigns.tuning.plan import TuningPlan
 from pausefl.campaigns.tuning.study import SearchResult, search
@@ -33,6 +33,8 @@ class Tuning:
     """Every setting that was tried."""
     front: Sequence[FrontPoint]
     """The settings that none dominates, the recommended one first; the published setting comes last."""
+    confirmed: Sequence[FrontPoint]
+    """The recommended and the published setting on the real clock, where that was asked for."""
 
 
 def tune_experiment(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
@@ -60,7 +62,8 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
     measure = measure_of(plan, folder, _shower(console))
     try:
         tried = search(plan, folder, measure, console)
-        tuning = Tuning(folder, plan, tried, compared(plan, tried, measure))
+        front = compared(plan, tried, measure)
+        tuning = Tuning(folder, plan, tried, front, on_real_clock(plan, front[0].point, measure))
     except KeyboardInterrupt:
         raise RunInterrupted(f"interrupted; go on with: pausefl tune --resume {folder}") from None
     write_tuning(tuning)

@@ -1,7 +1,7 @@
 """Holds the front against the published setting on seeds that no trial has seen."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,20 +9,11 @@ from pausefl.campaigns.tuning.measure import Measure
 from pausefl.campaigns.tuning.plan import Objective, TuningPlan
 from pausefl.campaigns.tuning.space import Point
 from pausefl.campaigns.tuning.study import SearchResult
+from pausefl.results.statistics import Interval, relative_difference
 from pausefl_proto.arrays import FloatArray
 
-_RESAMPLES = 5_000
-_LEAST = 1e-12
-"""Keeps a share of nothing finite."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """How much greater a figure is than the published setting's, as a share of that, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
+PUBLISHED = "published"
+REAL_CLOCK: Point = {"experiment.clock": "real"}
 
 
 @dataclass(frozen=True)
@@ -34,8 +25,8 @@ class FrontPoint:
     """The values of the keys searched; empty for the published setting."""
     figures: Mapping[str, float]
     """The mean of each objective over the fresh seeds."""
-    changes: Mapping[str, Change]
-    """Of each objective, paired by seed; empty for the published setting."""
+    changes: Mapping[str, Interval]
+    """How much greater each mean is than the published setting's, as a share of it; empty for that setting itself."""
 
 
 def compared(plan: TuningPlan, tried: SearchResult, measure: Measure) -> list[FrontPoint]:
@@ -43,37 +34,38 @@ def compared(plan: TuningPlan, tried: SearchResult, measure: Measure) -> list[Fr
 
     The search has picked the best of many means, which flatters them (the winner's curse); fresh seeds do not.
     """
-    published = _measured(plan, {}, measure)
+    seeds = plan.unseen_seeds
+    published = _measured(plan, {}, seeds, measure)
     points = [
-        _front_point(plan.objectives, trial.point, _measured(plan, trial.point, measure), published)
+        _front_point(plan.objectives, trial.point, _measured(plan, trial.point, seeds, measure), published)
         for trial in tried.front
     ]
     points.sort(key=lambda point: _rank(point, plan.objectives))
     named = [FrontPoint(_name(i), p.point, p.figures, p.changes) for i, p in enumerate(points)]
-    return [*named, FrontPoint("published", {}, _means(published), {})]
+    return [*named, FrontPoint(PUBLISHED, {}, _means(published), {})]
 
 
-def relative_change(values: FloatArray, published: FloatArray) -> Change:
-    """The change of a mean over (n,) seeds, relative to the published one's, with a percentile bootstrap interval.
+def on_real_clock(plan: TuningPlan, recommended: Point, measure: Measure) -> list[FrontPoint]:
+    """The recommended and the published setting on the real clock, under seeds that nothing has seen before."""
+    seeds = plan.real_clock_seeds
+    if not seeds:
+        return []
+    published = _measured(plan, REAL_CLOCK, seeds, measure)
+    found = _measured(plan, {**recommended, **REAL_CLOCK}, seeds, measure)
+    point = _front_point(plan.objectives, recommended, found, published)
+    return [replace(point, name=_name(0)), FrontPoint(PUBLISHED, {}, _means(published), {})]
 
-    Seeds are resampled in pairs, as both settings meet the same draws under a seed (Efron and Tibshirani, 1993).
-    """
-    picks = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
-    means, baseline = values[picks].mean(axis=1), published[picks].mean(axis=1)
-    low, high = np.quantile(means / np.maximum(baseline, _LEAST) - 1, (0.025, 0.975))
-    return Change(float(values.mean()) / max(float(published.mean()), _LEAST) - 1, float(low), float(high))
 
-
-def _measured(plan: TuningPlan, point: Point, measure: Measure) -> Mapping[str, FloatArray]:
-    """Each objective on every fresh seed."""
-    found = [measure(point, seed) for seed in plan.unseen_seeds]
+def _measured(plan: TuningPlan, point: Point, seeds: Sequence[int], measure: Measure) -> Mapping[str, FloatArray]:
+    """Each objective on every seed."""
+    found = [measure(point, seed) for seed in seeds]
     return {o.name: np.array([figures[o.name] for figures in found]) for o in plan.objectives}
 
 
 def _front_point(
     objectives: Sequence[Objective], point: Point, found: Mapping[str, FloatArray], published: Mapping[str, FloatArray]
 ) -> FrontPoint:
-    changes = {o.name: relative_change(found[o.name], published[o.name]) for o in objectives}
+    changes = {o.name: relative_difference(found[o.name], published[o.name]) for o in objectives}
     return FrontPoint("", point, _means(found), changes)
 
 

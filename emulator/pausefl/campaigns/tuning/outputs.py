@@ -1,7 +1,9 @@
 """What a search leaves: the front as a table, as CSV, as a picture, and as experiments that run."""
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -9,23 +11,27 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from pausefl.campaigns.tuning.fresh import Change, FrontPoint
+from pausefl.campaigns.tuning.fresh import FrontPoint
 from pausefl.campaigns.tuning.plan import Objective
 from pausefl.campaigns.tuning.space import experiment_at
 from pausefl.report.style import LIMIT, MUTED, RC, SERIES, save_png
+from pausefl.results.statistics import Interval
 from pausefl_process.files import write_durably
 
 if TYPE_CHECKING:
     from pausefl.campaigns.tuning import Tuning
 
+SUMMARY = "tuning.json"
+
 
 def write_tuning(tuning: "Tuning") -> None:
-    """Write front.csv, front.png, trials.csv and a TOML file for every setting of the front."""
+    """Write front.csv, front.png, trials.csv, tuning.json and a TOML file for every setting of the front."""
     objectives, plan = tuning.plan.objectives, tuning.plan
     _write_csv(tuning, "front.csv", [_row(point, objectives) for point in tuning.front])
     names = [objective.name for objective in objectives]
     rows = [{**each.point, **dict(zip(names, each.values, strict=True))} for each in tuning.tried.trials]
     _write_csv(tuning, "trials.csv", rows)
+    write_durably(tuning.folder / SUMMARY, json.dumps(_summary(tuning), indent=1, ensure_ascii=False) + "\n")
     for point in tuning.front:
         text = experiment_at(plan.source, point.point).to_toml()
         write_durably(tuning.folder / f"{point.name}.toml", text)
@@ -34,17 +40,26 @@ def write_tuning(tuning: "Tuning") -> None:
 
 def front_table(tuning: "Tuning") -> Table:
     """The front on fresh seeds, each figure with its change from the published setting and the 95 % interval."""
-    plan, keys = tuning.plan, list(tuning.plan.space)
-    seeds = f"{plan.unseen_seeds.start} to {plan.unseen_seeds.stop - 1}"
     found = tuning.tried
     tried = f"{len(found.trials)} settings tried, {found.pruned} pruned, {len(found.refused)} refused"
-    table = Table(title=f"Pareto front on fresh seeds {seeds} ({tried})", title_justify="left")
+    return _table(tuning, tuning.front, f"Pareto front on fresh seeds {_seeds(tuning.plan.unseen_seeds)} ({tried})")
+
+
+def confirmation_table(tuning: "Tuning") -> Table:
+    """The recommended and the published setting on the real clock, like `front_table`."""
+    seeds = _seeds(tuning.plan.real_clock_seeds)
+    return _table(tuning, tuning.confirmed, f"On the real clock, fresh seeds {seeds}")
+
+
+def _table(tuning: "Tuning", points: Sequence[FrontPoint], title: str) -> Table:
+    plan, keys = tuning.plan, list(tuning.plan.space)
+    table = Table(title=title, title_justify="left")
     table.add_column("setting")
     for key in keys:
         table.add_column(key.rpartition(".")[2], justify="right")
     for objective in plan.objectives:
         table.add_column(objective.label, justify="right")
-    for point in tuning.front:
+    for point in points:
         values = [_short(point.point[key]) if key in point.point else "" for key in keys]
         table.add_row(point.name, *values, *(_cell(point, objective) for objective in plan.objectives))
     return table
@@ -79,13 +94,40 @@ def _row(point: FrontPoint, objectives: Sequence[Objective]) -> dict[str, Any]:
     return row
 
 
-def _parts(change: Change) -> Mapping[str, float]:
+def _parts(change: Interval) -> Mapping[str, float | None]:
     return {"change": change.mean, "change_low": change.low, "change_high": change.high}
 
 
 def _cell(point: FrontPoint, objective: Objective) -> str:
     change, figure = point.changes.get(objective.name), f"{point.figures[objective.name]:.4g}"
-    return f"{figure}\n{change.mean:+.1%}\n{change.low:+.1%} to {change.high:+.1%}" if change else figure
+    if change is None:
+        return figure
+    interval = "" if change.low is None or change.high is None else f"\n{change.low:+.1%} to {change.high:+.1%}"
+    return f"{figure}\n{change.mean:+.1%}{interval}"
+
+
+def _summary(tuning: "Tuning") -> dict[str, Any]:
+    """What the documents need of a search, without its runs."""
+    plan, found = tuning.plan, tuning.tried
+    return {
+        "command": plan.command,
+        "by": plan.by,
+        "clock": plan.experiment.experiment.clock,
+        "keys": list(plan.space),
+        "objectives": [asdict(objective) for objective in plan.objectives],
+        "trials": [list(trial.values) for trial in found.trials],
+        "pruned": found.pruned,
+        "refused": len(found.refused),
+        "trial_seeds": list(plan.trial_seeds),
+        "fresh_seeds": list(plan.unseen_seeds),
+        "front": [asdict(point) for point in tuning.front],
+        "real_seeds": list(plan.real_clock_seeds),
+        "confirmed": [asdict(point) for point in tuning.confirmed],
+    }
+
+
+def _seeds(seeds: range) -> str:
+    return f"{seeds.start} to {seeds.stop - 1}"
 
 
 def _short(value: Any) -> str:

@@ -51,6 +51,10 @@ class TuningPlan:
     fresh_seeds: int = 10
     """How many seeds after these compare the front with the published setting."""
     target_accuracy: float | None = None
+    real_seeds: int = 0
+    """How many seeds after these play the recommended and the published setting on the real clock."""
+    command: str = ""
+    """The command line that asks for it; empty from Python."""
 
     def __post_init__(self) -> None:
         for name, value in (("trials", self.trials), ("seeds", self.seeds)):
@@ -60,6 +64,10 @@ class TuningPlan:
             raise ConfigError(f"--fresh-seeds {self.fresh_seeds}: must be at least 2, to tell settings from chance")
         if self.target_accuracy is not None and not 0 < self.target_accuracy < 1:
             raise ConfigError(f"--target-accuracy {self.target_accuracy}: must lie between 0 and 1")
+        if self.real_seeds < 0:
+            raise ConfigError(f"--real-seeds {self.real_seeds}: must be at least 0")
+        if self.real_seeds and (self.by, self.experiment.experiment.clock) != ("run", "virtual"):
+            raise ConfigError(f"--real-seeds {self.real_seeds}: goes with --by run --virtual")
         self._check_by()
 
     @cached_property
@@ -92,6 +100,12 @@ class TuningPlan:
         """Seeds that no trial has."""
         first = self.trial_seeds.stop
         return range(first, first + self.fresh_seeds)
+
+    @property
+    def real_clock_seeds(self) -> range:
+        """Seeds that neither a trial nor the front has."""
+        first = self.unseen_seeds.stop
+        return range(first, first + self.real_seeds)
 
     def _check_by(self) -> None:
         """That what a trial plays has what is measured."""
