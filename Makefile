@@ -13,7 +13,7 @@ demo: $(READY)
 
 # Tests that measure real time run alone, after the others.
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not realtime and not slow"
+	$(BIN)/pytest -n 3 -m "not realtime and not slow"
 	$(BIN)/pytest -m realtime
 
 # Whole runs that take long; each has a shorter test of the same beside it in `make test`.

@@ -113,6 +113,7 @@ def asked(engine: dict[str, str]) -> str:
     return Path(engine["NOTES"]).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_make_up_starts_those_named_and_nobody_else(engine: dict[str, str]) -> None:
     done = make("up", **engine)

@@ -20,6 +20,7 @@ from rigs.waiting import wait_for
 pytestmark = pytest.mark.end_to_end
 
 
+@pytest.mark.slow
 def test_digits_are_learnt_over_the_network(tmp_path: Path) -> None:
     done = run(
         *("run", "demo", "--run-dir", tmp_path / "run"),
@@ -79,6 +80,7 @@ def test_what_a_policy_finds_in_the_updates_is_in_the_log(tmp_path: Path) -> Non
     assert [json.loads(str(w)) for w in weights] == [[1 / 3] * 3]
 
 
+@pytest.mark.slow
 def test_rounds_of_stopped_clients_are_suspect(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

@@ -145,6 +145,7 @@ def take_part(tmp_path: Path, *changes: str) -> subprocess.CompletedProcess[str]
     return pausefl("client", config, *address, *overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("begun", "then", "message"),

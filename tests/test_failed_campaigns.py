@@ -15,6 +15,7 @@ def ended(*arguments: str) -> int | str | None:
     return end.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_a_campaign_with_a_failed_run_fails_and_names_it(
@@ -34,6 +35,7 @@ def test_a_campaign_with_a_failed_run_fails_and_names_it(
     assert "figure" in said.out or (folder / f"{command}.csv").exists()  # what there is stays
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("lost", ["outcome", "failures"])
 def test_a_run_of_an_older_version_is_refused_in_one_line(

@@ -153,6 +153,7 @@ def test_a_bad_file_is_one_line(text: str, line: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_validate_and_run_take_and_a_run_can_be_fitted_again(tmp_path: Path) -> None:
     done = run("fit-latency", fleet(tmp_path), "--figure", tmp_path / "fit.png")
     assert done.returncode == 0, done.stderr

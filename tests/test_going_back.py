@@ -104,6 +104,7 @@ async def test_going_back_needs_a_round_with_a_model(tmp_path: Path) -> None:
     assert "--back-to 3: its model is not there; those of rounds 5, 4, 2, 0 are" in await refused(tmp_path, back_to=3)
 
 
+@pytest.mark.slow
 async def test_a_crash_after_going_back_goes_on_from_there(tmp_path: Path) -> None:
     await play(tmp_path, 5)
     async with federation(tmp_path, All(1), rounds=2, privacy=PRIVATE, optimizer=ADAM, back_to=2) as run:

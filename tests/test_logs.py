@@ -64,6 +64,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_every_line_of_a_run_s_logs_is_json_if_asked_for(tmp_path: Path) -> None:
     done = run("run", synthetic(tmp_path), "--run-dir", tmp_path / "run", "--log-json", "--verbose")

@@ -30,6 +30,7 @@ def test_the_table_is_of_these_mutants_and_none_goes_unnoticed() -> None:
         assert tests != MISSED or audit not in (MISSED, NOT_ASKED)
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("why", SHORT)
 def test_a_mutant_is_caught(why: str) -> None:

@@ -101,6 +101,7 @@ def learnt(by_hand: RunData) -> Learning:
     return found
 
 
+@pytest.mark.slow
 def test_the_policys_fold_is_kept_round_by_round(learnt: Learning) -> None:
     assert learnt.newcomers.tolist() == ["poisoned-000", "relevant-000", "relevant-001", "poisoned-001"]
     assert learnt.join_round.tolist() == [2, 2, 2, 4]

@@ -300,6 +300,7 @@ def test_bad_drifts_are_named(override: str, message: str, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("fedts_")])
 def test_every_preset_with_newcomers_can_be_simulated(name: str, tmp_path: Path) -> None:
     summary = run_simulation(load_experiment(name), 100, tmp_path / "out")

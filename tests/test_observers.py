@@ -154,6 +154,7 @@ def test_mlflow_gets_parameters_metrics_and_the_outcome(tmp_path: Path, monkeypa
     assert found.info.status == "FAILED"  # it never said how it ended
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_a_run_has_the_observers_it_names_and_prints_its_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

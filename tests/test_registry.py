@@ -110,6 +110,7 @@ def test_everything_built_in_is_fit(registry: Registry) -> None:
         assert callable(registry.find(name, "key"))
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_a_policy_of_an_installed_package_is_listed_and_runs(package: Path, tmp_path: Path) -> None:
     def pausefl(*arguments: str) -> str:

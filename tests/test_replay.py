@@ -28,6 +28,7 @@ NAMES = [f"client-{k}" for k in range(6)]
 ORACLE = Oracle({c: 0.1 + 0.1 * k for k, c in enumerate(NAMES)}, {c: 10 / (1 + k) for k, c in enumerate(NAMES)})
 
 
+@pytest.mark.slow
 @every_policy
 async def test_every_policy_chooses_again_what_it_chose_over_the_network(case: str, tmp_path: Path) -> None:
     """Private runs over gRPC; two clients join when the others have played."""
@@ -109,6 +110,7 @@ def interval(estimate: Counterfactual) -> tuple[float, float]:
     return float(low), float(high)
 
 
+@pytest.mark.slow
 def test_intervals_hold_what_the_other_policy_really_waits() -> None:
     """Of ten logs, 95 % intervals hold the truth nine times on average; seven times or more with 99.9 %."""
     held = 0

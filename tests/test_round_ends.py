@@ -120,6 +120,7 @@ def test_a_run_killed_with_a_buffered_update_goes_on_and_loses_no_epsilon(
     assert query(run_dir, twice) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_no_client_answers_fails_with_the_reason(tmp_path: Path) -> None:
     server = "round_timeout_s = 0.5\nrounds_without_update_max = 2"
     config = experiment(tmp_path, server, rounds=5, fast_up_s=30.0, slow_up_s=30.0)

@@ -40,6 +40,7 @@ every = 0
 """
 
 
+@pytest.mark.slow
 def test_a_client_that_answers_after_30_s_costs_the_timeout_of_2_s_each_round(tmp_path: Path) -> None:
     """Their sum is the time on the clock, but for what the server adds between rounds."""
     (tmp_path / "slow.toml").write_text(EXPERIMENT)

@@ -105,6 +105,7 @@ def line_of(text: str) -> int:
 # -- before round 1
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("model", "said", "place"),

@@ -151,6 +151,7 @@ def test_clients_come_and_go_with_the_rounds(tmp_path: Path) -> None:
     assert seen == [{"here", "gone"}] * 3 + [{"here", "gone", "later"}] * 2 + [{"here", "later"}] * 7
 
 
+@pytest.mark.slow
 def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
     overrides = {"experiment.clock": "virtual", **TRAINING, "workload.optimizer": "sgd"}
     run = pausefl.run(pausefl.load("demo", overrides), tmp_path / "run", progress=False)
