@@ -23,7 +23,7 @@ from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
 from pausefl_process.plugins import with_place
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, pack
+from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
 log = logging.getLogger("pausefl.client")
 
@@ -155,7 +155,7 @@ class ClientSession:
                 schedule=self._settings.schedule, released=ledger.released, epsilon_spent=ledger.epsilon_spent
             )
             hello.ledger.CopyFrom(state)
-        await stream.write(pb.ClientMessage(hello=hello).SerializeToString())
+        await stream.write(encode(pb.ClientMessage(hello=hello)))
         data = await stream.read()
         if data is None:
             raise OSError("the server closed the stream instead of a welcome")
@@ -377,7 +377,7 @@ class ClientSession:
     async def _write(
         self, stream: StreamToServer, message: pb.ClientMessage, payload: memoryview | None = None
     ) -> None:
-        data = message.SerializeToString() if payload is None else pack(message, payload)
+        data = encode(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
             await stream.write(data)
 

@@ -16,7 +16,8 @@ from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
-Kind = TypeVar("Kind", bound=Message)
+Checked = TypeVar("Checked", pb.ClientMessage, pb.ServerMessage, pb.ExperimentOffer)
+"""What carries a checksum of its own."""
 
 PROTOCOL_VERSION = 1
 SERVICE = pb.DESCRIPTOR.services_by_name["Federation"].full_name
@@ -31,6 +32,9 @@ _GREATEST = np.float32(1e30)
 _CONTROL = "control/"
 # Field 15, length-delimited: `payload` of every message that has one.
 _PAYLOAD_TAG = b"\x7a"
+# Field 14, eight bytes: `checksum` of every message that has one.
+_CHECKSUM_TAG = b"\x71"
+_CHECKSUM_BYTES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,11 @@ def pack(message: Message, payload: memoryview) -> bytes:
 
     The payload comes first, where four bytes of tag and length leave a frame's floats aligned.
     """
-    return b"".join((_PAYLOAD_TAG, _varint(len(payload)), payload, message.SerializeToString()))
+    return _behind(payload, message.SerializeToString())
+
+
+def _behind(payload: memoryview, encoding: bytes) -> bytes:
+    return b"".join((_PAYLOAD_TAG, _varint(len(payload)), payload, encoding))
 
 
 def unpack(data: bytes) -> tuple[bytes, memoryview]:
@@ -177,13 +185,26 @@ def unpack(data: bytes) -> tuple[bytes, memoryview]:
     raise DamageError("sent bytes that are no message")
 
 
-def decode(kind: type[Kind], data: bytes) -> tuple[Kind, memoryview]:
-    """The message, and its payload as a view; DamageError when the bytes are no message of this kind."""
+def encode(message: Checked, payload: memoryview | None = None) -> bytes:
+    """The message's encoding with a checksum at its end, behind its payload where it has one."""
+    body = message.SerializeToString()
+    sealed = b"".join((body, _CHECKSUM_TAG, xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")))
+    return sealed if payload is None else _behind(payload, sealed)
+
+
+def decode(kind: type[Checked], data: bytes) -> tuple[Checked, memoryview]:
+    """The message, and its payload as a view.
+
+    DamageError when the bytes are no message of this kind, or not those that its checksum was made of.
+    """
     header, payload = unpack(data)
     try:
-        return kind.FromString(header), payload
+        message = kind.FromString(header)
     except DecodeError:
         raise DamageError("sent bytes that are no message") from None
+    if message.HasField("checksum") and xxhash.xxh3_64_intdigest(header[:-_CHECKSUM_BYTES]) != message.checksum:
+        raise DamageError("sent a message that does not match its checksum")
+    return message, payload
 
 
 def pack_job(round: int, attempt: int, model: Vector, model_digest: str, schedule: str = "") -> list[bytes]:
@@ -191,7 +212,7 @@ def pack_job(round: int, attempt: int, model: Vector, model_digest: str, schedul
     header, frames = cut(model, model_digest)
     job = pb.ServerMessage(job=pb.Job(round=round, attempt=attempt, model=header, schedule=schedule))
     rest = (pb.ServerMessage(frame=pb.Frame(index=index)) for index in range(1, len(frames)))
-    return [pack(message, frame) for message, frame in zip((job, *rest), frames, strict=True)]
+    return [encode(message, frame) for message, frame in zip((job, *rest), frames, strict=True)]
 
 
 def _bytes_of(vector: npt.NDArray[Any]) -> memoryview:

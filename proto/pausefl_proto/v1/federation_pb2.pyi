@@ -17,6 +17,9 @@ A vector (model or update) is float32, little endian, cut into frames of at most
 message's `payload`, outside the oneof: both sides put it in front of and take it out of the encoded message without
 copying it through protobuf (pausefl_proto.wire.pack, unpack). The first frame rides with the header (Job, Result), so that
 a small model costs one message. Timings are seconds on the clock of whoever sends them.
+
+A message ends with its checksum: xxh3_64 of its encoding before that, without the payload, which has the digest of its
+vector. It finds accidents: one flipped bit makes an Ack a final Goodbye. A message without one is not checked.
 """
 
 from collections import abc as _abc
@@ -75,7 +78,9 @@ class ClientMessage(_message.Message):
     FRAME_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
+    checksum: _builtins.int
     payload: _builtins.bytes
     """with result (frame 0) and frame"""
     @_builtins.property
@@ -96,14 +101,20 @@ class ClientMessage(_message.Message):
         frame: Global___Frame | None = ...,
         pong: Global___Pong | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        checksum: _builtins.int | None = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "kind", b"kind", "pong", b"pong", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "kind", b"kind", "pong", b"pong", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "kind", b"kind", "payload", b"payload", "pong", b"pong", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "kind", b"kind", "payload", b"payload", "pong", b"pong", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "result", "frame", "pong", "goodbye"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___ClientMessage: _TypeAlias = ClientMessage  # noqa: Y015
@@ -119,7 +130,9 @@ class ServerMessage(_message.Message):
     PING_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     WITHDRAW_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
+    checksum: _builtins.int
     payload: _builtins.bytes
     """with job (frame 0) and frame"""
     @_builtins.property
@@ -146,14 +159,20 @@ class ServerMessage(_message.Message):
         ping: Global___Ping | None = ...,
         goodbye: Global___Goodbye | None = ...,
         withdraw: Global___Withdraw | None = ...,
+        checksum: _builtins.int | None = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "ping", b"ping", "welcome", b"welcome", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "ack", b"ack", "checksum", b"checksum", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "ping", b"ping", "welcome", b"welcome", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "payload", b"payload", "ping", b"ping", "welcome", b"welcome", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "ack", b"ack", "checksum", b"checksum", "frame", b"frame", "goodbye", b"goodbye", "job", b"job", "kind", b"kind", "payload", b"payload", "ping", b"ping", "welcome", b"welcome", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "job", "frame", "ack", "ping", "goodbye", "withdraw"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___ServerMessage: _TypeAlias = ServerMessage  # noqa: Y015
@@ -178,18 +197,23 @@ class ExperimentOffer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EXPERIMENT_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     experiment: _builtins.str
     """JSON: tables of the experiment file; a client takes from it what is not its own"""
+    checksum: _builtins.int
     def __init__(
         self,
         *,
         experiment: _builtins.str = ...,
+        checksum: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["experiment", b"experiment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "experiment", b"experiment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___ExperimentOffer: _TypeAlias = ExperimentOffer  # noqa: Y015
 

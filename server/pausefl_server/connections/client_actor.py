@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import Assembler, Vector, decode
+from pausefl_proto.wire import Assembler, Vector, decode, encode
 from pausefl_server.connections.conduct import AbuseError, Conduct
 from pausefl_server.connections.statements import host_of, release_of, shown, statistics_of
 from pausefl_server.ledger import Release
@@ -147,18 +147,18 @@ class ClientActor(Actor[_Order]):
                 await self._send_job(exchange)
             case Acknowledge(round_, attempt):
                 ack = pb.Ack(round=round_, attempt=attempt)
-                await self._stream.write(pb.ServerMessage(ack=ack).SerializeToString())
+                await self._stream.write(encode(pb.ServerMessage(ack=ack)))
             case Withdraw(round_, attempt):
                 withdraw = pb.Withdraw(round=round_, attempt=attempt)
-                await self._stream.write(pb.ServerMessage(withdraw=withdraw).SerializeToString())
+                await self._stream.write(encode(pb.ServerMessage(withdraw=withdraw)))
             case SendPing() if self._exchange is None:
                 nonce = self._ping[0] + 1
                 self._ping = nonce, self._clock()
                 self._allow(1)
-                await self._stream.write(pb.ServerMessage(ping=pb.Ping(nonce=nonce)).SerializeToString())
+                await self._stream.write(encode(pb.ServerMessage(ping=pb.Ping(nonce=nonce))))
             case Dismiss(reason, final):
                 goodbye = pb.Goodbye(reason=reason, final=final)
-                await self._stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())
+                await self._stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
                 self.stop()  # there is nothing to say after a goodbye
 
     async def _send_job(self, exchange: _Exchange) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pausefl_proto.actor import ActorStopped
 from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import decode
+from pausefl_proto.wire import decode, encode
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
 from pausefl_server.connections.conduct import AbuseError, Conduct
 from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Reception
@@ -89,7 +89,7 @@ class Entrance:
         try:
             welcome = await self._coordinator.ask(Register(hello, actor, is_owner))
             self._conducts[hello.client_id] = conduct
-            await stream.write(pb.ServerMessage(welcome=welcome).SerializeToString())
+            await stream.write(encode(pb.ServerMessage(welcome=welcome)))
             writer = asyncio.ensure_future(actor.run())
             reason = await _listen(actor, writer)
         except (WireError, ActorStopped) as error:
@@ -133,4 +133,4 @@ async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
 async def _say_goodbye(stream: StreamToClient, error: Exception) -> None:
     is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
     goodbye = pb.Goodbye(reason=str(error), final=is_final)
-    await stream.write(pb.ServerMessage(goodbye=goodbye).SerializeToString())
+    await stream.write(encode(pb.ServerMessage(goodbye=goodbye)))

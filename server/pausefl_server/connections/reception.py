@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pausefl_proto.endpoint import DEAD_AFTER_S
-from pausefl_proto.errors import TryLaterError, WireError
+from pausefl_proto.errors import TryLaterError
 
 HELLO_TIMEOUT_S = 10.0
 
@@ -49,7 +49,8 @@ class Reception:
     async def turn(self, name: str) -> AsyncIterator[None]:
         """Hold a turn of the connection of this name while the block reads the hello.
 
-        WireError when the hello, or the turn, does not come in time; TryLaterError when too many wait for that.
+        TryLaterError when the hello, or the turn, does not come in time (its length may have been damaged on the way),
+        or when too many wait for that.
         """
         if self._waiting >= MOST_WAITING:
             raise TryLaterError("too many clients say hello at once")
@@ -60,7 +61,7 @@ class Reception:
             async with asyncio.timeout(self._timeout_s), connection.turns, self._turns:
                 yield
         except TimeoutError:
-            raise WireError(f"said no hello within {self._timeout_s:g} s") from None
+            raise TryLaterError(f"said no hello within {self._timeout_s:g} s") from None
         finally:
             self._waiting -= 1
             connection.streams -= 1

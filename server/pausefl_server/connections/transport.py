@@ -8,7 +8,7 @@ from pausefl_proto.endpoint import listen, make_server
 from pausefl_proto.errors import WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import SERVICE
+from pausefl_proto.wire import SERVICE, encode
 from pausefl_server.connections.entrance import Entrance, Visitor
 from pausefl_server.connections.reception import ConnectionBounds
 
@@ -41,7 +41,7 @@ class FederationServer:
         """`offer` is what clients without a file may ask for."""
         self._tls = tls
         self._entrance = entrance
-        self._offer = pb.ExperimentOffer(experiment=offer).SerializeToString()
+        self._offer = encode(pb.ExperimentOffer(experiment=offer))
         bounds = bounds or ConnectionBounds()
         self._server = make_server(bounds.dead_after_s, _limits(bounds.most_clients, bounds.hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
