@@ -12,7 +12,7 @@ from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl_proto.errors import ConfigError
 from pausefl_server.rounds.deadline import answers_needed
-from pausefl_server.rounds.messages import Pinged
+from pausefl_server.rounds.messages import Pinged, Shutdown
 from pausefl_server.selection.policies.everyone import All
 from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, update_of
 
@@ -126,25 +126,56 @@ async def test_a_kept_late_update_enters_the_next_model_with_a_smaller_weight(ri
         assert r.spent("b") == (1, BUDGET.spent(1))
 
 
-async def test_a_kept_update_that_a_kill_loses_stays_paid_for(rig: MakeRig) -> None:
-    """The buffer is the server's memory. Its client's ledger tells what was spent."""
+async def test_a_kept_update_that_a_kill_loses_is_logged_as_dropped_and_stays_paid_for(rig: MakeRig) -> None:
+    """The buffer is the server's memory. What it cost is in the log at once, be its client ever seen again or not."""
     async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
         peers = await ask(r, "ab")
         await peers["a"].answer(1)
         await peers["a"].next_job()
         await peers["b"].answer(1)  # kept when the server is killed, in the midst of round 2
         await r.coordinator.ask(Pinged("a", 0.1))  # answered when all before it are handled
+        await r.written()
         model = r.coordinator.theta
-    async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
+    async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True, minimum_clients=1).running() as r:
         np.testing.assert_array_equal(r.coordinator.theta, model)
         a = await r.join("a", manual=True, released=1)
-        await r.join("b", manual=True, released=1)
         await a.next_job()
         await a.answer(2)
         await r.played()
         np.testing.assert_allclose(r.coordinator.theta, model + update_of("a", 2), rtol=1e-5)
         assert r.spent("b") == (1, BUDGET.spent(1))
-        assert ("merged", "b") not in r.events()
+        assert [kind for kind, client_id in r.events() if client_id == "b"] == ["late", "reconciled", "left", "dropped"]
+
+
+async def test_a_kill_after_a_commit_does_not_hide_whose_update_the_model_took(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=3, quorum=0.5, keeps_late_updates=True).running() as r:
+        peers = await ask(r, "ab")
+        await peers["a"].answer(1)
+        await peers["a"].next_job()
+        await peers["b"].answer(1)
+        await peers["a"].answer(2)
+        await peers["a"].next_job()  # of round 3, in the midst of which the server is killed
+    async with rig(All(2), rounds=3, quorum=0.5, keeps_late_updates=True, minimum_clients=1).running() as r:
+        a = await r.join("a", manual=True, released=2)
+        await a.next_job()
+        await a.answer(3)
+        await r.played()
+        assert ("merged", "b") in r.events()
+        assert ("dropped", "b") not in r.events()
+        assert r.spent("b") == (1, BUDGET.spent(1))
+        assert r.coordinator.state.table.used.tolist() == [3, 1]
+
+
+async def test_what_is_kept_when_the_run_ends_is_logged_as_dropped(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
+        peers = await ask(r, "ab")
+        await peers["a"].answer(1)
+        await peers["a"].next_job()
+        await peers["b"].answer(1)
+        await r.coordinator.ask(Pinged("a", 0.1))
+        await r.coordinator.tell(Shutdown("enough"))
+        await r.played()
+        assert ("dropped", "b") in r.events()
 
 
 async def test_late_updates_of_an_attempt_that_failed_count_in_full(rig: MakeRig) -> None:

@@ -118,6 +118,9 @@ def test_a_run_killed_with_a_buffered_update_goes_on_and_loses_no_epsilon(
     assert query(run_dir, twice) == []
     twice = "SELECT client_id, released FROM events WHERE kind = 'merged' GROUP BY 1, 2 HAVING count(*) > 1"
     assert query(run_dir, twice) == []
+    fates = "SELECT kind, count(*) FROM events WHERE kind IN ('late', 'merged', 'dropped') GROUP BY 1"
+    counted = {str(kind): int(n) for kind, n in query(run_dir, fates)}
+    assert counted["late"] == counted["merged"] + counted.get("dropped", 0), "each kept update has one fate"
 
 
 @pytest.mark.slow

@@ -26,9 +26,11 @@ EventKind = Literal[
     "withdrawn",
     "late",
     "merged",
+    "dropped",
 ]
 """withdrawn: the client dropped a withdrawn job unpaid; late: its update came after its round; merged: that entered a
-later model; unsettled: the run was stopped while the client may have released."""
+later model; dropped: it was kept for one, and entered none; unsettled: the run was stopped while the client may have
+released."""
 
 
 Split = Literal["validation", "test"]

@@ -31,7 +31,7 @@ from pausefl_server.state import replay
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import restore
 from pausefl_server.storage.store import Store
-from pausefl_server.storage.store_actor import StoreActor
+from pausefl_server.storage.store_actor import SaveEvaluations, StoreActor
 from rigs.settings import server_settings
 
 Shown = TypeVar("Shown")
@@ -220,6 +220,10 @@ class CoordinatorRig:
                     await peer.goodbye.wait()
         self.assert_the_log_tells_all()
         return self
+
+    async def written(self) -> None:
+        """Wait until the store has written all that it was told."""
+        await self._actors[0].ask(SaveEvaluations(0, ()))
 
     def assert_the_log_tells_all(self) -> None:
         """Replaying the log, and what came after its last round, gives the state the run ended with."""

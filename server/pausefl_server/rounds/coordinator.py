@@ -231,7 +231,8 @@ class Coordinator(Actor[_Message]):
     async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
         """Make the model and the round durable, then the run's state."""
         pings, self._unlogged.pings = tuple(self._unlogged.pings), []
-        await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state))
+        later = self._unlogged.events.waiting()  # with the model they tell of, or a kill would make it another's
+        await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state, later))
         self.model = model
         self.state.after_round(record)
         self._unreported = record
@@ -244,7 +245,7 @@ class Coordinator(Actor[_Message]):
         have some.
         """
         pings, self._unlogged.pings = tuple(self._unlogged.pings), []
-        await self._store.ask(SaveFailedAttempt(record, pings))
+        await self._store.ask(SaveFailedAttempt(record, pings, self._unlogged.events.waiting()))
         self.state.after_failed_attempt(record)
         self._attempts[record.round] = record.attempt + 1
         self._observer.attempt_failed(record, self.state)
@@ -357,14 +358,20 @@ class Coordinator(Actor[_Message]):
         try:
             check_release(update.release, self._settings.budget, proven, used)
             if open_round is None or not open_round.lacks(update):
-                for event in self._late.take(update):
-                    self._unlogged.events.add(event)
+                self._take_late(update)
                 return
         except WireError as error:
             answer = update.client_id, update.round, str(error)
             self._take_refusal(Refusal(*answer, rejected=True, release=update.release, attempt=update.attempt))
             return
         open_round.take(update, observe(update, table, self._settings, self._now_s()))
+
+    def _take_late(self, update: Update) -> None:
+        for event in self._late.take(update):
+            self._unlogged.events.add(event)
+        if self._settings.keeps_late_updates:  # which are lost if the server is killed before the next commit
+            begun = self._open.events if self._open is not None else ()
+            self._store.offer(SaveLateEvents(self.state.round + 1, (*begun, *self._unlogged.events.waiting())))
 
     def _take_refusal(self, refusal: Refusal) -> None:
         client_id = refusal.client_id
@@ -381,6 +388,8 @@ class Coordinator(Actor[_Message]):
 
     async def _finish(self) -> None:
         await self._report_last_round()
+        for update in self._late.hand_over():
+            self._unlogged.events.add(update.dropped("the run ended"))
         number, events = self.state.round + 1, self._unlogged.events.take()
         await self._store.ask(SaveLateEvents(number, events))
         self.state.before_round(number, events)

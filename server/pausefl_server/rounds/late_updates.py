@@ -37,11 +37,16 @@ class LateUpdate:
         detail = f"its update of round {self.round} entered the model of round {round}"
         return LogEvent("merged", self.client_id, detail, released=self.participation)
 
+    def dropped(self, reason: str) -> LogEvent:
+        """What the log is to know where it enters no model."""
+        return LogEvent("dropped", self.client_id, f"its update of round {self.round} enters no model: {reason}")
+
 
 class LateUpdates:
     """The jobs that ended without an answer, and the updates that came for them since; one a client, the last.
 
-    They live in memory alone. A server that is killed loses what it kept; its ε is spent and counted all the same.
+    They live in memory alone. The log says at once that one was kept, and what it cost: a server that was killed finds
+    there what it has lost (`storage.restore`).
     """
 
     def __init__(self, *, keeps: bool) -> None:
@@ -70,6 +75,8 @@ class LateUpdates:
         events = [late, reconciled(update)] if participation else [late]
         if not self._keeps:
             return events
+        if (older := self._kept.get(update.client_id)) is not None:
+            events.append(older.dropped("a later one came"))
         self._kept[update.client_id] = LateUpdate(update.client_id, update.round, participation, update.vector, weight)
         return events
 

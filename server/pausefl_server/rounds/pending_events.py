@@ -34,10 +34,14 @@ class PendingEvents:
 
     def take(self) -> tuple[LogEvent, ...]:
         """All events, which wait no longer."""
-        events = tuple(self._events.values())
+        events = self.waiting()
         for kept in (self._events, self._places, self._repeats):
             kept.clear()
         return events
+
+    def waiting(self) -> tuple[LogEvent, ...]:
+        """All events, which go on waiting."""
+        return tuple(self._events.values())
 
     def put_back(self, events: Iterable[LogEvent]) -> None:
         """Let events that were taken wait again, before those that came since."""

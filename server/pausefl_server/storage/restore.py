@@ -1,6 +1,6 @@
 """What a server that starts goes on with: the log replayed, and a model that is the one the log names."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector, digest
@@ -55,12 +55,13 @@ def restore(
         unfinished=store.failed_attempts(),
     )
     late = store.late_events()
+    lost = _lost_updates(_events(records[:begun], store)) if settings.keeps_late_updates else []
     evaluated, every = {t for t, e in store.evaluations() if e.subset}, settings.evaluation_every
     due = range(every, min(begun + 1, settings.rounds), every) if every else ()
     return StartingPoint(
         state,
         GlobalModel.start(theta, settings.optimizer, optimizer_state, model_size=settings.manifest.model_size),
-        (*late, *_departures(state, late)),
+        (*late, *_departures(state, late), *lost),
         unevaluated={t: models.theta(t) for t in due if t not in evaluated},
         attempts=store.attempts(),
     )
@@ -150,9 +151,30 @@ def _agree_on(store: Store, key: str, value: str) -> None:
     store.set_meta(key, value)
 
 
+def _events(records: Sequence[RoundRecord], store: Store) -> Iterator[LogEvent]:
+    """All that the log tells beside the rounds' results, in order."""
+    for attempt in (*(attempt for record in records for attempt in record.attempts), *store.failed_attempts()):
+        yield from attempt.events
+    yield from store.late_events()
+
+
 def _departures(state: RunState, late: list[LogEvent]) -> list[LogEvent]:
     """A departure for each client the log has as connected: none is connected to a server that has just started."""
     table = state.table
     connected = {table.ids[row] for row in table.connected.nonzero()[0]}
     connected |= {event.client_id for event in late if event.kind == "joined"}
     return [LogEvent("left", client_id, "the server was restarted") for client_id in sorted(connected)]
+
+
+def _lost_updates(events: Iterable[LogEvent]) -> list[LogEvent]:
+    """What the log is to know of updates that it has as kept for the next model, and of whose fate it says nothing.
+
+    `events` are all of a run whose late updates are kept, in order.
+    """
+    kept = dict[str, str]()
+    for event in events:
+        if event.kind == "late":
+            kept[event.client_id] = event.detail
+        elif event.kind in ("merged", "dropped"):
+            kept.pop(event.client_id, None)
+    return [LogEvent("dropped", c, f"{detail}, which the server lost when it was ended") for c, detail in kept.items()]

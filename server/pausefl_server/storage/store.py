@@ -84,9 +84,16 @@ class Store:
             self._set_meta(key, value)
 
     def commit_round(
-        self, record: RoundRecord, pings: Iterable[Ping] = (), optimizer_state: Vector | None = None
+        self,
+        record: RoundRecord,
+        pings: Iterable[Ping] = (),
+        optimizer_state: Vector | None = None,
+        later_events: Sequence[LogEvent] = (),
     ) -> None:
-        """Write a round, its events, observations, pings and server optimizer's state in one transaction."""
+        """Write a round, its events, observations, pings and server optimizer's state in one transaction.
+
+        `later_events` are what the next round will have to know, as `save_late_events` writes it.
+        """
         with self._transaction():
             self._write_attempt(_INSERT_ROUND, record, pings)
             rows = [_observation_row(record.round, o) for o in record.observations]
@@ -94,11 +101,17 @@ class Store:
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(record.round, optimizer_state)
             self._seal_round(record.round)
+            if later_events:
+                self._insert_events(record.round + 1, 0, later_events)
+                self._seal_round(record.round + 1)
 
-    def save_failed_attempt(self, record: RoundRecord, pings: Iterable[Ping] = ()) -> None:
-        """Write an attempt at the next round that no client answered; the round is tried again."""
+    def save_failed_attempt(
+        self, record: RoundRecord, pings: Iterable[Ping] = (), later_events: Iterable[LogEvent] = ()
+    ) -> None:
+        """Write an attempt at the next round that no client answered, and what the next attempt will have to know."""
         with self._transaction():
             self._write_attempt(_INSERT_FAILED, record, pings)
+            self._insert_events(record.round, 0, later_events)
             self._seal_round(record.round)
 
     def optimizer_state(self, round: int) -> Vector | None:

@@ -22,6 +22,8 @@ class CommitRound:
     theta: Vector
     pings: tuple[Ping, ...] = ()
     optimizer_state: Vector | None = None
+    later_events: tuple[LogEvent, ...] = ()
+    """What the next round will have to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class SaveFailedAttempt:
 
     record: RoundRecord
     pings: tuple[Ping, ...] = ()
+    later_events: tuple[LogEvent, ...] = ()
+    """What the next attempt will have to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +79,13 @@ class StoreActor(Actor[Write]):
 
     def _write(self, message: Write) -> None:
         match message:
-            case CommitRound(record, theta, pings, optimizer_state):
+            case CommitRound(record, theta, pings, optimizer_state, later_events):
                 self._checkpoint.save(record.round, theta)
-                self._store.commit_round(record, pings, optimizer_state)
+                self._store.commit_round(record, pings, optimizer_state, later_events)
                 if self._keep_every and record.round % self._keep_every == 0:
                     self._checkpoint.keep(record.round, theta, optimizer_state)
-            case SaveFailedAttempt(record, pings):
-                self._store.save_failed_attempt(record, pings)
+            case SaveFailedAttempt(record, pings, later_events):
+                self._store.save_failed_attempt(record, pings, later_events)
             case SaveEvaluations(round_, evaluations):
                 self._store.save_evaluations(round_, evaluations)
             case SaveLateEvents(round_, events):
