@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.popen_spawn_posix import Popen
 from pathlib import Path
 
 import psutil
@@ -126,6 +127,26 @@ def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(tmp_path:
     process.terminate()
     assert process.wait(60) == INTERRUPTED
     assert "interrupted" in (tmp_path / "output").read_text().splitlines()[-1]
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_while_it_starts_its_server_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """The process is there, but the object that stands for it does not know it yet."""
+    launch: Callable[..., None] = Popen._launch
+
+    def launch_and_be_ended(self: Popen, process: object) -> None:
+        launch(self, process)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(Popen, "_launch", launch_and_be_ended)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(synthetic(tmp_path, rounds=100_000)), "--run-dir", str(tmp_path / "run")])
+    assert ended.value.code == INTERRUPTED
+    assert capfd.readouterr().err.splitlines()[-1].startswith("pausefl: interrupted, and ended at once; go on with: ")
+    assert not [c for c in psutil.Process().children() if "spawn_main" in " ".join(c.cmdline())]
 
 
 @pytest.mark.end_to_end

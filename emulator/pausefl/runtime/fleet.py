@@ -136,6 +136,9 @@ class Fleet:
             self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
         start(self._server)
         theirs.close()
+        if self._interrupts:  # while it was being started
+            self._server.kill()
+            raise KeyboardInterrupt
         return ours
 
     def _watch(self, events: "Connection[Any, Any]", view: View) -> None:
@@ -175,7 +178,7 @@ class Fleet:
         """The server's next event."""
         try:
             event: ProgressEvent = events.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the latter in the midst of an event
             if self._interrupts:
                 raise KeyboardInterrupt from None
             raise PauseflError(f"the server ended unexpectedly, see {self._run_dir / 'server.log'}") from None
@@ -276,10 +279,13 @@ class Fleet:
             self._interrupts += 1
             self.was_terminated = number == signal.SIGTERM
             self._ends_by_s = time.monotonic() + DRAIN_S + _SERVER_LATE_S
-            if self._interrupts > 1 or self._server is None or self._server.pid is None:
+            if self._server is None:
+                raise KeyboardInterrupt
+            if self._server.pid is None:
+                return  # a process half started cannot be ended: `_start_server` does it
+            if self._interrupts > 1:
                 for process in (self._server, *self._clients.values()):
-                    if process is not None:
-                        process.kill()
+                    process.kill()
                 raise KeyboardInterrupt
             view.show(Interrupted("finishing; once more ends it at once"))
             self._server.terminate()
