@@ -16,7 +16,7 @@ from pausefl.arguments import make_parser
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, own_document
 from pausefl.config.validation import check_address, refuse_virtual
-from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command
+from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command, while_output_is_read
 from pausefl_process.ending import sigterm_as_interrupt
 from pausefl_process.events import MetricsServed
 from pausefl_process.logs import ask_for, set_up_log
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; the exit status is as `exit_status` and docs/events.md say."""
-    with sigterm_as_interrupt():
+    with sigterm_as_interrupt(), while_output_is_read():
         options = parser().parse_args(arguments)
         if "log_json" in options:
             ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)

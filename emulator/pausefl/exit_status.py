@@ -1,7 +1,9 @@
 """The exit statuses of the commands, in one place; docs/events.md describes them."""
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,20 @@ def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
         _fail(missing)
     except KeyboardInterrupt:
         _fail(RunInterrupted("interrupted"))
+
+
+@contextmanager
+def while_output_is_read() -> Iterator[None]:
+    """End the process with FAILED, and without a word, where the reader of its output has gone (`| head -1`)."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # it is None where the process was started with a closed one
+                sys.stdout.flush()
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone: nothing is left to say, and nobody to say it to
+        # Python flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
 
 

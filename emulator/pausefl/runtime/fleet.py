@@ -120,6 +120,10 @@ class Fleet:
         with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as self._experiment:
             try:
                 self._watch(self._start_server(), view)
+            except (BrokenPipeError, SystemExit):  # the reader of our output has gone; rich says so by SystemExit
+                if self._server is not None:
+                    self._server.terminate()
+                raise
             finally:
                 self._end_all()
                 if self._targets is not None:

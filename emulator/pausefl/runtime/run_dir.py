@@ -50,6 +50,8 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
                     _remove(run_dir / name for name in _MADE if name not in before)
                     _remove_empty(missing)
                 raise
+    except BrokenPipeError:
+        raise  # of this command's output, not of the directory
     except OSError as error:
         _remove_empty(missing)
         raise ConfigError(f"--run-dir {run_dir}: cannot be written ({error.strerror})") from error
