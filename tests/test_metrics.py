@@ -147,7 +147,7 @@ SAMPLES = [
         {"quantile": "0.9", "unit": "coordinate"},
         0.1 * BUDGET.spent(1) + 0.9 * BUDGET.spent(2),
     ),
-    ("pausefl_accuracy_ratio", {"split": "test"}, 0.75),
+    ("pausefl_accuracy_ratio", {"split": "test", "metric": "accuracy"}, 0.75),
     ("pausefl_connected_clients", {}, 2),
     ("pausefl_rejected_updates_total", {}, 1),
     ("pausefl_round_latency_seconds_count", {}, 2),

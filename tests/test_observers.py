@@ -10,6 +10,7 @@ import pytest
 
 import pausefl
 from pausefl.observers import Observed, Observer, load_observers, observed
+from pausefl.observers.figures import figures
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, RoundCommitted, from_line
 from rigs.command import run, synthetic
 
@@ -125,6 +126,11 @@ def test_an_observer_whose_package_is_missing_says_what_to_install(monkeypatch: 
     with pytest.raises(pausefl.ConfigError) as refused:
         load_observers(["mlflow"])
     assert str(refused.value) == 'mlflow: not installed; pip install "pausefl[mlflow]"'
+
+
+def test_a_regression_is_not_shown_as_a_classification() -> None:
+    event = ModelEvaluated(3, "test", 0.75, None, metric="R² (mean)")
+    assert figures(event) == {"R² _mean_/test": (3, 0.75)}
 
 
 def test_tensorboard_gets_a_scalar_a_figure(tmp_path: Path) -> None:

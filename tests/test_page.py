@@ -45,6 +45,7 @@ def test_a_frame_shows_curves_parts_and_doubts(make_telemetry: MakeTelemetry) ->
     json.dumps(shown, allow_nan=False)
     assert shown["accuracy"] == {"test": [[2, 4.0, 0.75]]}
     assert shown["evaluations"] == {"test": {"round": 2, "accuracy": 0.8}}
+    assert shown["metric"] == "accuracy"
     assert [point[:2] for point in shown["leakage"]] == [[1, 2.0], [2, 4.0]]
     assert shown["leakage"][1][2] == pytest.approx(BUDGET.spent(3), rel=1e-5)
     assert shown["leakage"][1][3] < shown["leakage"][1][2]

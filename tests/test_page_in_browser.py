@@ -17,6 +17,7 @@ from pausefl_process.events import MetricsServed, ProgressEvent
 from pausefl_process.http_server import WebServer
 from pausefl_server.monitoring.page import LivePage
 from pausefl_server.monitoring.telemetry import Telemetry
+from pausefl_server.records import Evaluation
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.state import replay
 from rigs.page import INFO, PRIVATE, record, served
@@ -215,6 +216,19 @@ def test_it_can_be_used_with_the_keyboard_alone(browser: Browser, make_telemetry
         assert browser.ask("document.querySelector('[data-sort=latency_s]').getAttribute('aria-sort')") == "none"
         assert browser.ask(f"({TEXTS})('#rows td:first-child')") == ["a", "b", NASTY]
     browser.wait_for("document.querySelector('#state').dataset.state === 'lost'")
+    assert browser.complaints() == []
+
+
+def test_a_regression_is_not_shown_as_a_classification(browser: Browser, make_telemetry: MakeTelemetry) -> None:
+    telemetry = make_telemetry(PRIVATE, info=INFO)
+    replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
+    telemetry.evaluated(1, Evaluation("test", subset=True, n_examples=9, accuracy=0.75, loss=1.0, metric="R²"))
+    with served(telemetry) as (_, address):
+        browser.open(f"http://{address}/")
+        browser.wait_for("document.querySelector('#numbers').textContent.includes('test R²')")
+        assert browser.ask("document.querySelector('#curves-title').textContent") == "R² and leakage"
+        assert browser.ask("document.querySelector('#metric').textContent") == "R²"
+        assert "ccuracy" not in browser.ask("document.querySelector('main').textContent")
     assert browser.complaints() == []
 
 

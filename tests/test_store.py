@@ -290,6 +290,13 @@ def test_accuracy_stands_beside_the_latency_it_took() -> None:
     assert rows == [(0, 0.1, 2.3, None), (2, 0.75, math.inf, 1.0)]
 
 
+def test_the_name_of_a_tasks_score_is_kept() -> None:
+    with fresh_store() as (store, path):
+        store.save_evaluations(2, [Evaluation("test", True, 100, 0.75, 1.0, "R²")])
+        assert [e.metric for _, e in store.evaluations()] == ["R²"]
+        assert query(path, "SELECT value FROM meta WHERE key = 'metric'") == [("R²",)]
+
+
 # -- the server optimizer's state
 
 

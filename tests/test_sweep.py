@@ -14,7 +14,7 @@ from pausefl.campaigns.campaign import CampaignInterrupted, Plan, begin, is_fini
 from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
 from pausefl.config.toml_source import read_source
-from pausefl.report.sweep import draw_sweep
+from pausefl.report.sweep import draw_sweep, write_sweep
 from pausefl_proto.errors import ConfigError
 
 BASE: dict[str, Sequence[Any]] = {
@@ -107,6 +107,13 @@ def test_two_varied_keys_are_drawn_as_heat_maps() -> None:
     figure = draw_sweep(rows, ["m", "alpha"])
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["final test accuracy (%)", "total latency (s)"]
     assert [np.asarray(image.get_array()).shape for axes in figure.axes for image in axes.images] == [(2, 3)] * 2
+
+
+def test_a_regression_is_not_listed_as_a_classification(tmp_path: Path) -> None:
+    rows = [{"m": m, "seed": 1, "metric": "R²", "final_accuracy": 0.5, "best_accuracy": 0.6} for m in (1, 2)]
+    write_sweep(rows, ["m"], tmp_path)
+    first = (tmp_path / "sweep.csv").read_text("utf-8").splitlines()[0]
+    assert first == "m,seed,metric,final_R²,best_R²"
 
 
 def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ class Evaluation:
     loss: float
     """Mean loss; infinite for a model that has diverged."""
     metric: str = field(default=ACCURACY, compare=False)
-    """What `accuracy` holds: the name of the task's mean score. The log does not keep it."""
+    """What `accuracy` holds: the name of the task's mean score. It is a run's own, and stands once in its log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The numbers of progress events, by the names that dashboards of others show."""
 
+import re
 from collections.abc import Mapping
 
 from pausefl_process.events import ModelEvaluated, ProgressEvent, RoundCommitted
@@ -15,7 +16,12 @@ def figures(event: ProgressEvent) -> Mapping[str, tuple[int, float]]:
     match event:
         case RoundCommitted(number):
             return {name: (number, float(getattr(event, name))) for name in _OF_A_ROUND}
-        case ModelEvaluated(number, split, accuracy, loss):
+        case ModelEvaluated(number, split, accuracy, loss, metric):
             losses = {} if loss is None else {f"loss/{split}": (number, loss)}
-            return {f"accuracy/{split}": (number, accuracy), **losses}
+            return {f"{_plain(metric)}/{split}": (number, accuracy), **losses}
     return {}
+
+
+def _plain(metric: str) -> str:
+    """A task's score by a name that MLflow takes as well."""
+    return re.sub(r"[^\w .:-]", "_", metric)

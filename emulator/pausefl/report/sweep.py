@@ -23,13 +23,22 @@ _MEASURES = (
 
 
 def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
-    """Write sweep.csv and, where one or two keys were varied, sweep.png."""
+    """Write sweep.csv and, where one or two keys were varied, sweep.png.
+
+    A task's own score stands in the table under its own name: `final_R²` for `final_accuracy`.
+    """
+    metrics = {row["metric"] for row in rows if row.get("metric")}
+    named = rows if len(metrics) != 1 else [{_own(name, *metrics): row[name] for name in row} for row in rows]
     with (folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in named for name in row)))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(named)
     if len(varied) in (1, 2):
         save_png(draw_sweep(rows, varied), folder / "sweep.png")
+
+
+def _own(name: str, metric: str) -> str:
+    return name.replace("_accuracy", f"_{metric}") if name in ("final_accuracy", "best_accuracy") else name
 
 
 def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:

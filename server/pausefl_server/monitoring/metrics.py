@@ -89,8 +89,9 @@ def _run(now: RunSnapshot, settings: ServerSettings) -> Iterator[Metric]:
     yield _gauge("finished", text, (), [((), now.is_over)])
     text = "Unix time of the last commit, or of the server's start where that came later"
     yield _gauge("last_round_timestamp_seconds", text, (), [((), now.last_round_at_s)])
-    evaluations = [((split,), e.accuracy) for split, (_, e) in now.evaluations.items()]
-    yield _gauge("accuracy_ratio", "Accuracy at the last evaluation", ("split",), evaluations)
+    evaluations = [((split, e.metric), e.accuracy) for split, (_, e) in now.evaluations.items()]
+    text = "Accuracy at the last evaluation, or the task's own score, which the label metric names"
+    yield _gauge("accuracy_ratio", text, ("split", "metric"), evaluations)
     yield _gauge("connected_clients", "Clients whose stream is open", (), [((), now.connected)])
     text = "Clients that should be connected in the round under way; none when the run is over"
     yield _gauge("expected_clients", text, (), [((), _expected(now, settings))])

@@ -15,7 +15,7 @@ import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import Evaluation, EventKind, Observation, RoundRecord, Timing
+from pausefl_server.records import ACCURACY, Evaluation, EventKind, Observation, RoundRecord, Timing
 from pausefl_server.state import RunState
 
 PARTS = (
@@ -185,6 +185,8 @@ class RunSnapshot:
     """Reason -> suspect rounds."""
     evaluations: Mapping[str, tuple[int, Evaluation]] = field(default_factory=dict)
     """Split -> the round of the last model evaluated, and its evaluation."""
+    metric: str = ACCURACY
+    """The name of the task's score, which `evaluations` and `accuracy` hold."""
     accuracy: Mapping[str, Curve] = field(default_factory=dict)
     """Split -> (round, total latency in seconds, accuracy), all on the split's fixed subset."""
     leakage: Curve = field(default_factory=partial(Curve.empty, 4))
@@ -251,6 +253,7 @@ def greatest_and_median(values: FloatArray) -> tuple[float, float]:
 def after_evaluation(now: RunSnapshot, round: int, evaluation: Evaluation) -> RunSnapshot:
     """The snapshot with one more evaluation; the best model, evaluated again at the end, need not be the last."""
     split, accuracy = evaluation.split, now.accuracy
+    now = replace(now, metric=evaluation.metric)
     if evaluation.subset:
         x_s = _total_latency_at(now, round)
         accuracy = {**accuracy, split: accuracy.get(split, Curve.empty(3)).add(round, x_s, evaluation.accuracy)}

@@ -212,6 +212,7 @@ CREATE VIEW statistics AS
 SELECT round, client_id, statistic.key AS name, statistic.value AS value
 FROM observations, json_each(observations.statistics) AS statistic;
 
+-- How good models are. `accuracy` is the score of the task, whose name is meta's 'metric'.
 CREATE VIEW accuracy AS
 SELECT e.round, e.split, e.subset, e.n_examples, e.accuracy, e.loss, l.total_latency_s
 FROM evaluations AS e LEFT JOIN round_latency AS l ON l.round = e.round;

@@ -19,7 +19,7 @@ from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
-from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import ACCURACY, Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
 
 SCHEMA_VERSION = 3
 
@@ -90,10 +90,7 @@ class Store:
         optimizer_state: Vector | None = None,
         later_events: Sequence[LogEvent] = (),
     ) -> None:
-        """Write a round, its events, observations, pings and server optimizer's state in one transaction.
-
-        `later_events` are what the next round will have to know, as `save_late_events` writes it.
-        """
+        """Write a round, its pings and optimizer's state, and what the next will have to know, in one transaction."""
         with self._transaction():
             self._write_attempt(_INSERT_ROUND, record, pings)
             rows = [_observation_row(record.round, o) for o in record.observations]
@@ -126,17 +123,20 @@ class Store:
             self._replace_late_events(round, events)
             self._seal_round(round)
 
-    def save_evaluations(self, round: int, evaluations: Iterable[Evaluation]) -> None:
+    def save_evaluations(self, round: int, evaluations: Sequence[Evaluation]) -> None:
         """Write how good θ_t is; a second opinion on the same split replaces the first."""
         rows = [(round, e.split, int(e.subset), e.n_examples, e.accuracy, e.loss) for e in evaluations]
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", rows)
             self._seal_table("evaluations")
+            for metric in {e.metric for e in evaluations} - {self.meta("metric")}:
+                self._set_meta("metric", metric)
 
     def evaluations(self) -> list[tuple[int, Evaluation]]:
         """All evaluations, by round."""
         rows = self._db.execute("SELECT round, split, subset, n_examples, accuracy, loss FROM evaluations ORDER BY 1")
-        return [(r[0], Evaluation(r[1], bool(r[2]), r[3], r[4], r[5])) for r in rows]
+        metric = self.meta("metric") or ACCURACY
+        return [(r[0], Evaluation(r[1], bool(r[2]), *r[3:], metric)) for r in rows]
 
     def rounds(self) -> list[RoundRecord]:
         """The whole log, in order."""

@@ -116,6 +116,7 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "withdrawn_jobs": now.withdrawn,
         "suspect_rounds": now.suspect_rounds,
         "doubts": [{"rounds": n, "advice": advice(d)} for d, n in now.doubts.items()],
+        "metric": now.metric,
         "evaluations": {split: {"round": t, "accuracy": e.accuracy} for split, (t, e) in now.evaluations.items()},
         "accuracy": {split: _rows(curve.points) for split, curve in now.accuracy.items()},
         "leakage": _rows(_leakage(now)) if privacy and now.round else [],

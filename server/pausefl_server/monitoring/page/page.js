@@ -90,8 +90,11 @@ function showCurves() {
   const line = (name, points, column) => ({ name, points: points.map((p) => [p[axis], p[column]]) });
   const splits = Object.keys(frame.accuracy).sort();
   const accuracies = splits.map((split) => line(split, frame.accuracy[split], 2));
+  const metric = frame.metric[0].toUpperCase() + frame.metric.slice(1);
+  byId("metric").textContent = metric;
+  byId("curves-title").textContent = `${metric} and leakage`;
   drawCurves(byId("accuracy"), accuracies, {
-    label: "Accuracy", format: percent, xFormat, yFormat: (value) => `${Math.round(100 * value)} %`, top: 1,
+    label: metric, format: percent, xFormat, yFormat: (value) => `${Math.round(100 * value)} %`, top: 1,
   });
   byId("leakage-figure").hidden = frame.unit === null;
   if (frame.unit === null) return;
@@ -180,7 +183,7 @@ function showNumbers() {
   const cells = [];
   for (const split of Object.keys(frame.evaluations).sort()) {
     const { accuracy, round } = frame.evaluations[split];
-    cells.push([`${split} accuracy`, percent(accuracy), `after round ${round}`]);
+    cells.push([`${split} ${frame.metric}`, percent(accuracy), `after round ${round}`]);
   }
   cells.push(["total latency", seconds(frame.total_latency_s)]);
   if (frame.leakage.length) {
