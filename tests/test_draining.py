@@ -135,7 +135,7 @@ def test_a_run_that_is_ended_while_it_starts_its_server_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     """The process is there, but the object that stands for it does not know it yet."""
-    launch: Callable[..., None] = Popen._launch
+    launch: Callable[..., None] = vars(Popen)["_launch"]
 
     def launch_and_be_ended(self: Popen, process: object) -> None:
         launch(self, process)

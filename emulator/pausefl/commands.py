@@ -111,12 +111,13 @@ def certs(options: argparse.Namespace) -> None:
         raise ConfigError(f'pausefl certs: needs the extra, pip install "pausefl[certs]" ({error})') from error
     from pausefl.config.tables import ClientGroup
 
-    if options.clients.isdecimal() and int(options.clients):
-        client_ids = ClientGroup(count=int(options.clients)).client_ids("client")
+    if options.clients.isdecimal():
+        count = int(options.clients)
+        client_ids = ClientGroup(count=count).client_ids("client") if count else []
     else:
         client_ids = [client_id.strip() for client_id in options.clients.split(",") if client_id.strip()]
     for client_id in client_ids:
-        if not client_id.isascii() or not client_id.isprintable() or "/" in client_id:
+        if not client_id.isascii() or not client_id.isprintable() or "/" in client_id or client_id[0] == "-":
             raise ConfigError(f"--clients {client_id}: is no name for a file; letters, digits, - and _ make one")
     for line in make_certificates(Path(options.folder), options.hosts, client_ids):
         print(line)

@@ -40,6 +40,10 @@ def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
         _fail(missing)
     except KeyboardInterrupt:
         _fail(RunInterrupted("interrupted"))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(ConfigError(f"{error.filename}: cannot be read or written ({error.strerror})"))
 
 
 @contextmanager

@@ -54,11 +54,18 @@ def write_durably(path: Path, data: bytes | str) -> None:
             file.flush()
             sync_data(file.fileno())
         fresh.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             fresh.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # what the caller knows the file by
         raise
     sync_folder(path.parent)
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read or written, without its name."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def sync_folder(folder: Path) -> None:

@@ -52,7 +52,7 @@ def begin(folder: Path, plan: Plan) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
     except OSError as error:
-        raise ConfigError(f"--run-dir {folder}: cannot be written ({error.strerror})") from error
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
 
 
 def plan_of(folder: Path) -> Plan | None:

@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 
 from pausefl.published import Reproduction, find_reproduction, reproductions
+from pausefl_process.files import reason
 from pausefl_process.objects import as_toml, folders_of
 from pausefl_proto.errors import ConfigError
 
@@ -46,7 +47,7 @@ def read_source(source: str) -> str:
         try:
             return path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: cannot be read ({error})") from error
+            raise ConfigError(f"{source}: cannot be read ({reason(error)})") from error
     names = preset_names()
     if source not in names:
         figures = [figure for each in reproductions() for figure in each.figures]

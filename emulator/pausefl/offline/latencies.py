@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pausefl.results.reading import open_database
+from pausefl_process.files import reason
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Miss, RoundRecord
@@ -78,7 +79,7 @@ def _of_csv(file: Path) -> dict[str, ClientLatencies]:
                 if cells:
                     _take(rows, file, reader.line_num, [cells[p].strip() if p < len(cells) else "" for p in places])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{file}: cannot be read ({error})") from error
+        raise ConfigError(f"{file}: cannot be read ({reason(error)})") from error
     return {client_id: _in_order(of_client) for client_id, of_client in rows.items()}
 
 

@@ -200,7 +200,9 @@ def _scale_sentence(time_scale: float) -> str:
 
 
 def _propagation_sentence(run: RunData) -> str:
-    if not run.breakdown["round"].size:
+    round_trip_s = run.breakdown["round_trip_s"]
+    took_time = round_trip_s > 0  # on the virtual clock, an exchange may take none
+    if not took_time.any():
         return "nothing was measured"
-    share = np.median(run.breakdown["propagation_s"] / run.breakdown["round_trip_s"])
+    share = np.median(run.breakdown["propagation_s"][took_time] / round_trip_s[took_time])
     return f"{share:.1%} of the round trip, in the median, is explained by no measured part."

@@ -210,7 +210,7 @@ def breakdown(run: RunData) -> Figure:
         top_s = bottom_s + np.maximum(mean_s[part][order], 0)
         _bars(axes, bottom_s, top_s, colour.light, label)
         bottom_s = top_s
-    axes.set_ylim(0, bottom_s.max() * 1.05)
+    axes.set_ylim(0, bottom_s.max() * 1.05 or 1.0)  # where no exchange took any time
     _legend_of_parts(figure, axes, reverse=True)
     _name_clients(axes, ids[order])
     return figure

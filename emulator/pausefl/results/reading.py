@@ -16,6 +16,7 @@ from pausefl.config.tables import ClientGroup
 from pausefl.config.validation import as_json
 from pausefl_client.privacy.mechanism import PrivacyUnit
 from pausefl_process.events import Outcome
+from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import ACCURACY, RoundRecord, Split
 from pausefl_server.storage.store import read_rounds
@@ -185,8 +186,12 @@ class RunData:
     @property
     def groups(self) -> Mapping[str, ClientGroup]:
         """The groups of clients by name, as configured; empty in a run without groups."""
-        tables = tomllib.loads(self.config).get("clients", {}).get("groups", {})
-        return {name: ClientGroup.model_validate_json(as_json(table)) for name, table in tables.items()}
+        try:
+            tables = tomllib.loads(self.config).get("clients", {}).get("groups", {})
+            return {name: ClientGroup.model_validate_json(as_json(table)) for name, table in tables.items()}
+        except (ValueError, AttributeError) as error:  # also of pydantic
+            said = str(error).partition("\n")[0]
+            raise ConfigError(f"{self.path / 'config.toml'}: is damaged ({said}); restore it from a copy") from error
 
     @property
     def privacy(self) -> PrivacyFigures | None:
@@ -276,6 +281,8 @@ def _text(path: Path, name: str) -> str:
         return (path / name).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: it has no {name}; the run did not end, or this is not a run directory") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path / name}: cannot be read ({reason(error)})") from error
 
 
 def read_summary(path: Path) -> Summary:

@@ -136,7 +136,7 @@ class Store:
         """All evaluations, by round."""
         rows = self._db.execute("SELECT round, split, subset, n_examples, accuracy, loss FROM evaluations ORDER BY 1")
         metric = self.meta("metric") or ACCURACY
-        return [(r[0], Evaluation(r[1], bool(r[2]), *r[3:], metric)) for r in rows]
+        return [(r[0], Evaluation(r[1], bool(r[2]), r[3], r[4], r[5], metric)) for r in rows]
 
     def rounds(self) -> list[RoundRecord]:
         """The whole log, in order."""

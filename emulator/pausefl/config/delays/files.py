@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from pausefl.delays import Empirical, Recorded
+from pausefl_process.files import reason
 
 Unit = Literal["s", "ms"]
 _SECONDS: Mapping[Unit, float] = {"s": 1.0, "ms": 1e-3}
@@ -105,7 +106,7 @@ def _table(file: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
             header = next(reader, [])
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f'file = "{file}": cannot be read ({error})') from error
+        raise ValueError(f'file = "{file}": cannot be read ({reason(error)})') from error
     while rows and not rows[-1][1]:  # blank lines at the end are no holes
         rows.pop()
     return header, rows

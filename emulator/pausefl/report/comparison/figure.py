@@ -110,5 +110,5 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.25 * max(mean_s + above))
+    axes.set_xlim(0, 1.25 * max(mean_s + above) or 1.0)
     axes.set(title="Total latency", xlabel="seconds")
