@@ -56,6 +56,13 @@ def test_one_step_over_all_examples_is_the_gradient() -> None:
     np.testing.assert_allclose(outcome.update, expected, atol=1e-7)
 
 
+def test_training_leaves_nothing_behind_for_devices_not_in_use() -> None:
+    trainer, before = make_trainer(SGD), len(torch.cuda._queued_calls)
+    for t in (1, 2):
+        trainer.train(THETA, round=t)
+    assert len(torch.cuda._queued_calls) == before
+
+
 def test_an_update_depends_on_seed_client_and_round_alone() -> None:
     update = make_trainer(ADAM).train(THETA, round=3).update
     torch.rand(7)

@@ -79,7 +79,7 @@ class TorchTrainer:
         if theta.shape != (self.manifest.size,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
         rng = generator(self._seed, "batches", self._client_id, round)
-        torch.manual_seed(int(rng.integers(2**63)))
+        _seed(int(rng.integers(2**63)), self._device)
         start, control = np.split(theta, [self._tensors.size])
         unflatten(self._model, start)
         self._model.train()
@@ -149,6 +149,17 @@ class TorchTrainer:
         if self._rates is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = self._rates.at(round)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed what draws on this device.
+
+    `torch.manual_seed` seeds every device; where CUDA is not in use it notes each call, with the stack, for the time
+    when it may be, which takes longer than a step of a small model and is never freed.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def normalise(inputs: torch.Tensor) -> torch.Tensor:
