@@ -47,6 +47,7 @@ BENCHMARKS = {
     "censoring": Benchmark(
         "latency.censoring", "estimates of latency and regret where rounds have deadlines and links heavy tails"
     ),
+    "training": Benchmark("training", "a client's training in a round against the leanest loop of plain torch"),
     "privacy": Benchmark("privacy", "what a release costs: clip, noise and the durable ledger entry"),
 }
 """By the name the command line knows."""

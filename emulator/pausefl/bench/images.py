@@ -1,4 +1,4 @@
-"""A data set that is nowhere to be fetched: images of MNIST's size to train on where only the time it takes matters."""
+"""Random images to train on where only the time it takes matters, so that nothing needs to be fetched."""
 
 import numpy as np
 
@@ -12,13 +12,14 @@ def noise_images(seed: int) -> Dataset:
     """15,000 training images of 28 x 28 random pixels, 100 each to validate and test."""
     return Dataset(
         name="noise",
-        train=_images(seed, "train", 15_000),
-        validation=_images(seed, "validation", 100),
-        test=_images(seed, "test", 100),
+        train=random_images(seed, "train", 15_000),
+        validation=random_images(seed, "validation", 100),
+        test=random_images(seed, "test", 100),
         classes=CLASSES,
     )
 
 
-def _images(seed: int, split: str, n: int) -> Examples:
+def random_images(seed: int, split: str, n: int, shape: tuple[int, ...] = (1, 28, 28)) -> Examples:
+    """`n` images of random pixels, (n, channels, height, width) uint8, with random labels."""
     rng = generator(seed, "bench images", split)
-    return Examples(rng.integers(0, 256, (n, 1, 28, 28), np.uint8), rng.integers(0, CLASSES, n))
+    return Examples(rng.integers(0, 256, (n, *shape), np.uint8), rng.integers(0, CLASSES, n))

@@ -1,0 +1,130 @@
+"""A client's training in a round against the leanest loop of plain torch, on the same model and number of examples.
+
+Both take turns in one thread. Images are random ones of the workloads' sizes, so nothing needs to be fetched.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pausefl.bench.images import CLASSES, random_images
+from pausefl.config.client_records import training_of
+from pausefl.config.experiment import load_experiment
+from pausefl_client.data.datasets import Examples
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.training.models import build_model, flatten
+from pausefl_client.training.optimizers import make_optimizer
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise
+from pausefl_client.training.trainer import TrainingSettings
+from pausefl_client.training.trainer_state import TrainerStates
+from pausefl_proto.arrays import IntArray
+from pausefl_proto.draws import generator
+from pausefl_proto.wire import Vector
+
+# The shape of an image, and how many the clients of the preset have together.
+_IMAGES = {
+    "small_mnist": ((1, 28, 28), 2_000),
+    "large_mnist": ((1, 28, 28), 50_000),
+    "small_cifar": ((3, 32, 32), 40_000),
+}
+_STEPS = 400
+_FEWEST_ROUNDS = 2
+
+
+class LeanLoop:
+    """Local training alone: an optimizer, and examples that were made ready ahead, all of them in float32."""
+
+    def __init__(self, model: nn.Module, examples: Examples, settings: TrainingSettings) -> None:
+        self._model = model
+        self._parameters = list(model.parameters())
+        inputs = normalise(torch.from_numpy(examples.inputs))
+        is_convolved = any(isinstance(module, nn.Conv2d) for module in model.modules())
+        self._inputs = inputs.contiguous(memory_format=torch.channels_last) if is_convolved else inputs
+        self._labels = torch.from_numpy(examples.labels)
+        self._optimizer = make_optimizer(settings, self._parameters)
+        self._batch_size = settings.batch_size
+
+    def train(self, theta: Vector, order: IntArray) -> Vector:
+        """Train from θ on the examples in this order, once; returns the change of θ."""
+        start = torch.from_numpy(theta)
+        parts = torch.split(start, [parameter.numel() for parameter in self._parameters])
+        with torch.no_grad():
+            for parameter, part in zip(self._parameters, parts, strict=True):
+                parameter.copy_(part.view_as(parameter))
+        rows, losses = torch.from_numpy(order), []
+        batches = (torch.split(values[rows], self._batch_size) for values in (self._inputs, self._labels))
+        for inputs, labels in zip(*batches, strict=True):
+            for parameter in self._parameters:
+                parameter.grad = None
+            loss = functional.cross_entropy(self._model(inputs), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+            losses.append(loss.detach())
+        float(torch.stack(losses).mean())
+        update: Vector = (torch.cat([p.detach().reshape(-1) for p in self._parameters]) - start).numpy()
+        return update
+
+
+def cases(steps: int = _STEPS) -> Iterator[dict[str, Any]]:
+    """One case per workload, of about `steps` optimizer steps each way."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
+        for preset in _IMAGES:
+            yield _case(preset, steps, Path(folder) / preset)
+
+
+def _case(preset: str, steps: int, path: Path) -> dict[str, Any]:
+    """`ratio` compares neighbouring rounds; `processor_ratio` is of processor time, which other work changes less."""
+    experiment = load_experiment(preset)
+    shape, total = _IMAGES[preset]
+    settings, seed = training_of(experiment.workload), experiment.experiment.seed
+    examples = random_images(seed, preset, total // len(experiment.client_ids), shape)
+
+    def model() -> nn.Module:
+        return build_model(experiment.workload.model, shape, CLASSES, seed)
+
+    data = LocalData(examples, CLASSES)
+    trainer = TorchTrainer(model(), data, settings, device=torch.device("cpu"), seed=seed, client_id=preset)
+    lean, states, theta = LeanLoop(model(), examples, settings), TrainerStates(trainer, path), flatten(model())
+
+    def train(round: int) -> None:
+        trainer.train(theta, round=round)
+
+    def train_lean(round: int) -> None:
+        lean.train(theta, generator(seed, "bench batches", round).permutation(len(examples)))
+
+    def keep(round: int) -> None:
+        states.keep(ReleaseKey("bench", round, 1, ""))
+
+    batches = -(-len(examples) // settings.batch_size)
+    rounds = max(_FEWEST_ROUNDS, steps // batches)
+    # The first round imports, fills caches and starts threads.
+    times_s = np.array([[_times_s(call, t) for call in (train, train_lean, keep)] for t in range(rounds + 1)][1:])
+    (ours_s, ours_cpu_s), (lean_s, lean_cpu_s), (kept_s, _) = times_s.transpose(1, 2, 0)
+    low, middle, high = np.quantile(ours_s / lean_s, (0.25, 0.5, 0.75)).tolist()
+    return {
+        "name": "training",
+        "case": f"{preset}: {experiment.workload.model}, {batches} steps, {rounds} rounds",
+        "train_s": float(np.median(ours_s)),
+        "lean_s": float(np.median(lean_s)),
+        "ratio": middle,
+        "ratio_q1": low,
+        "ratio_q3": high,
+        "train_processor_s": float(np.median(ours_cpu_s)),
+        "processor_ratio": float(np.median(ours_cpu_s / lean_cpu_s)),
+        "keep_state_s": float(np.median(kept_s)),
+    }
+
+
+def _times_s(call: Callable[[int], None], round: int) -> tuple[float, float]:
+    """How long a call takes: on the clock, and of this thread's processor time."""
+    started_s, started_cpu_s = time.perf_counter(), time.thread_time()
+    call(round)
+    return time.perf_counter() - started_s, time.thread_time() - started_cpu_s
