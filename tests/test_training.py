@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from pausefl.bench.images import random_images
 from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.training import torch_trainer
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.methods.fedprox import FedProx
 from pausefl_client.training.models import build_model, flatten, unflatten
@@ -54,6 +56,38 @@ def test_one_step_over_all_examples_is_the_gradient() -> None:
     assert outcome.loss == pytest.approx(float(loss.detach()), rel=1e-5)
     assert outcome.update.dtype == np.float32
     np.testing.assert_allclose(outcome.update, expected, atol=1e-7)
+
+
+def test_how_many_batches_are_gathered_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = TrainingSettings("adam", 0.01, batch_size=20, epochs=3, max_steps=12)
+    all_at_once = make_trainer(settings).train(THETA, round=1)
+    monkeypatch.setattr(torch_trainer, "_GATHERED_BYTES", 1)
+    one_by_one = make_trainer(settings).train(THETA, round=1)
+    assert np.array_equal(all_at_once.update, one_by_one.update)
+    assert all_at_once.loss == one_by_one.loss
+
+
+def test_images_with_channels_last_train_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for rounding, here a thousandth of the largest change."""
+    monkeypatch.setattr(torch_trainer, "_GATHERED_BYTES", 1)
+    model = build_model("fedts_cifar", (3, 32, 32), 10, 1)
+    theta, examples = flatten(model), random_images(1, "test", 40, (3, 32, 32))
+    trainer = TorchTrainer(model, LocalData(examples), SGD, device=CPU, seed=1, client_id="c1")
+    seen: list[torch.Tensor] = []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    update = trainer.train(theta, round=1).update
+    assert all(inputs.is_contiguous(memory_format=torch.channels_last) for inputs in seen)
+    other = build_model("fedts_cifar", (3, 32, 32), 10, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=SGD.learning_rate)
+    rng = generator(1, "batches", "c1", 1)
+    rng.integers(2**63)
+    for rows in rng.permutation(40).reshape(2, 20):
+        inputs = normalise(torch.from_numpy(examples.inputs[rows]))
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(other(inputs), torch.from_numpy(examples.labels[rows]))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    np.testing.assert_allclose(update, flatten(other) - theta, atol=1e-3 * np.abs(update).max())
 
 
 def test_training_leaves_nothing_behind_for_devices_not_in_use() -> None:

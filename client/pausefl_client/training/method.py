@@ -58,7 +58,10 @@ class TrainingMethod:
     ) -> torch.Tensor:
         """Take one step and return its loss, detached."""
         loss = self.loss(model, batch, task)
-        optimizer.zero_grad()
+        # What `zero_grad` does, but for the profiler's record of it, which takes ten times as long.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         self.change_gradients(model)
         optimizer.step()

@@ -118,13 +118,14 @@ def flatten(model: nn.Module) -> Vector:
 
 def unflatten(model: nn.Module, theta: Vector) -> None:
     """Set all parameters and buffers from θ, (d,) float32; ValueError if the model has another size."""
-    manifest = manifest_of(model)
-    if theta.shape != (manifest.size,):
-        raise ValueError(f"theta has shape {theta.shape}, the model has {manifest.size} values")
+    tensors = list(model.state_dict().values())
+    sizes = [tensor.numel() for tensor in tensors]
+    if theta.shape != (sum(sizes),):
+        raise ValueError(f"theta has shape {theta.shape}, the model has {sum(sizes)} values")
     # Copied, since the vector may be read-only and torch warns about those.
-    parts = manifest.split(theta.copy())
-    for name, tensor in model.state_dict().items():
-        tensor.copy_(torch.from_numpy(parts[name]))
+    parts = torch.split(torch.from_numpy(theta.copy()), sizes)
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view(tensor.shape))
 
 
 class _Attention(nn.Module):

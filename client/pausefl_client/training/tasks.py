@@ -19,7 +19,7 @@ class Classification:
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy."""
-        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten().where(targets.flatten() >= 0, -100))
+        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten().clamp(min=-1), ignore_index=-1)
 
     def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """1 for a right answer, else 0."""
