@@ -181,7 +181,11 @@ def _add_tools(command: _AddCommand) -> None:
     _add_set(sub)
 
     sub = command("bench", "measure this machine; JSON lines with --json")
-    sub.add_argument("name", metavar="NAME", help="which benchmark (an unknown name lists them)")
+    text = (
+        "which benchmark (an unknown name lists them); all: the set in a short form; diff: compare two results of all"
+    )
+    sub.add_argument("name", metavar="NAME", help=text)
+    sub.add_argument("files", nargs="*", metavar="FILE", help="with diff: before and after, from bench all --json")
     sub.add_argument("--json", action="store_true", help="one JSON object a line per case")
     sub.add_argument("--clients", type=int, metavar="N", help="how many clients, where the benchmark has clients")
     sub.add_argument("--payload-bytes", type=int, metavar="B", help="size of a model, where one is sent")

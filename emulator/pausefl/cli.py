@@ -327,10 +327,20 @@ def _simulate(options: argparse.Namespace) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from pausefl.bench import run_benchmark
+    from pausefl.bench import compare, run_all, run_benchmark
 
-    given = {"clients": options.clients, "payload_bytes": options.payload_bytes}
-    run_benchmark(options.name, {k: v for k, v in given.items() if v is not None}, as_json=options.json)
+    sizes = {"clients": options.clients, "payload_bytes": options.payload_bytes}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if options.files and options.name != "diff":
+        raise ConfigError(f"bench {options.name}: takes no files; only diff does")
+    if given and options.name in ("all", "diff"):
+        raise ConfigError(f"bench {options.name}: takes neither --clients nor --payload-bytes")
+    if options.name == "diff":
+        compare(options.files, as_json=options.json)
+    elif options.name == "all":
+        run_all(as_json=options.json)
+    else:
+        run_benchmark(options.name, given, as_json=options.json)
 
 
 def _completion(options: argparse.Namespace) -> None:

@@ -7,9 +7,12 @@ May live here: benchmarks, one a module, and the runs and images they share. Tes
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -56,7 +59,7 @@ BENCHMARKS = {
 def run_benchmark(name: str, options: Mapping[str, int], *, as_json: bool) -> None:
     """Print one JSON object a line per case, or a table; ConfigError for an unknown name or option."""
     if name not in BENCHMARKS:
-        raise ConfigError(f'bench "{name}": must be one of {", ".join(BENCHMARKS)}')
+        raise ConfigError(f'bench "{name}": must be one of {", ".join(BENCHMARKS)}, all, diff')
     module = importlib.import_module(f"pausefl.bench.{BENCHMARKS[name].module}")
     try:
         cases: Iterator[dict[str, Any]] = module.cases(**options)
@@ -70,9 +73,41 @@ def run_benchmark(name: str, options: Mapping[str, int], *, as_json: bool) -> No
         Console().print(FittingTable(_table(name, list(cases))))
 
 
+def run_all(*, as_json: bool) -> None:
+    """Measure the whole set in its short form; print one JSON object, or a table of figures."""
+    from pausefl.bench.whole import measured
+
+    found = measured(Console(stderr=True).print)
+    if as_json:
+        print(json.dumps(found))
+        return
+    figures = [{**figure, "median": float(np.median(figure.pop("values")))} for figure in found["figures"]]
+    Console().print(FittingTable(_rows("the whole set", figures)))
+
+
+def compare(paths: Sequence[str], *, as_json: bool) -> None:
+    """Print which figures of two files of `bench all --json` differ beyond noise; ConfigError for other files."""
+    from pausefl.bench.changes import changes, in_words, read_measurement
+
+    if len(paths) != 2:
+        raise ConfigError(f"bench diff: needs two files that `pausefl bench all --json` wrote, not {len(paths)}")
+    before, after = (read_measurement(Path(path)) for path in paths)
+    found = changes(before, after)
+    if as_json:
+        lines = iter([json.dumps(asdict(change) | {"verdict": change.verdict}) for change in found])
+    else:
+        lines = in_words(before, after, found)
+    for line in lines:
+        print(line)
+
+
 def _table(name: str, cases: list[dict[str, Any]]) -> Table:
+    return _rows(f"{name}: {BENCHMARKS[name].measures}", cases)
+
+
+def _rows(title: str, cases: list[dict[str, Any]]) -> Table:
     columns = list(dict.fromkeys(key for case in cases for key in case if key != "name"))
-    table = Table(title=f"{name}: {BENCHMARKS[name].measures}", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column)
     for case in cases:

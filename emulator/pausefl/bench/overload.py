@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,6 @@ _OVERRIDES = (
     "latency.delay.value_s=0.1",
 )
 _PROBE_EVERY_S = 0.01
-_LASTS_S = 20.0
 _WARM_UP_S = 3.0
 _PATIENCE_S = 60.0
 
@@ -53,12 +53,12 @@ Load = Callable[[int, list[str]], Coroutine[Any, Any, dict[str, float]]]
 """(port, ids) -> what was found: plays clients of these ids for a while."""
 
 
-def cases(clients: int = 1000) -> Iterator[dict[str, Any]]:
-    """Rounds left alone, rounds while `clients` join at once, rounds while a tenth as many flood."""
+def cases(clients: int = 1000, lasts_s: float = 20.0) -> Iterator[dict[str, Any]]:
+    """Rounds left alone, while `clients` join at once, and while a tenth as many flood; each for `lasts_s`."""
     flooders = max(1, clients // 10)
-    yield _case("left alone", 1, _leave_alone)
-    yield _case(f"{clients} joins at once", clients, _join)
-    yield _case(f"{flooders} flooders", flooders, _flood)
+    yield _case("left alone", 1, partial(_leave_alone, lasts_s))
+    yield _case(f"{clients} joins at once", clients, partial(_join, lasts_s))
+    yield _case(f"{flooders} flooders", flooders, partial(_flood, lasts_s))
 
 
 def _case(case: str, others: int, load: Load) -> dict[str, Any]:
@@ -148,14 +148,14 @@ def _run_load(load: Load, port: int, ids: list[str], channel: "Connection[Any, A
     channel.send(asyncio.run(load(port, ids)))
 
 
-async def _leave_alone(port: int, ids: list[str]) -> dict[str, float]:
+async def _leave_alone(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
     """Do nothing."""
     del port, ids
-    await asyncio.sleep(_LASTS_S)
+    await asyncio.sleep(lasts_s)
     return {}
 
 
-async def _join(port: int, ids: list[str]) -> dict[str, float]:
+async def _join(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
     """Say hello all at once, and refuse every job; how long it took until all were welcome."""
     began_s, all_in = time.monotonic(), asyncio.Event()
     missing = set(ids)
@@ -181,11 +181,11 @@ async def _join(port: int, ids: list[str]) -> dict[str, float]:
             async with asyncio.timeout(_PATIENCE_S):
                 await all_in.wait()
         joined_s = time.monotonic() - began_s if not missing else math.nan
-        await asyncio.sleep(max(0.0, began_s + _LASTS_S - time.monotonic()))
+        await asyncio.sleep(max(0.0, began_s + lasts_s - time.monotonic()))
     return {"all_joined_s": joined_s}
 
 
-async def _flood(port: int, ids: list[str]) -> dict[str, float]:
+async def _flood(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
     """Say hello, then send answers to no job as fast as the stream takes them, again and again."""
     sent = 0
 
@@ -202,7 +202,7 @@ async def _flood(port: int, ids: list[str]) -> dict[str, float]:
             await asyncio.sleep(0.1)
 
     async with _played(ids, flood):
-        await asyncio.sleep(_LASTS_S)
+        await asyncio.sleep(lasts_s)
     return {"messages": sent}
 
 

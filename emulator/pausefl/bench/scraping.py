@@ -24,7 +24,6 @@ from pausefl_process.events import MetricsServed, ProgressEvent, RoundCommitted
 from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store
 
-_BLOCKS = 12
 _SEGMENT_S = 2.0
 # Rounds so near to a change of watchers belong to neither.
 _MARGIN_S = 0.1
@@ -34,7 +33,9 @@ _ROUNDS_APART = 500
 _WARM_UP_ROUNDS = 20
 
 
-def cases(clients: int = 10, payload_bytes: int = 4_000) -> Iterator[dict[str, Any]]:
+def cases(
+    clients: int = 10, payload_bytes: int = 4_000, blocks: int = 12, runs_apart: int = 3
+) -> Iterator[dict[str, Any]]:
     """One case per way to be watched. `ratio` is of median rounds; `mean_ratio`, of mean ones, feels every stall."""
     overrides = [
         f"clients.count={clients}",
@@ -42,27 +43,27 @@ def cases(clients: int = 10, payload_bytes: int = 4_000) -> Iterator[dict[str, A
         "selection.policy=all",
         f"workload.model_bytes={payload_bytes - payload_bytes % 4}",
     ]
-    yield _apart(overrides, f"{clients} clients, {payload_bytes} bytes")
-    blocks = _alternate(overrides)
+    yield _apart(overrides, runs_apart, f"{clients} clients, {payload_bytes} bytes")
+    found = _alternate(overrides, blocks)
     for watcher, text in (("scrape", "scraped each second"), ("page", "live page open")):
-        pairs = [(block[watcher], block["alone"]) for block in blocks]
+        pairs = [(block[watcher], block["alone"]) for block in found]
         yield _case(text, [b for _, b in pairs], [w for w, _ in pairs])
 
 
-def _apart(overrides: list[str], case: str) -> dict[str, Any]:
+def _apart(overrides: list[str], runs: int, case: str) -> dict[str, Any]:
     """Compare runs with metrics that are never read with runs without metrics."""
     durations_s: dict[str, list[Any]] = defaultdict(list)
-    for enabled in ("false", "true") * 3:
+    for enabled in ("false", "true") * runs:
         records = play([*overrides, f"metrics.enabled={enabled}", f"experiment.rounds={_ROUNDS_APART}"])
         durations_s[enabled].append(_durations_s(records)[1][_WARM_UP_ROUNDS:])
     return _case(f"{case}: with metrics, unread", durations_s["false"], durations_s["true"])
 
 
-def _alternate(overrides: list[str]) -> list[dict[str, Any]]:
+def _alternate(overrides: list[str], n_blocks: int) -> list[dict[str, Any]]:
     """Durations of the rounds of one run, by block and by who watched."""
     never = "experiment.rounds=100000000"
     experiment = parse_experiment(BARE, [*overrides, "metrics.enabled=true", "metrics.page=on", never])
-    audience = _Audience()
+    audience = _Audience(n_blocks)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         Fleet(experiment, Path(folder)).run(audience)
         store = Store(Path(folder) / "run.db")
@@ -106,7 +107,8 @@ def _case(case: str, alone_s: list[Any], watched_s: list[Any]) -> dict[str, Any]
 class _Audience:
     """Comes and goes while a run goes on, notes when, and ends the run when it has seen enough."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_blocks: int) -> None:
+        self._n_blocks = n_blocks
         self.blocks: list[dict[str, tuple[float, float]]] = []
         """By watcher: from when until when (time.monotonic)."""
         self.origin_s = float("inf")
@@ -133,7 +135,7 @@ class _Audience:
         try:
             time.sleep(_WARM_UP_S)
             watchers = deque([("alone", _look_away), ("scrape", self._scrape), ("page", self._read_page)])
-            for _ in range(_BLOCKS):
+            for _ in range(self._n_blocks):
                 self.blocks.append({name: self._segment(watch) for name, watch in watchers})
                 watchers.rotate()  # none of them always comes after the same one
         finally:

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from pausefl.config.experiment import load_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import ProgressEvent, RoundCommitted, WaitingForClients
 
-_ROUNDS = 4
+_ROUNDS = 12
+_WEIGHED_AFTER = 3
 
 
 class _Stopwatch:
-    """Notes when all clients were connected, and what each client weighs before the last round."""
+    """Notes when all clients were connected, and what each client weighs in the middle of the run."""
 
     def __init__(self, clients: int) -> None:
         self.connect_s = 0.0
@@ -27,11 +29,13 @@ class _Stopwatch:
     def show(self, event: ProgressEvent) -> None:
         if isinstance(event, WaitingForClients) and event.connected == self._clients:
             self.connect_s = time.monotonic() - self._started_s
-        if isinstance(event, RoundCommitted) and event.round == _ROUNDS - 1:
+        if isinstance(event, RoundCommitted) and event.round == _WEIGHED_AFTER:
             family = psutil.Process().children(recursive=True)
             # Forked clients share the fork server's command line; only the fork server has children.
             forked = [p for p in family if "forkserver" in " ".join(p.cmdline()) and not p.children()]
-            self.uss_bytes = [p.memory_full_info().uss for p in forked]
+            for process in forked:
+                with suppress(psutil.NoSuchProcess):  # the run has gone on meanwhile
+                    self.uss_bytes.append(process.memory_full_info().uss)
 
 
 def cases(clients: int = 30) -> Iterator[dict[str, Any]]:

@@ -34,7 +34,7 @@ class Start:
 def note_start(run_dir: Path) -> None:
     """Write this start into the run's log."""
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        starts = [*starts_of(store), asdict(_this_start())]
+        starts = [*starts_of(store), asdict(this_start())]
         store.set_meta(_STARTS, json.dumps(starts, ensure_ascii=False))
 
 
@@ -44,7 +44,8 @@ def starts_of(store: Store) -> list[dict[str, str]]:
     return starts
 
 
-def _this_start() -> Start:
+def this_start() -> Start:
+    """What this process was started as, read now."""
     return Start(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),

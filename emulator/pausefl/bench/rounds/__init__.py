@@ -14,17 +14,17 @@ _PAYLOADS_BYTES = (4_000, 1_000_000, 10_000_000)
 _WARM_UP = 5
 
 
-def cases(clients: int = 10, payload_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """One case per payload; each is measured in turn with its baseline, twice, and the medians are compared."""
+def cases(clients: int = 10, payload_bytes: int | None = None, blocks: int = 2) -> Iterator[dict[str, Any]]:
+    """One case per payload; each is measured in turn with its baseline, `blocks` times; compares the medians."""
     payloads = _PAYLOADS_BYTES if payload_bytes is None else (payload_bytes,)
-    return (_case(clients, payload) for payload in payloads)
+    return (_case(clients, payload, blocks) for payload in payloads)
 
 
-def _case(clients: int, payload_bytes: int) -> dict[str, Any]:
+def _case(clients: int, payload_bytes: int, blocks: int) -> dict[str, Any]:
     rounds = 30 if payload_bytes > 4_000_000 else 150
     ours_s: list[float] = []
     echo_s: list[float] = []
-    for _ in range(2):
+    for _ in range(blocks):
         echo_s += time_echo(clients, payload_bytes, rounds + _WARM_UP)[_WARM_UP:]
         ours_s += _time_rounds(clients, payload_bytes, rounds + _WARM_UP)[_WARM_UP:]
     median_s, baseline_s = float(np.median(ours_s)), float(np.median(echo_s))

@@ -23,17 +23,18 @@ from pausefl_server.selection import Context, Selection
 from pausefl_server.selection.policies.pause import Choice, Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
 
-SIZES = ((300, 15, 20), (100_000, 1_000, 1_000), (1_000_000, 1_000, 1_000))
+_SIZES: tuple[tuple[int, int, int], ...] = ((300, 15, 20), (100_000, 1_000, 1_000), (1_000_000, 1_000, 1_000))
 """(K, m, clusters)."""
 
 
-def cases(seeds: int = 10) -> Iterator[dict[str, Any]]:
-    """Every case of the issue's table, then the quality tables over `seeds` seeds."""
-    for clients, m, clusters in SIZES:
+def cases(seeds: int = 10, clients_max: int = 1_000_000) -> Iterator[dict[str, Any]]:
+    """Searches of up to `clients_max` clients, annealing, the client table; whole runs over `seeds` seeds, or none."""
+    for clients, m, clusters in (size for size in _SIZES if size[0] <= clients_max):
         yield from _searches(clients, m, clusters)
     yield from _annealing()
-    yield _table_update(1_000_000, 1_000)
-    yield from quality.cases(seeds)
+    yield _table_update(clients_max, 1_000)
+    if seeds:
+        yield from quality.cases(seeds)
 
 
 def _searches(clients: int, m: int, clusters: int) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,116 @@
+"""`pausefl bench all`: the benchmarks in a short form, one after the other and all of them again.
+
+Every figure comes with its value in each repetition, so that two such measurements can be compared (`changes`). What
+the machine itself does meanwhile meets all benchmarks alike, and is a figure too.
+"""
+
+import importlib
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from pausefl.runtime.provenance import this_start
+
+
+class Part(NamedTuple):
+    """One benchmark of the set."""
+
+    name: str
+    """As in `BENCHMARKS`."""
+    module: str
+    options: Mapping[str, Any]
+    """Of the short form."""
+    figures: tuple[str, ...]
+    """Which of a case's keys are kept."""
+
+
+PARTS = (
+    Part("machine", "whole", {}, ("yardstick_s",)),
+    # Its clients train: the server that forks clients must have torch from its start on.
+    Part("startup", "startup", {}, ("connect_s", "client_uss_max_bytes")),
+    Part("rounds", "rounds", {"blocks": 1}, ("median_s", "baseline_median_s", "ratio")),
+    Part("training", "training", {"steps": 40}, ("train_s", "lean_s", "ratio", "processor_ratio", "keep_state_s")),
+    Part("scale", "scale", {}, ("connect_s", "rounds_per_s", "server_rss_bytes")),
+    Part("selection", "selection", {"seeds": 0, "clients_max": 100_000}, ("median_s", "worst_s")),
+    Part("privacy", "privacy", {}, ("median_s", "noise_s", "ledger_s")),
+    Part("scraping", "scraping", {"blocks": 1, "runs_apart": 1}, ("median_s", "ratio")),
+    Part("fidelity", "latency.fidelity", {"exchanges": 100}, ("median_s", "error_p50_s", "error_p99_s")),
+    Part("twin", "latency.twin", {"rounds": 6}, ("residual_p99_ms",)),
+    Part("overload", "overload", {"clients": 200, "lasts_s": 3.0}, ("lag_p99_ms", "rounds_per_s", "all_joined_s")),
+)
+_PACKAGES = ("grpcio", "numpy", "protobuf", "torch")
+_FEWEST, _MOST = 3, 6
+_BUDGET_S = 540.0
+
+
+def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s: float = _BUDGET_S) -> dict[str, Any]:
+    """Play all parts 3 to 6 times, as often as `budget_s` allows; returns the figures, the machine and the versions.
+
+    `say` is told what is played.
+    """
+    began_s, longest_s, load = time.monotonic(), 0.0, os.getloadavg()
+    values: dict[tuple[str, str, str], list[float]] = {}
+    done = 0
+    while done < _FEWEST or (done < _MOST and time.monotonic() - began_s + longest_s < budget_s):
+        repetition_s = time.monotonic()
+        for part in parts:
+            say(f"repetition {done + 1}: {part.name}")
+            for case, figure, value in _played(part):
+                values.setdefault((part.name, case, figure), []).append(value)
+        done += 1
+        longest_s = max(longest_s, time.monotonic() - repetition_s)
+    return {
+        "name": "all",
+        **{key: value for key, value in asdict(this_start()).items() if key != "host"},
+        "machine": _machine(),
+        "versions": {package: metadata.version(package) for package in _PACKAGES},
+        "load_before": load,
+        "load_after": os.getloadavg(),
+        "repetitions": done,
+        "took_s": time.monotonic() - began_s,
+        "figures": [
+            {"benchmark": benchmark, "case": case, "figure": figure, "values": found}
+            for (benchmark, case, figure), found in values.items()
+        ],
+    }
+
+
+def _played(part: Part) -> Iterator[tuple[str, str, float]]:
+    """The case, name and value of each figure of a part."""
+    for case in importlib.import_module(f"pausefl.bench.{part.module}").cases(**part.options):
+        for figure in part.figures:
+            if figure in case:
+                yield case["case"], figure, case[figure]
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """How long this machine takes for a fixed piece of Python."""
+    began_s = time.perf_counter()
+    sum(n * n for n in range(2_000_000))
+    yield {"case": "a loop of Python", "yardstick_s": time.perf_counter() - began_s}
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _processor() -> str:
+    """Its name where Linux tells it, else what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
