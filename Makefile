@@ -6,7 +6,7 @@ READY := .venv/.ready
 # TORCH_INDEX_URL names PyTorch's own index of CPU builds; the package index's build may bring several GB of CUDA.
 TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
-.PHONY: demo test test-slow docs coverage test-pythons test-package test-crash test-containers chaos fuzz mutants lint proto format clean up down logs images results wheelhouse
+.PHONY: demo test test-slow docs coverage test-pythons test-package test-crash test-containers chaos fuzz mutants lint proto format clean up down logs images results wheelhouse benchmarks
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -63,6 +63,12 @@ chaos: $(READY)
 FUZZ_MESSAGES ?= 1000000
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz --messages $(FUZZ_MESSAGES) --client-messages $$(($(FUZZ_MESSAGES) / 10))
+	$(BIN)/python docs/generated_tables.py
+
+# pausefl beside Flower and raw sockets, on a machine that does nothing else; some 20 minutes, the first time longer:
+# environments of 4 GB in build/benchmarks. `make benchmarks GO_ON=--go-on` goes on where an interrupted one stopped.
+benchmarks: $(READY)
+	$(BIN)/python -m benchmarks $(GO_ON)
 	$(BIN)/python docs/generated_tables.py
 
 # Real containers on a real engine: many minutes the first time.

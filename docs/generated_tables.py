@@ -1,5 +1,6 @@
 """Writes the tables of measured figures into the documents, from the files under docs/results.
 
+make benchmarks                                     # writes docs/results/benchmarks.jsonl
 pausefl bench annealing --json > docs/results/annealing.jsonl
 make chaos                                          # writes docs/results/chaos.jsonl
 pausefl bench overload --json > docs/results/overload.jsonl
@@ -18,6 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import tables as peers
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -228,6 +233,12 @@ def _short_keys(point: Case) -> dict[str, Any]:
 TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("annealing", "selection.md", "annealing.jsonl", annealing_table),
     ("agnews", "fed-ts.md", "agnews.jsonl", agnews_table),
+    ("benchmarks-session", "benchmarks.md", "benchmarks.jsonl", peers.session_table),
+    ("benchmarks-rounds", "benchmarks.md", "benchmarks.jsonl", peers.round_table),
+    ("benchmarks-ratios", "benchmarks.md", "benchmarks.jsonl", peers.ratio_table),
+    ("benchmarks-processor", "benchmarks.md", "benchmarks.jsonl", peers.cpu_table),
+    ("benchmarks-memory", "benchmarks.md", "benchmarks.jsonl", peers.memory_table),
+    ("benchmarks-training", "benchmarks.md", "benchmarks.jsonl", peers.training_table),
     ("chaos", "reliability.md", "chaos.jsonl", chaos_table),
     ("fuzz", "reliability.md", "fuzz.json", fuzz_table),
     ("overload", "reliability.md", "overload.jsonl", overload_table),

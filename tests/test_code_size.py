@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("proto", "process", "server", "client", "emulator", "deploy", "docs", "examples", "tests")
+FOLDERS = ("proto", "process", "server", "client", "emulator", "deploy", "docs", "examples", "benchmarks", "tests")
 FILE_LINES = 400
 FUNCTION_LINES = 70
 CONSTRUCTOR_PARAMETERS = 7

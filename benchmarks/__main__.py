@@ -1,0 +1,62 @@
+"""`make benchmarks`: play every cell and write docs/results/benchmarks.jsonl, the source of docs/benchmarks.md.
+
+python -m benchmarks                              everything, some 20 minutes; each play is written down at once
+python -m benchmarks --go-on                      after an interruption: what was played is not played again
+python -m benchmarks --cell "10 clients, 1 MB"    one cell anew, all of its systems; the other cells stay
+"""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from benchmarks.environments import BUILD, ROOT, SYSTEMS, python_of
+from benchmarks.measuring import PlayError, play
+from benchmarks.plan import CELLS, TRAINING, Turn, turns
+from benchmarks.results import Results
+from benchmarks.small_mnist import write_data
+from benchmarks.systems.task import Task
+from pausefl_proto.errors import ConfigError
+
+
+def main() -> int:
+    """0 if all was played, 2 for bad input."""
+    options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: no process is left behind
+    cells = options.cell or list(CELLS)
+    try:
+        results = Results.opened(options.results, anew=[] if options.go_on else cells)
+        due = [turn for turn in turns(cells, options.repetitions) if not results.has(turn)]
+        if TRAINING in cells:
+            write_data(BUILD / "small_mnist")
+        for name in {turn.system for turn in due}:
+            python_of(SYSTEMS[name])
+        for number, turn in enumerate(due, 1):
+            print(f"{number} of {len(due)}: {turn.cell.name}, {SYSTEMS[turn.system].shown}: ", end="", flush=True)
+            found = play(SYSTEMS[turn.system], _task(turn), turn.window)
+            results.add(turn, found)
+            others = f"; other processes took {100 * found['others']:.0f} % of the machine" * (found["others"] > 0.05)
+            print(f"{1000 * found['round_s']:.2f} ms a round{others}", flush=True)
+    except (ConfigError, PlayError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _task(turn: Turn) -> Task:
+    cell = turn.cell
+    data = str(BUILD / "small_mnist") if cell.name == TRAINING else ""
+    return Task(cell.clients, cell.per_round, cell.model_bytes, cell.rated_round, data)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("benchmarks", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each cell (default: 3)")
+    parser.add_argument("--cell", action="append", choices=CELLS, help="play this one anew; repeatable")
+    parser.add_argument("--go-on", action="store_true", help="keep what the results hold")
+    parser.add_argument("--results", type=Path, default=ROOT / "docs/results/benchmarks.jsonl", metavar="FILE")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The systems, each with the virtual environment that it runs in."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build/benchmarks"
+
+
+@dataclass(frozen=True)
+class System:
+    """One of those that are measured."""
+
+    name: str
+    module: str
+    """Its script in `benchmarks.systems`."""
+    shown: str
+    """How the tables call it."""
+    requirements: str = ""
+    """The file of its packages; empty: it runs where pausefl is installed."""
+    distributions: tuple[str, ...] = ()
+    """Packages whose versions are written down."""
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("pausefl", "pausefl_itself", "pausefl", "", ("grpcio", "numpy", "torch")),
+        System("flower-1.17", "flower_classic", "Flower 1.17", "flower-1.17.txt", ("flwr", "grpcio", "torch")),
+        System(
+            "simulation",
+            "flower_simulation",
+            "Flower's simulation",
+            "flower-simulation.txt",
+            ("flwr", "ray", "torch"),
+        ),
+        System("superlink", "flower_superlink", "Flower's SuperLink", "flower-superlink.txt", ("flwr", "grpcio")),
+        System("sockets", "sockets", "raw sockets", "", ("numpy", "torch")),
+    )
+}
+"""By name, in the order of the tables."""
+
+
+def python_of(system: System) -> Path:
+    """The interpreter that runs a system; makes its virtual environment if that is not there or of other packages."""
+    if not system.requirements:
+        return Path(sys.executable)
+    wanted, folder = Path(__file__).parent / "requirements" / system.requirements, BUILD / system.name
+    made_of = folder / "made-of.txt"
+    if not made_of.exists() or made_of.read_bytes() != wanted.read_bytes():
+        print(f"{system.shown}: installing {wanted.name}", flush=True)
+        index = os.environ.get("TORCH_INDEX_URL")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        options = ["--quiet", *(["--extra-index-url", index] if index else []), "--requirement", str(wanted)]
+        subprocess.run([str(folder / "bin/pip"), "install", *options], check=True)
+        shutil.copy(wanted, made_of)
+    return folder / "bin/python"
+
+
+def versions_of(system: System) -> dict[str, str]:
+    """The versions of Python and of the system's packages, in the environment that runs it."""
+    code = (
+        "import sys, platform, importlib.metadata as m; print(platform.python_version(), *map(m.version, sys.argv[1:]))"
+    )
+    asked = [str(python_of(system)), "-c", code, *system.distributions]
+    python, *found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    return {"python": python, **dict(zip(system.distributions, found, strict=True))}

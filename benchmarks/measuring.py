@@ -1,0 +1,134 @@
+"""Plays one system once, and measures it from outside."""
+
+import json
+import os
+import select
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.environments import ROOT, System, python_of
+from benchmarks.plan import Window
+from benchmarks.processes import end_family, usage
+from benchmarks.systems.task import Task
+
+_PACKAGES = ("proto", "process", "server", "client", "emulator")
+# Neither Flower nor Ray may tell their makers of these runs.
+_SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+class PlayError(Exception):
+    """A system did not play; says what it printed last."""
+
+
+def play(system: System, task: Task, window: Window) -> dict[str, Any]:
+    """Time, processor time and memory of one play, as a JSON-able object; PlayError if the system does not play.
+
+    A task with a rated round is measured from its first round to that one, any other within the window.
+    """
+    # Beside the processes' temporary files; short, since Ray's sockets lie there too.
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
+        running = _Running(system, task, Path(folder), window.within_s)
+        try:
+            return running.whole() if task.rated_round else running.part(window)
+        finally:
+            running.end()
+
+
+class _Running:
+    """A system's processes while they play."""
+
+    def __init__(self, system: System, task: Task, folder: Path, within_s: float) -> None:
+        self._name = system.name
+        self._task = task
+        self._began_s = time.monotonic()
+        self._ends_by_s = self._began_s + within_s
+        self._output = folder / "output"
+        os.mkfifo(folder / "progress")
+        # Opened for writing too: else it would end whenever the last writer closes it.
+        self._pipe = os.open(folder / "progress", os.O_RDWR | os.O_NONBLOCK)
+        self._unread = b""
+        paths = os.pathsep.join(str(ROOT / part) for part in (".", *(() if system.requirements else _PACKAGES)))
+        python = python_of(system)
+        path = os.pathsep.join((str(python.parent), os.environ["PATH"]))  # as an activated environment has it
+        told = task.environment(folder / "progress") | {"TMPDIR": str(folder), "PYTHONPATH": paths, "PATH": path}
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [python, "-m", f"benchmarks.systems.{system.module}"],
+                env=os.environ | _SILENT | told,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._root = psutil.Process(self._process.pid)
+
+    def part(self, window: Window) -> dict[str, Any]:
+        """What is in the window."""
+        first = self._line(lambda line: line["round"] >= window.warm_up)
+        return self._between(
+            first,
+            lambda line: (
+                line["at_s"] >= first["at_s"] + window.seconds and line["round"] >= first["round"] + window.rounds_min
+            ),
+        )
+
+    def whole(self) -> dict[str, Any]:
+        """All until the rated round, and the accuracy then."""
+        found = self._between(
+            self._line(lambda line: line["round"] == 0), lambda line: line["round"] >= self._task.rated_round
+        )
+        whole_s = time.monotonic() - self._began_s
+        accuracy = self._line(lambda line: "accuracy" in line)["accuracy"]
+        return found | {"whole_s": round(whole_s, 3), "accuracy": accuracy}
+
+    def end(self) -> None:
+        """Kill all of its processes."""
+        end_family(self._root)
+        self._process.wait()
+        os.close(self._pipe)
+
+    def _between(self, first: dict[str, Any], is_last: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        before, busy_s, began_s = usage(self._root, memory=False), _busy_s(), time.monotonic()
+        last = self._line(is_last)
+        machine_s, busy_s = (time.monotonic() - began_s) * (os.cpu_count() or 1), _busy_s() - busy_s
+        after = usage(self._root, memory=True)
+        rounds, cpu_s = last["round"] - first["round"], after.cpu_s - before.cpu_s
+        return {
+            "rounds": rounds,
+            "round_s": round((last["at_s"] - first["at_s"]) / rounds, 7),
+            "cpu_s": round(cpu_s / rounds, 7),
+            "others": round(max(busy_s - cpu_s, 0.0) / machine_s, 3),
+            "peak_rss_bytes": after.peak_rss_bytes,
+            "pss_bytes": after.pss_bytes,
+        }
+
+    def _line(self, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The next line of progress that is wanted."""
+        while True:
+            while b"\n" not in self._unread:
+                self._read()
+            text, _, self._unread = self._unread.partition(b"\n")
+            line: dict[str, Any] = {"round": -1, "at_s": 0.0} | json.loads(text)
+            if is_wanted(line):
+                return line
+
+    def _read(self) -> None:
+        if select.select([self._pipe], [], [], 0.2)[0]:
+            self._unread += os.read(self._pipe, 1 << 16)
+        elif self._process.poll() is not None or time.monotonic() > self._ends_by_s:
+            how = "too slow" if self._process.returncode is None else f"ended with {self._process.returncode}"
+            last = self._output.read_text("utf-8", "replace").splitlines()[-20:]
+            raise PlayError("\n".join([f"{self._name}: {how}; it printed last:", *last]))
+
+
+def _busy_s() -> float:
+    """Processor time that all processes of this machine took since it started."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)

@@ -1,0 +1,79 @@
+"""What is measured: cells, each played by several systems in turn, several times."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Window:
+    """What of a play is measured: rounds after the warm-up, until there are enough and for long enough."""
+
+    warm_up: int = 3
+    seconds: float = 2.5
+    rounds_min: int = 3
+    within_s: float = 300.0
+    """A play that takes longer in all has failed."""
+
+
+TRAINING = "small MNIST"
+"""The cell that trains."""
+_FAST = ("pausefl", "flower-1.17", "sockets")
+_SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "10 MB": 10_000_000}
+_WARM_UP = {"4 kB": 10, "1 MB": 3, "10 MB": 1}
+# A SuperLink's round takes a process for each message: a quarter of a minute and more.
+_FEW_ROUNDS = Window(warm_up=0, seconds=0.0, rounds_min=2)
+_FEW_CELLS = ("10 clients, 4 kB", "10 clients, 1 MB", "10 clients, 10 MB", "30 clients, 4 kB")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One federation that the systems play."""
+
+    name: str
+    clients: int
+    per_round: int
+    model_bytes: int
+    window: Window
+    rated_round: int = 0
+    """The last round of a training; 0: nothing is trained."""
+
+
+CELLS = {
+    cell.name: cell
+    for cell in (
+        *(
+            Cell(f"{clients} clients, {size}", clients, clients, model_bytes, Window(_WARM_UP[size]))
+            for clients in (10, 30)
+            for size, model_bytes in _SIZES.items()
+        ),
+        Cell(TRAINING, 30, 5, 0, Window(), rated_round=300),
+    )
+}
+"""By name."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One play that is due."""
+
+    cell: Cell
+    repetition: int
+    system: str
+    window: Window
+
+
+def turns(cells: list[str], repetitions: int) -> Iterator[Turn]:
+    """All plays, cell after cell in each repetition; the systems take turns at being first."""
+    for repetition in range(1, repetitions + 1):
+        for cell in (CELLS[name] for name in cells):
+            systems = [*_FAST, *_slow(cell, repetition)]
+            first = (repetition - 1) % len(systems)
+            for system in systems[first:] + systems[:first]:
+                yield Turn(cell, repetition, system, _FEW_ROUNDS if system == "superlink" else cell.window)
+
+
+def _slow(cell: Cell, repetition: int) -> list[str]:
+    """The systems that take too long to be played each time."""
+    is_seldom = repetition > (1 if cell.name == TRAINING else 2)
+    simulation = [] if is_seldom else ["simulation"]
+    return [*simulation, *(["superlink"] if repetition == 1 and cell.name in _FEW_CELLS else [])]

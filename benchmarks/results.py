@@ -1,0 +1,68 @@
+"""The file of results: its first line says on what machine and with which versions, each other line is one play."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from benchmarks.environments import SYSTEMS, versions_of
+from benchmarks.plan import Turn
+from pausefl.version import __version__
+from pausefl_proto.errors import ConfigError
+
+
+class Results:
+    """What was measured so far; every change is on disk at once."""
+
+    def __init__(self, path: Path, lines: list[dict[str, Any]]) -> None:
+        self._path = path
+        self._lines = lines
+
+    @classmethod
+    def opened(cls, path: Path, anew: Sequence[str]) -> Self:
+        """The results of a file without those of cells to be played anew.
+
+        ConfigError if what stays was measured on another machine.
+        """
+        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+        kept = [line for line in lines[1:] if line["cell"] not in anew]
+        if kept and lines[0]["machine"] != _machine():
+            raise ConfigError(
+                f"{path}: was measured on another machine; play every cell anew, or name another --results"
+            )
+        return cls(path, kept)
+
+    def has(self, turn: Turn) -> bool:
+        """Whether this was played."""
+        return any(_key(line) == (turn.cell.name, turn.repetition, turn.system) for line in self._lines)
+
+    def add(self, turn: Turn, found: dict[str, Any]) -> None:
+        """Add a play, and say anew on what machine and with which versions."""
+        self._lines.append({"cell": turn.cell.name, "repetition": turn.repetition, "system": turn.system, **found})
+        played = [SYSTEMS[name] for name in SYSTEMS if any(line["system"] == name for line in self._lines)]
+        versions = {system.name: versions_of(system) for system in played}
+        head = {"machine": _machine(), "pausefl": __version__, "versions": versions}
+        self._path.write_text("".join(f"{json.dumps(line)}\n" for line in (head, *self._lines)), "utf-8")
+
+
+def _key(line: dict[str, Any]) -> tuple[str, int, str]:
+    return line["cell"], line["repetition"], line["system"]
+
+
+def _machine() -> dict[str, Any]:
+    models = {line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")}
+    memory_gib = round(psutil.virtual_memory().total / 2**30)
+    return {
+        "processor": ", ".join(sorted(models)),
+        "cores": os.cpu_count(),
+        "memory_gib": memory_gib,
+        "system": platform.system(),
+    }
+
+
+def _cpuinfo() -> list[str]:
+    return Path("/proc/cpuinfo").read_text("utf-8").splitlines()

@@ -1,0 +1,48 @@
+"""The data of the preset `small_mnist` as files: systems without pausefl train the same net on the same examples."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pausefl.config.client_records import partitioner_of, training_of
+from pausefl.config.experiment import load_experiment
+from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.data.partition import partition
+from pausefl_client.training.models import build_model, flatten
+
+_PRESET = "small_mnist"
+
+
+def write_data(folder: Path, overrides: Sequence[str] = ()) -> None:
+    """Write each client's examples, the test examples, the first model and how clients train.
+
+    `overrides` (key=value) change the preset. ConfigError if the data set is not here.
+    """
+    experiment = load_experiment(_PRESET, overrides)
+    workload, seed = experiment.workload, experiment.experiment.seed
+    data = load_dataset(workload.dataset, examples=workload.examples, seed=seed)
+    clients = len(experiment.client_ids)
+    parts = partition(partitioner_of(workload), data.train.labels, clients=clients, classes=data.classes, seed=seed)
+    model = build_model(workload.model, data.input_shape, data.classes, seed)
+    weights = [tensor.shape for tensor in model.state_dict().values() if tensor.ndim == 2]
+    training = training_of(workload)
+    settings = {
+        "preset": _PRESET,
+        "overrides": list(overrides),
+        "layers": [weights[0][1], *(shape[0] for shape in weights)],
+        "learning_rate": training.learning_rate,
+        "batch_size": training.batch_size,
+        "max_steps": training.max_steps,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for k, rows in enumerate(parts):
+        _save(folder / f"client-{k}.npz", data.train.take(rows))
+    _save(folder / "test.npz", data.test)
+    np.save(folder / "theta-0.npy", flatten(model))
+    (folder / "settings.json").write_text(json.dumps(settings), "utf-8")
+
+
+def _save(path: Path, examples: Examples) -> None:
+    np.savez(path, inputs=examples.inputs, labels=examples.labels)

@@ -1,0 +1,75 @@
+"""What the clients of systems other than pausefl do in a round, the model they begin with, and how they are started."""
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.systems.task import Task
+
+Vector = npt.NDArray[np.float32]
+Work = Callable[[Vector], tuple[Vector, int]]
+"""Takes the model, (d,) float32; returns what the client makes of it, and how many examples it has."""
+
+
+def first_model(task: Task) -> Vector:
+    """The model of round 1, (d,) float32."""
+    if task.data:
+        from benchmarks.systems.local_training import first_model as trained
+
+        return trained(task)
+    return np.zeros(task.model_bytes // 4, np.float32)
+
+
+def work_of(task: Task, client: int) -> Work:
+    """What this client does with a model: train it, or give it back as it is."""
+    if task.data:
+        from benchmarks.systems.local_training import LocalTraining
+
+        return LocalTraining(task, client).train
+    return lambda model: (model, 1)
+
+
+def rate(task: Task, model: Vector) -> float:
+    """The share of test examples that the model classifies rightly; 0.0 where nothing is trained."""
+    if task.data:
+        from benchmarks.systems.local_training import accuracy
+
+        return accuracy(task, model)
+    return 0.0
+
+
+def start_clients(task: Task, client: Callable[[int, int], None], port: int, preload: list[str]) -> None:
+    """Start a process for each client, as client(k, port), forked from one that has imported `preload`.
+
+    So that clients start as fast as pausefl's, and share the pages of what they import.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*preload, *(["benchmarks.systems.local_training"] if task.data else [])])
+    for k in range(task.clients):
+        process: Any = context.Process(target=client, args=(k, port), daemon=True)
+        process.start()
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def await_server(port: int, within_s: float = 60.0) -> None:
+    """Return once something listens there; TimeoutError if nothing does within this time."""
+    ends_s = time.monotonic() + within_s
+    while time.monotonic() < ends_s:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+        else:
+            return
+    raise TimeoutError(f"nothing listens on port {port}")

@@ -1,0 +1,137 @@
+"""The tables of docs/benchmarks.md, from docs/results/benchmarks.jsonl; docs/generated_tables.py writes them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.environments import SYSTEMS
+from benchmarks.plan import TRAINING
+
+Line = Mapping[str, Any]
+
+TARGETS = {"10 clients, 4 kB": (2.5, 4.0), "10 clients, 1 MB": (3.0, 3.0), "10 clients, 10 MB": (4.2, 5.0)}
+"""How many times faster than Flower 1.17: to be beaten, and aimed at."""
+
+
+def session_table(lines: Sequence[Line]) -> str:
+    """Where and with what the figures were measured."""
+    if not lines:
+        return "Not measured yet."
+    head, plays = lines[0], lines[1:]
+    machine = head["machine"]
+    repetitions = max(line["repetition"] for line in plays)
+    others = max(line["others"] for line in plays)
+    where = f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gib']} GiB, {machine['system']}"
+    text = [
+        f"{where}; {repetitions} repetitions. Other processes took {100 * others:.0f} % of the machine at most.",
+        "",
+        "| system | versions | plays |",
+        "|---|---|---|",
+    ]
+    for system, versions in head["versions"].items():
+        used = ", ".join(f"{name} {version}" for name, version in versions.items())
+        own = f"pausefl {head['pausefl']}, {used}" if system == "pausefl" else used
+        text.append(f"| {SYSTEMS[system].shown} | {own} | {sum(line['system'] == system for line in plays)} |")
+    return "\n".join(text)
+
+
+def round_table(lines: Sequence[Line]) -> str:
+    """Time of a round, by cell and system."""
+    return _grid(lines, lambda found: _ms(_median(found, "round_s")))
+
+
+def ratio_table(lines: Sequence[Line]) -> str:
+    """How many times as long a round takes as pausefl's, paired by repetition; median and range."""
+    systems = [name for name in _systems(lines) if name != "pausefl"]
+    rows = [["round", *(SYSTEMS[name].shown for name in systems), "Flower 1.17: to beat", "aimed at"]]
+    for cell in _cells(lines):
+        own = _by_repetition(lines, cell, "pausefl")
+        cells = [_ratio(own, _by_repetition(lines, cell, name)) for name in systems]
+        rows.append([cell, *cells, *(f"{target:.1f}" for target in TARGETS.get(cell, ()))])
+    return _table(rows)
+
+
+def cpu_table(lines: Sequence[Line]) -> str:
+    """Processor time of a round, over all processes."""
+    return _grid(lines, lambda found: _ms(_median(found, "cpu_s")))
+
+
+def memory_table(lines: Sequence[Line]) -> str:
+    """Peak resident sets, summed, and memory with shared pages divided."""
+    return _grid(lines, lambda f: f"{_median(f, 'peak_rss_bytes') / 1e6:,.0f} / {_median(f, 'pss_bytes') / 1e6:,.0f}")
+
+
+def training_table(lines: Sequence[Line]) -> str:
+    """The whole training, by system."""
+    head = ["system", "300 rounds", "times pausefl's", "with start", "processor time", "memory (MB)", "accuracy"]
+    rows, own = [head], _by_repetition(lines, TRAINING, "pausefl")
+    for system in _systems(lines):
+        played = _by_repetition(lines, TRAINING, system)
+        if found := list(played.values()):
+            rounds = found[0]["rounds"]
+            times = (_median(found, "round_s") * rounds, _median(found, "whole_s"), _median(found, "cpu_s") * rounds)
+            whole_s, started_s, cpu_s = (f"{seconds:.1f} s" for seconds in times)
+            memory = f"{_median(found, 'peak_rss_bytes') / 1e6:,.0f} / {_median(found, 'pss_bytes') / 1e6:,.0f}"
+            ratio = "1" if system == "pausefl" else _ratio(own, played)
+            rows.append(
+                [
+                    SYSTEMS[system].shown,
+                    whole_s,
+                    ratio,
+                    started_s,
+                    cpu_s,
+                    memory,
+                    f"{100 * _median(found, 'accuracy'):.1f} %",
+                ]
+            )
+    return _table(rows)
+
+
+def _grid(lines: Sequence[Line], shown: Callable[[list[Line]], str]) -> str:
+    systems = _systems(lines)
+    rows = [["round", *(SYSTEMS[name].shown for name in systems)]]
+    for cell in _cells(lines):
+        found = (list(_by_repetition(lines, cell, name).values()) for name in systems)
+        rows.append([cell, *(shown(plays) if plays else "" for plays in found)])
+    return _table(rows)
+
+
+def _systems(lines: Sequence[Line]) -> list[str]:
+    return [name for name in SYSTEMS if any(line["system"] == name for line in lines[1:])]
+
+
+def _cells(lines: Sequence[Line]) -> Iterator[str]:
+    """Those without training, in the order of their first play."""
+    return (cell for cell in dict.fromkeys(line["cell"] for line in lines[1:]) if cell != TRAINING)
+
+
+def _by_repetition(lines: Sequence[Line], cell: str, system: str) -> dict[int, Line]:
+    return {line["repetition"]: line for line in lines[1:] if (line["cell"], line["system"]) == (cell, system)}
+
+
+def _median(found: Sequence[Line], name: str) -> float:
+    return float(median(line[name] for line in found))
+
+
+def _ratio(own: Mapping[int, Line], other: Mapping[int, Line]) -> str:
+    """Of the repetitions that both played."""
+    ratios = [other[k]["round_s"] / own[k]["round_s"] for k in sorted(own.keys() & other.keys())]
+    if not ratios:
+        return ""
+    spread = f" ({_short(min(ratios))}–{_short(max(ratios))})" if len(ratios) > 1 else ""
+    return _short(median(ratios)) + spread
+
+
+def _ms(seconds: float) -> str:
+    return f"{_short(1000 * seconds)} ms"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    width = len(rows[0])
+    padded = [[*row, *[""] * (width - len(row))] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in padded]
+    return "\n".join([lines[0], "|---" * width + "|", *lines[1:]])
