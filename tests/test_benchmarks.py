@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -11,7 +12,11 @@ from benchmarks.measuring import PlayError, play
 from benchmarks.plan import CELLS, TRAINING, Turn, Window, turns
 from benchmarks.results import Results
 from benchmarks.small_mnist import write_data
+from benchmarks.systems.local_training import LocalTraining, accuracy, first_model
+from benchmarks.systems.pausefl_itself import experiment_of
 from benchmarks.systems.task import Task
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.torch_trainers import make_torch_trainers
 from pausefl_proto.errors import ConfigError
 
 SHORT = Window(warm_up=1, seconds=0.1, rounds_min=2, within_s=60.0)
@@ -29,12 +34,20 @@ def test_a_play_is_measured_and_leaves_no_process_behind(name: str) -> None:
     assert [p for p in psutil.Process().children(recursive=True) if "benchmarks.systems" in " ".join(p.cmdline())] == []
 
 
-@pytest.mark.end_to_end
-def test_a_training_beside_pausefl_learns_what_pausefl_gave_it(tmp_path: Path) -> None:
-    write_data(tmp_path, ["workload.dataset=digits", "workload.examples=300", "clients.count=3", "selection.m=3"])
-    found = play(SYSTEMS["sockets"], Task(3, 3, 0, rated_round=25, data=str(tmp_path)), SHORT)
-    assert found["rounds"] >= 25
-    assert found["accuracy"] > 0.4, "guessing gives 0.1"
+def test_the_training_beside_pausefl_takes_the_same_steps(tmp_path: Path) -> None:
+    """With one batch a round nothing is left to chance: the same net, data, optimizer and its state."""
+    overrides = ["workload.dataset=digits", "workload.examples=300", "clients.count=10", "workload.batch_size=100"]
+    write_data(tmp_path, overrides)
+    task = Task(10, 5, 0, data=str(tmp_path))
+    plan = client_plan(experiment_of(task)).training
+    (ours,) = make_torch_trainers(plan, plan.client_ids[:1]).values()
+    theirs, theta = LocalTraining(task, 0), first_model(task)
+    for played in (1, 2):
+        trained, examples = theirs.train(theta)
+        assert examples == ours.n_examples == 30
+        np.testing.assert_allclose(trained, theta + ours.train(theta, round=played).update, rtol=1e-4, atol=1e-6)
+        theta = trained
+    assert 0 < accuracy(task, theta) < 1
 
 
 def test_a_system_that_does_not_play_is_told_with_what_it_printed() -> None:
