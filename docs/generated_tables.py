@@ -122,6 +122,29 @@ def chaos_table(plays: Sequence[Case]) -> str:
     return "\n".join([*lines, *(f"\nNot tested here: {kind} ({reason})." for kind, reason in skipped.items())])
 
 
+_FAULTS = {
+    "processes killed or stopped": ("kill ", "stop "),
+    "bytes lost, doubled, reordered, flipped, or cut off": ("drop", "duplicate", "reorder", "flip", "reset", "close"),
+    "lines slow, mute in one direction, or refused": ("latency", "1 kB/s", "half-open", "refuse"),
+    "clocks set, disks filled": ("clock", "full disk"),
+}
+
+
+def reliability_table(plays: Sequence[Case]) -> str:
+    """What struck whole runs, by kind, and what was lost."""
+    faults, lost = _totals(plays, "faults"), sum("violated" in play for play in plays)
+    kinds = {
+        kind: sum(count for fault, count in faults.items() if fault.startswith(starts))
+        for kind, starts in _FAULTS.items()
+    }
+    if sum(kinds.values()) != sum(faults.values()):
+        raise ValueError(f"faults of no kind among {sorted(faults)}")
+    rounds = sum(play["rounds"] for play in plays)
+    lines = ["| what struck | how often |", "|---|---|", *(f"| {kind} | {count:,} |" for kind, count in kinds.items())]
+    runs = f"{len(plays)} runs, {rounds:,} rounds"
+    return "\n".join([*lines, f"| runs that lost a round, an ε or a process ({runs}) | {lost} |"])
+
+
 def _totals(plays: Sequence[Case], name: str) -> Counter[str]:
     return sum((Counter(play[name]) for play in plays), Counter())
 
@@ -240,6 +263,7 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("benchmarks-memory", "benchmarks.md", "benchmarks.jsonl", peers.memory_table),
     ("benchmarks-training", "benchmarks.md", "benchmarks.jsonl", peers.training_table),
     ("chaos", "reliability.md", "chaos.jsonl", chaos_table),
+    ("reliability", "../README.md", "chaos.jsonl", reliability_table),
     ("fuzz", "reliability.md", "fuzz.json", fuzz_table),
     ("overload", "reliability.md", "overload.jsonl", overload_table),
     ("twin", "virtual-clock.md", "twin.jsonl", twin_table),
