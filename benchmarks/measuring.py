@@ -71,7 +71,8 @@ class _Running:
 
     def part(self, window: Window) -> dict[str, Any]:
         """What is in the window."""
-        first = self._line(lambda line: line["round"] >= window.warm_up)
+        warm_at_s = self._line(lambda line: line["round"] >= 0)["at_s"] + window.warm_up_s
+        first = self._line(lambda line: line["round"] >= window.warm_up and line["at_s"] >= warm_at_s)
         return self._between(
             first,
             lambda line: (

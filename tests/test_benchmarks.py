@@ -19,7 +19,7 @@ from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
 from pausefl_proto.errors import ConfigError
 
-SHORT = Window(warm_up=1, seconds=0.1, rounds_min=2, within_s=60.0)
+SHORT = Window(warm_up=1, warm_up_s=0.0, seconds=0.1, rounds_min=2, within_s=60.0)
 CELL = "10 clients, 4 kB"
 
 
