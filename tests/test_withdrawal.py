@@ -5,12 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from pausefl_client.jobs import Withdrawal
 from pausefl_client.link import Delays
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
+from pausefl_client.training.withdrawal import Withdrawn
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
 from pausefl_server.rounds.messages import JobDropped, Update, Withdraw
@@ -34,6 +37,43 @@ async def answer(stream: ServerEnd) -> tuple[int, int]:
 
 
 # -- the client
+
+
+async def test_what_a_job_waits_for_ends_with_its_withdrawal() -> None:
+    withdrawal, never = Withdrawal(), asyncio.Event()
+
+    async def withdraw_soon() -> None:
+        await asyncio.sleep(0)
+        withdrawal.set()
+        withdrawal.set()  # said twice is said once
+
+    saying = asyncio.ensure_future(withdraw_soon())
+    with pytest.raises(Withdrawn):
+        await withdrawal.guard(never.wait())
+    await saying
+    with pytest.raises(Withdrawn):  # and nothing is waited for after it
+        await withdrawal.guard(never.wait())
+    assert withdrawal.is_set()
+
+
+async def test_a_guard_passes_on_what_it_waits_for_in_the_same_task() -> None:
+    async def task() -> object:
+        return asyncio.current_task()
+
+    async def fail() -> None:
+        raise TimeoutError("the link's own")
+
+    assert await Withdrawal().guard(task()) is asyncio.current_task()
+    with pytest.raises(TimeoutError, match="the link's own"):
+        await Withdrawal().guard(fail())
+
+
+async def test_a_guard_that_is_cancelled_is_no_withdrawal() -> None:
+    waiting = asyncio.ensure_future(Withdrawal().guard(asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 async def test_a_job_that_waits_for_another_is_dropped_unpaid(tmp_path: Path) -> None:

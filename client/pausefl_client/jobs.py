@@ -14,6 +14,40 @@ from pausefl_proto.wire import Assembler
 Result = TypeVar("Result")
 
 
+class Withdrawal:
+    """Whether the server waits for one job no longer."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._guard: asyncio.Timeout | None = None
+
+    def is_set(self) -> bool:
+        """Whether the job is withdrawn; any thread may ask."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Withdraw the job, and end what `guard` waits for; in the event loop alone."""
+        if not self._is_set:
+            self._is_set = True
+            if self._guard is not None:
+                self._guard.reschedule(0.0)  # a time that has passed
+
+    async def guard(self, wait: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for `wait`; Withdrawn, and it is cancelled, when the job is withdrawn first.
+
+        Without a task of its own, which a link that holds nothing back would have to pay for.
+        """
+        try:
+            async with asyncio.timeout(0.0 if self._is_set else None) as self._guard:
+                return await wait
+        except TimeoutError:
+            if self._guard is not None and self._guard.expired():
+                raise Withdrawn("the job was withdrawn") from None
+            raise
+        finally:
+            self._guard = None
+
+
 @dataclass(slots=True)
 class Download:
     """A job whose model is on its way in."""
@@ -23,21 +57,7 @@ class Download:
     first_s: float
     """When the first frame came."""
     last_s: float
-    withdrawn: asyncio.Event
-    """Set when the server waits for this job no longer. Other threads may read it."""
-
-    async def unless_withdrawn(self, wait: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for `wait`; Withdrawn, and it is cancelled, when the job is withdrawn first."""
-        waiting = asyncio.ensure_future(wait)
-        withdrawn = asyncio.ensure_future(self.withdrawn.wait())
-        try:
-            await asyncio.wait({waiting, withdrawn}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                raise Withdrawn("the job was withdrawn")
-            return waiting.result()
-        finally:
-            waiting.cancel()
-            withdrawn.cancel()
+    withdrawn: Withdrawal
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +77,23 @@ class Withdrawals:
     """The jobs of this client that have no answer yet, over all its streams: each can be withdrawn."""
 
     def __init__(self) -> None:
-        self._events: dict[tuple[int, int], asyncio.Event] = {}
+        self._of_job: dict[tuple[int, int], Withdrawal] = {}
 
-    def event(self, job: pb.Job) -> asyncio.Event:
+    def of(self, job: pb.Job) -> Withdrawal:
         """Set once the job is withdrawn; a job that is given again after that has a new one."""
         key = job.round, job.attempt
-        if key not in self._events or self._events[key].is_set():
-            self._events[key] = asyncio.Event()
-        return self._events[key]
+        if key not in self._of_job or self._of_job[key].is_set():
+            self._of_job[key] = Withdrawal()
+        return self._of_job[key]
 
     def withdraw(self, message: pb.Withdraw) -> None:
         """Take a job back; nothing happens where it is unknown or answered."""
-        if (event := self._events.get((message.round, message.attempt))) is not None:
-            event.set()
+        if (withdrawal := self._of_job.get((message.round, message.attempt))) is not None:
+            withdrawal.set()
 
     def answered(self, job: pb.Job) -> None:
         """Forget a job, which can be withdrawn no more."""
-        self._events.pop((job.round, job.attempt), None)
+        self._of_job.pop((job.round, job.attempt), None)
 
 
 def awaitable(submitted: "Future[Work]") -> "asyncio.Future[Work]":

@@ -205,7 +205,7 @@ class ClientSession:
                     self._forget_before(message.job.round)
                     frames = Assembler(message.job.model, self._trainer.manifest.size)
                     frames.add(0, payload)
-                    withdrawn = self._withdrawals.event(message.job)
+                    withdrawn = self._withdrawals.of(message.job)
                     download = Download(message.job, frames, arrived_s, arrived_s, withdrawn)
                 case "frame" if download is not None:
                     download.frames.add(message.frame.index, payload)
@@ -254,7 +254,7 @@ class ClientSession:
         job, link, first_s = download.job, self._link, download.first_s
         delays, size_bytes = link.draw(job.round), job.model.size_bytes
         hold = link.hold_model(delays, first_s, download.last_s, size_bytes, self._host.clock)
-        drawn_down_s = await download.unless_withdrawn(hold)
+        drawn_down_s = await download.withdrawn.guard(hold)
         started_s = self._host.clock()
         try:
             work = await self._work(download, started_s)

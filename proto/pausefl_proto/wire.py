@@ -145,7 +145,9 @@ class Assembler:
         data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
         if xxhash.xxh3_128_hexdigest(data) != self._digest:
             raise DamageError("checksum does not match")
-        vector: Vector = np.require(np.frombuffer(data, _DTYPE), requirements="A")
+        vector: Vector = np.frombuffer(data, _DTYPE)
+        if not vector.flags.aligned:
+            vector = vector.copy()
         vector.flags.writeable = False
         # False for NaN as well: it passes through min and max.
         if check_finite and vector.size and not (vector.min() >= -_GREATEST and vector.max() <= _GREATEST):
