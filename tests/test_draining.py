@@ -14,6 +14,9 @@ import psutil
 import pytest
 
 from pausefl.cli import main
+from pausefl.config.experiment import load_experiment
+from pausefl.evaluator.plan import evaluator_plan
+from pausefl.evaluator.process import OwnEvaluator
 from pausefl.runtime import fleet
 from pausefl_process.ending import DRAIN_S, INTERRUPTED
 from pausefl_proto.wire import Vector
@@ -147,6 +150,17 @@ def test_a_run_that_is_ended_while_it_starts_its_server_was_interrupted(
     assert ended.value.code == INTERRUPTED
     assert capfd.readouterr().err.splitlines()[-1].startswith("pausefl: interrupted, and ended at once; go on with: ")
     assert not [c for c in psutil.Process().children() if "spawn_main" in " ".join(c.cmdline())]
+
+
+async def test_an_evaluator_that_was_not_started_needs_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Popen, process: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Popen, "_launch", interrupted)
+    evaluator = OwnEvaluator(evaluator_plan(load_experiment("demo")), 1.0, lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        await evaluator._start()
+    await evaluator.close()
 
 
 @pytest.mark.end_to_end

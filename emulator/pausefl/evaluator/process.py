@@ -101,8 +101,9 @@ class OwnEvaluator:
         with ours:
             with theirs:
                 arguments = (self._plan, theirs)
-                self._process = context.Process(target=_run_own, args=arguments, name="pausefl-evaluator")
-                self._process.start()
+                process = context.Process(target=_run_own, args=arguments, name="pausefl-evaluator")
+                process.start()
+                self._process = process  # one that a signal kept from starting could not be ended
             try:
                 event: ProgressEvent = await asyncio.to_thread(ours.recv)
             except EOFError:
