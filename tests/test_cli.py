@@ -78,6 +78,7 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["run", "--resume", "nowhere"], 2, "nowhere: is not a run directory"),
         (["validate", "demo", "--set", "rounds=3"], 2, "--set rounds=3: must be table.key=value"),
         (["validate", "demo", "--set", "experiment.rounds.x=3"], 2, "experiment.rounds.x"),
+        (["validate", "demo", "--set", "experiment.observers=['x']"], 2, 'experiment.observers: "x": must be one of'),
         (["compare", "demo", "--policies", ","], 2, "--policies: needs at least one name"),
         (["compare", "demo", "--policies", "pause,paus"], 2, 'selection.policy = "paus": did you mean'),
         (["compare", "demo", "--policies", "oort"], 2, 'add privacy.disclose = ["loss"]'),

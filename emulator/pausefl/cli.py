@@ -358,8 +358,10 @@ def _validate(options: argparse.Namespace) -> None:
     if options.config is None:
         raise ConfigError("pausefl validate: needs CONFIG or --list")
     from pausefl.evaluator.preflight import try_out
+    from pausefl.observers import load_observers
     from pausefl.reference.listing import listing
 
     experiment = _load(options)
+    load_observers(experiment.experiment.observers)
     print(listing(experiment), end="", flush=True)
     try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr))
