@@ -87,7 +87,7 @@ def run_all(*, as_json: bool) -> None:
 
 def compare(paths: Sequence[str], *, as_json: bool) -> None:
     """Print which figures of two files of `bench all --json` differ beyond noise; ConfigError for other files."""
-    from pausefl.bench.changes import changes, in_words, read_measurement
+    from pausefl.bench.whole.changes import changes, in_words, read_measurement
 
     if len(paths) != 2:
         raise ConfigError(f"bench diff: needs two files that `pausefl bench all --json` wrote, not {len(paths)}")
