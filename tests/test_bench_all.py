@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl.bench.whole.changes import changes, in_words
 from pausefl.bench.whole import PARTS, measured
+from pausefl.bench.whole.changes import changes, in_words
 from pausefl.cli import main
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pausefl.bench.images import random_images
 from pausefl.bench.training import LeanLoop
+from pausefl.bench.training.images import random_images
 from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings

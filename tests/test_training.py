@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pausefl.bench.images import random_images
+from pausefl.bench.training.images import random_images
 from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.training import torch_trainer
 from pausefl_client.training.method import TrainingMethod

@@ -15,7 +15,7 @@ _TIME_SCALE = 0.2
 
 # The mlp on images of 28 x 28 pixels.
 _MLP_BYTES = 4 * 25_818
-_TRAINING = ["workload.model=mlp", "workload.dataset=pausefl.bench.images:noise_images", "evaluation.every=0"]
+_TRAINING = ["workload.model=mlp", "workload.dataset=pausefl.bench.training.images:noise_images", "evaluation.every=0"]
 
 
 def cases(clients: int = 30, payload_bytes: int = 4_096, exchanges: int = 630) -> Iterator[dict[str, Any]]:

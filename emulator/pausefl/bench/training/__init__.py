@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pausefl.bench.images import CLASSES, random_images
+from pausefl.bench.training.images import CLASSES, random_images
 from pausefl.config.client_records import training_of
 from pausefl.config.experiment import load_experiment
 from pausefl_client.data.datasets import Examples
