@@ -34,6 +34,8 @@ def test_the_packages_of_an_extra_are_those_of_the_project(extra: str) -> None:
         (["report", "nothing"], "matplotlib", "report"),
         (["audit", "demo"], "scipy", "privacy"),
         (["bench", "startup"], "psutil", "bench"),
+        (["certs", "certificates", "localhost"], "cryptography", "certs"),
+        (["evaluator", "demo"], "torch", "evaluator"),
     ],
 )
 def test_a_command_says_what_to_install(arguments: list[str], package: str, extra: str, tmp_path: Path) -> None:
@@ -56,6 +58,6 @@ main({arguments!r})
 def test_every_missing_package_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pausefl.extras.find_spec", lambda _: None)
     with pytest.raises(
-        ConfigError, match=r'^jinja2, matplotlib, psutil: not installed; pip install "pausefl\[report,bench\]"$'
+        ConfigError, match=r'^jinja2, matplotlib, psutil, scipy: not installed; pip install "pausefl\[report,bench\]"$'
     ):
         require("report", "bench")

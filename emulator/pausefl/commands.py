@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pausefl.extras import require
 from pausefl_proto.errors import ConfigError
 
 
@@ -105,10 +106,8 @@ def data(options: argparse.Namespace) -> None:
 
 def certs(options: argparse.Namespace) -> None:
     """Make an authority, certificates and tokens."""
-    try:
-        from pausefl.certificates import make_certificates
-    except ImportError as error:
-        raise ConfigError(f'pausefl certs: needs the extra, pip install "pausefl[certs]" ({error})') from error
+    require("certs")
+    from pausefl.certificates import make_certificates
     from pausefl.config.tables import ClientGroup
 
     if options.clients.isdecimal():

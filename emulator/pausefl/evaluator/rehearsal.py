@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from pausefl.config.client_records import method_of
 from pausefl.evaluator.plan import EvaluatorPlan
+from pausefl.extras import require
 from pausefl_client.data.datasets import DATASETS
 from pausefl_client.registries import MODELS
 from pausefl_process.plugins import with_place
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import PauseflError
 
 if TYPE_CHECKING:
     from pausefl.evaluator.model import Evaluator
@@ -20,13 +21,10 @@ def rehearsed_evaluator(plan: EvaluatorPlan) -> "Evaluator":
 
     ConfigError where there is no torch; PauseflError when its model or data cannot be made, trained or evaluated.
     """
-    try:  # here and not above: a server that imports this module needs no torch
-        import torch
+    require("evaluator")
+    import torch  # here and not above: a server that imports this module needs no torch
 
-        from pausefl.evaluator.model import Evaluator
-    except ImportError as error:
-        needs = 'an evaluator needs pip install "pausefl[client]"; a server may use one elsewhere, evaluation.address'
-        raise ConfigError(f"{needs} ({error})") from error
+    from pausefl.evaluator.model import Evaluator
 
     torch.set_num_threads(1)
     with told_in_one_line(plan, "making the model and its data"):
