@@ -115,6 +115,9 @@ MISTAKES = [
     ("selection.pause.clusters={client-000=-2}", "selection.pause.clusters.client-000 = -2", "must be at least 0"),
     ("selection.sa-pause={reward='R2', phi_g='json:loads'}", "selection.sa-pause.phi_g = 'json:loads'", "must be"),
     ("selection.policy=json:JSONDecoder", 'selection.policy = "json:JSONDecoder"', "must be a subclass"),
+    # what would take all memory
+    ("clients.count=1_000_001", "clients.count = 1000001", "should be less than or equal to 1000000"),
+    ("workload.model_bytes=4294967300", "workload.model_bytes = 4294967300", "should be less than or equal to"),
     # what is not an override at all
     ("experiment=3", "--set experiment=3", "must be table.key=value"),
     ("experiment.rounds", "--set experiment.rounds", "must be table.key=value"),

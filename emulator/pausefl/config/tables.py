@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from pausefl.config.base import Count, NonNegative, Port, Positive, Share, TomlTable
+from pausefl.config.base import ClientCount, Count, NonNegative, Port, Positive, Share, TomlTable
 from pausefl_client.privacy.mechanism import Sampler
 
 SeededPart = Literal["split", "model", "latency"]
@@ -44,7 +44,7 @@ class ExperimentTable(TomlTable):
 class ClientGroup(TomlTable):
     """Clients that have something in common. Their ids are NAME-000, NAME-001 and so on."""
 
-    count: Count
+    count: ClientCount
     """How many clients the group has."""
     behaviours: tuple[dict[str, Any], ...] = ()
     """What its clients do differently: a list of tables with a `kind`, applied one after the other."""
@@ -70,7 +70,7 @@ class ClientGroup(TomlTable):
 class ClientsTable(TomlTable):
     """Who takes part."""
 
-    count: Count = 30
+    count: ClientCount = 30
     """How many clients there are in all. With groups, it is the sum of their counts."""
     groups: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], ClientGroup] = Field(default={})
     """The groups of clients by name. Without any, all clients belong to one group called `client`."""
@@ -180,7 +180,7 @@ class WorkloadTable(TomlTable):
     """FedProx: μ, the weight of the distance to the round's model in a client's loss. 0 switches it off."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where clients train. "auto" takes a CUDA device where there is one."""
-    model_bytes: Annotated[int, Field(ge=4, multiple_of=4)] = 4096
+    model_bytes: Annotated[int, Field(ge=4, le=1 << 32, multiple_of=4)] = 4096
     """Model "synthetic": the size of its vector."""
     train_s: NonNegative = 0.0
     """Model "synthetic": the processor time that one round of training takes."""
