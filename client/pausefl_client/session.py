@@ -252,8 +252,8 @@ class ClientSession:
         if download.withdrawn.is_set():
             raise Withdrawn("the job was withdrawn")
         job, link, first_s = download.job, self._link, download.first_s
-        delays, size_bytes = link.draw(job.round), job.model.size_bytes
-        hold = link.hold_model(delays, first_s, download.last_s, size_bytes, self._host.clock)
+        delays = link.draw(job.round)
+        hold = link.hold_model(delays, first_s, download.last_s, job.model.size_bytes, self._host.clock)
         drawn_down_s = await download.withdrawn.guard(hold)
         started_s = self._host.clock()
         try:
@@ -263,7 +263,8 @@ class ClientSession:
         except Exception as error:  # a trainer may be a user's own
             raise PauseflError(self._in_public(error, job.round)) from error
         done_s = self._host.clock()
-        drawn_up_s = await link.hold_update(delays, first_s, done_s, size_bytes, self._host.clock)
+        update_bytes = work.released.vector.nbytes
+        drawn_up_s = await link.hold_update(delays, first_s, done_s, update_bytes, self._host.clock)
         timing = pb.Timing(
             download_s=download.last_s - download.first_s,
             injected_down_s=started_s - download.last_s,

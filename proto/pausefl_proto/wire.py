@@ -1,4 +1,4 @@
-"""Tensors on the wire: one flat little-endian float32 vector, cut into frames, with a manifest and a digest.
+"""Tensors on the wire: one flat little-endian vector, cut into frames, with a manifest and a digest.
 
 No pickle anywhere: bytes from the other side become an array of floats or a `WireError`.
 """
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import xxhash
 from google.protobuf.message import DecodeError, Message
 
+from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 
@@ -99,8 +100,8 @@ def digest(vector: npt.NDArray[Any]) -> str:
     return xxhash.xxh3_128_hexdigest(_bytes_of(vector))
 
 
-def cut(vector: Vector, vector_digest: str) -> tuple[pb.Vector, list[memoryview]]:
-    """A vector's header and its frames: views of at most 1 MiB, nothing is copied."""
+def cut(vector: npt.NDArray[Any], vector_digest: str) -> tuple[pb.Vector, list[memoryview]]:
+    """Header and frames of a float32 vector or an encoded one: views of at most 1 MiB, nothing is copied."""
     data = _bytes_of(vector)
     frames = [data[start : start + MAX_FRAME_BYTES] for start in range(0, len(data), MAX_FRAME_BYTES)] or [data]
     return pb.Vector(size_bytes=len(data), frames=len(frames), digest=vector_digest), frames
@@ -109,13 +110,15 @@ def cut(vector: Vector, vector_digest: str) -> tuple[pb.Vector, list[memoryview]
 class Assembler:
     """Collects the frames of one vector whose header announced them, and checks the whole at the end."""
 
-    def __init__(self, header: pb.Vector, expected_size: int) -> None:
-        """Raise DamageError unless the header announces exactly `expected_size` float32 values in proper frames."""
-        expected_bytes = expected_size * _DTYPE.itemsize
+    def __init__(self, header: pb.Vector, expected_size: int, encoding: Encoding = FLOAT32) -> None:
+        """Raise DamageError unless the header announces exactly `expected_size` encoded values in proper frames."""
+        expected_bytes = encoding.size_bytes(expected_size)
         if header.size_bytes != expected_bytes:
             raise DamageError(f"announces {header.size_bytes} bytes, the model has {expected_bytes}")
         if header.frames != max(1, -(-expected_bytes // MAX_FRAME_BYTES)):
             raise DamageError(f"announces {header.frames} frames for {expected_bytes} bytes")
+        self._size = expected_size
+        self._encoding = encoding
         self._size_bytes = expected_bytes
         self._n_frames = header.frames
         self._digest = header.digest
@@ -145,9 +148,7 @@ class Assembler:
         data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
         if xxhash.xxh3_128_hexdigest(data) != self._digest:
             raise DamageError("checksum does not match")
-        vector: Vector = np.frombuffer(data, _DTYPE)
-        if not vector.flags.aligned:
-            vector = vector.copy()
+        vector = self._encoding.decode(data, self._size)
         vector.flags.writeable = False
         # False for NaN as well: it passes through min and max.
         if check_finite and vector.size and not (vector.min() >= -_GREATEST and vector.max() <= _GREATEST):
@@ -218,7 +219,8 @@ def pack_job(round: int, attempt: int, model: Vector, model_digest: str, schedul
 
 
 def _bytes_of(vector: npt.NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(vector, _DTYPE).data.cast("B")
+    """Those of an encoded vector, or of one as float32."""
+    return np.ascontiguousarray(vector, vector.dtype if vector.dtype == np.uint8 else _DTYPE).data.cast("B")
 
 
 def _varint(value: int) -> bytes:

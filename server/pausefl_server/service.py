@@ -217,7 +217,7 @@ def _entrance(
     endpoints: Endpoints,
     clock: Callable[[], float],
 ) -> Entrance:
-    limits = UpdateLimits(model_size, settings.privacy.norm_bound if settings.privacy else None)
+    limits = UpdateLimits(model_size, settings.privacy.norm_bound if settings.privacy else None, settings.encoding)
     return Entrance(coordinator, limits, endpoints.admission, hello_timeout_s=endpoints.hello_timeout_s, clock=clock)
 
 

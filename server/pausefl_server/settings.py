@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pausefl_proto.budget import Budget
+from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.wire import Manifest
 from pausefl_server.host_limits import HostLimits
 from pausefl_server.model.aggregation import Aggregation
@@ -108,6 +109,8 @@ class ServerSettings:
     total_delays: bool = False
     """Drawn delays are of whole exchanges, transfer and work included, not what comes on top of these."""
     info: RunInfo = field(default_factory=RunInfo)
+    encoding: Encoding = FLOAT32
+    """How updates travel."""
     agreement: Mapping[str, str] | None = None
     """What clients must have as the run has it: key of the experiment -> value as JSON; None: nothing is compared."""
 

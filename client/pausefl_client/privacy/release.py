@@ -1,13 +1,16 @@
-"""What leaves a client: its update, clipped, noised, and charged to its ledger."""
+"""What leaves a client: its update, clipped, noised, charged to its ledger, and encoded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pausefl_client.privacy.ledger import Charge, Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import LaplaceSource, Mechanism
 from pausefl_proto.budget import Budget
+from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.errors import LedgerError, PauseflError
 from pausefl_proto.wire import Vector, digest
 
@@ -25,9 +28,10 @@ def schedule_key(budget: Budget, mechanism: Mechanism, noise: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A vector that may leave, (d,) float32, with its digest and (in a private run) what it cost."""
+    """A vector that may leave, encoded as it travels, with its digest and (in a private run) what it cost."""
 
-    vector: Vector
+    vector: npt.NDArray[Any]
+    """(d,) float32, or the bytes of another encoding."""
     digest: str
     charge: Charge | None
 
@@ -42,10 +46,11 @@ class ReleasePrivacy:
 
 
 class Releaser:
-    """Clip, noise, charge, in this order, before anything is sent; without privacy the update leaves as it is."""
+    """Clip, noise, charge, encode, in this order, before anything is sent; without privacy, encode alone."""
 
-    def __init__(self, privacy: ReleasePrivacy | None) -> None:
+    def __init__(self, privacy: ReleasePrivacy | None, encoding: Encoding = FLOAT32) -> None:
         self._privacy = privacy
+        self._encoding = encoding
 
     @property
     def ledger(self) -> Ledger | None:
@@ -66,7 +71,7 @@ class Releaser:
             vector: Vector = np.frombuffer(kept.noised, "<f4")
             if digest(vector) != kept.update_digest:
                 raise LedgerError(f"the bytes kept for release {kept.charge.participation} are not those it charged")
-            return Released(vector, kept.update_digest, kept.charge)
+            return self._encoded(vector, kept.update_digest, kept.charge)
         if ledger.has_answered(key):
             raise PauseflError(f"round {key.round} was answered before a crash and its bytes are gone: written off")
         ledger.next_charge()
@@ -75,15 +80,20 @@ class Releaser:
     def release(self, update: Vector, key: ReleaseKey) -> Released:
         """Make `update` fit to leave. Nothing may be sent when this raises (BudgetError, LedgerError)."""
         if self._privacy is None:
-            return Released(update, digest(update), None)
+            return self._encoded(update, digest(update), None)
         mechanism, ledger = self._privacy.mechanism, self._privacy.ledger
         charge = ledger.next_charge()
         noised = mechanism.privatise(update, charge.epsilon, self._privacy.noise_for(key))
         noised_digest = digest(noised)
         ledger.record(key, charge, noised_digest, noised.data.cast("B"))
-        return Released(noised, noised_digest, charge)
+        return self._encoded(noised, noised_digest, charge)
 
     def settle(self) -> None:
         """The server needs the last release's bytes no more."""
         if self._privacy is not None:
             self._privacy.ledger.settle()
+
+    def _encoded(self, vector: Vector, vector_digest: str, charge: Charge | None) -> Released:
+        """Equal vectors give equal bytes, so the ledger keeps the vector, and a release is repeated from it."""
+        encoded = self._encoding.encode(vector)
+        return Released(encoded, vector_digest if encoded is vector else digest(encoded), charge)

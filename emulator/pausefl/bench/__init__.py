@@ -51,6 +51,7 @@ BENCHMARKS = {
         "latency.censoring", "estimates of latency and regret where rounds have deadlines and links heavy tails"
     ),
     "training": Benchmark("training", "a client's training in a round against the leanest loop of plain torch"),
+    "encodings": Benchmark("latency.encodings", "updates in fewer bits over a narrow way up: latency and accuracy"),
     "privacy": Benchmark("privacy", "what a release costs: clip, noise and the durable ledger entry"),
 }
 """By the name the command line knows."""

@@ -27,11 +27,15 @@ class _SilentView:
         """Ignore the event."""
 
 
+SILENT = _SilentView()
+"""Shows nothing of a run."""
+
+
 def play(overrides: Sequence[str]) -> list[RoundRecord]:
     """The log of a run without privacy, delays or training, but for what `overrides` (key=value) changes."""
     experiment = parse_experiment(BARE, overrides)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
-        Fleet(experiment, Path(folder)).run(_SilentView())
+        Fleet(experiment, Path(folder)).run(SILENT)
         store = Store(Path(folder) / "run.db")
         records = store.rounds()
         store.close()

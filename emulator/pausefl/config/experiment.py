@@ -28,6 +28,7 @@ from pausefl.config.tables import (
     SelectionTable,
     ServerTable,
     TlsTable,
+    WireTable,
     WorkloadTable,
 )
 from pausefl.config.toml_source import Overrides, document_of, import_from, is_file, naming, read_source
@@ -54,6 +55,7 @@ class Experiment(TomlTable):
     evaluation: EvaluationTable = EvaluationTable()
     server: ServerTable = ServerTable()
     metrics: MetricsTable = MetricsTable()
+    wire: WireTable = WireTable()
     tls: TlsTable = TlsTable()
     admission: AdmissionTable = AdmissionTable()
     host: HostTable = HostTable()

@@ -303,6 +303,14 @@ class ServerTable(TomlTable):
     policy sees them."""
 
 
+class WireTable(TomlTable):
+    """How updates travel. Clients round what they have clipped and noised, which is no less private."""
+
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    """The type of an update's values on their way to the server. "int8" has a scale for each 256 values. Models
+    travel as float32."""
+
+
 class AdmissionTable(TomlTable):
     """Which clients may take part, and how a client proves its id. Without certificates and tokens, clients prove
     nothing."""

@@ -238,7 +238,7 @@ class ClientActor(Actor[_Order]):
             self._receiving = exchange
             exchange.result, exchange.first_frame_s, exchange.bytes_up = result, arrived_s, n_bytes
             try:
-                exchange.frames = Assembler(result.update, self._limits.size)
+                exchange.frames = Assembler(result.update, self._limits.size, self._limits.encoding)
                 exchange.frames.add(0, payload)
                 await self._finish_if_complete(exchange, arrived_s)
             except DamageError as damage:
@@ -329,7 +329,7 @@ class ClientActor(Actor[_Order]):
         vector = frames.finish(check_finite=True)
         # An epsilon that is not the schedule's is the coordinator's to reject.
         if self._limits.norm_bound is not None and release.epsilon > 0:
-            self._limits.norm_bound.check(vector, release.epsilon)
+            self._limits.norm_bound.check(vector, release.epsilon, self._limits.encoding.step)
         return vector
 
     def _possible(self, release: Release) -> Release:

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.errors import WireError
 from pausefl_proto.wire import Vector
 
@@ -33,9 +34,13 @@ class NormBound:
     unit: Literal["coordinate", "vector"]
     clip: float
 
-    def check(self, vector: Vector, epsilon: float) -> None:
-        """Raise WireError when `vector`, (d,) float32, cannot have been clipped and noised at `epsilon`, above 0."""
+    def check(self, vector: Vector, epsilon: float, step: float = 0.0) -> None:
+        """Raise WireError when `vector`, (d,) float32, cannot have been clipped and noised at `epsilon`, above 0.
+
+        `step` is what its encoding has changed each value by at most, as a share of the greatest.
+        """
         greatest, total = self.limits(vector.size, epsilon)
+        greatest, total = greatest * (1 + step), total + vector.size * greatest * step
         found = float(np.abs(vector).max(initial=0.0))
         if found > greatest:
             raise WireError(f"has a value of {found:.3g}, clipping and noise allow {greatest:.3g}")
@@ -62,3 +67,5 @@ class UpdateLimits:
     """How many values it has: as many as the model."""
     norm_bound: NormBound | None = None
     """What the mechanism cannot have made is rejected; None: nothing is."""
+    encoding: Encoding = FLOAT32
+    """How its values travel."""

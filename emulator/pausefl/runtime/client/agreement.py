@@ -17,6 +17,7 @@ _OFFERED = {
     "clients": {"count", "groups"},
     "latency": None,
     "workload": None,
+    "wire": None,
 }
 """The keys that a client may take from a server, by table; None: all of the table's, but for `_OWN`."""
 _OWN = {"workload": {"device"}}
@@ -44,6 +45,7 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
         "clients.groups": {name: group.count for name, group in experiment.clients.groups.items()},
         "latency.mode": experiment.latency.mode,
         "latency.time_scale": experiment.latency.time_scale,
+        "wire.dtype": experiment.wire.dtype,
         **{f"workload.{key}": value for key, value in workload.items()},
     }
     return {key: json.dumps(value) for key, value in values.items()}

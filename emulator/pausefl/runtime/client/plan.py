@@ -16,6 +16,7 @@ from pausefl.runtime.client.agreement import agreement_of
 from pausefl_client.privacy.mechanism import Mechanism, PrivacyUnit
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
+from pausefl_proto.encoding import ENCODINGS, Encoding
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class ClientPlan:
     agreement: Mapping[str, str]
     """What the run must have as its clients have it (`agreement.agreement_of`)."""
     disclosed: frozenset[str]
+    encoding: Encoding
+    """How updates travel."""
     latency: LatencyTable
     links: Mapping[str, LinkPlan]
     """All clients' links, by id."""
@@ -113,6 +116,7 @@ def client_plan(experiment: Experiment) -> ClientPlan:
         schedule=schedule_of(experiment.privacy),
         agreement=agreement_of(experiment),
         disclosed=experiment.disclosed,
+        encoding=ENCODINGS[experiment.wire.dtype],
         latency=experiment.latency,
         links=experiment.links(),
         latency_seed=experiment.experiment.seed_of("latency"),

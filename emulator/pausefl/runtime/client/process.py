@@ -224,7 +224,7 @@ def _make_session(
     return ClientSession(
         settings,
         trainer,
-        Releaser(privacy),
+        Releaser(privacy, plan.encoding),
         link,
         connect=shared.connect(client_id),
         host=shared.host,
