@@ -14,9 +14,9 @@ from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism, entropy_rng
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_proto.budget import Budget
-from pausefl_proto.encoding import ENCODINGS, Encoding, Vector
+from pausefl_proto.encoding import ENCODINGS, Encoding
 from pausefl_proto.errors import DamageError, WireError
-from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, cut, digest
+from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, cut, digest
 from pausefl_server.model.norm_bound import NormBound
 
 NAMES = st.sampled_from(sorted(ENCODINGS))

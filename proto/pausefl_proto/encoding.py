@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-Vector = npt.NDArray[np.float32]
+Values = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 _BLOCK = 256
 _GREATEST_FLOAT16 = 65504.0
@@ -25,13 +25,13 @@ class Encoding:
         """How many bytes `n` values take."""
         return 4 * n
 
-    def encode(self, vector: Vector) -> Vector | Bytes:
+    def encode(self, vector: Values) -> Values | Bytes:
         """The array whose bytes travel, of (n,) float32."""
         return vector
 
-    def decode(self, data: bytes | memoryview, n: int) -> Vector:
+    def decode(self, data: bytes | memoryview, n: int) -> Values:
         """The (n,) float32 that `size_bytes(n)` bytes stand for."""
-        vector: Vector = np.frombuffer(data, "<f4", n)
+        vector: Values = np.frombuffer(data, "<f4", n)
         return vector if vector.flags.aligned else vector.copy()
 
 
@@ -43,14 +43,14 @@ class Float16(Encoding):
     def size_bytes(self, n: int) -> int:
         return 2 * n
 
-    def encode(self, vector: Vector) -> Bytes:
+    def encode(self, vector: Values) -> Bytes:
         with np.errstate(over="ignore"):
             half = vector.astype("<f2")
         if (is_too_great := np.isinf(half) & np.isfinite(vector)).any():
             half[is_too_great] = np.copysign(_GREATEST_FLOAT16, vector[is_too_great])
         return half.view(np.uint8)
 
-    def decode(self, data: bytes | memoryview, n: int) -> Vector:
+    def decode(self, data: bytes | memoryview, n: int) -> Values:
         return np.frombuffer(data, "<f2", n).astype(np.float32)
 
 
@@ -62,15 +62,15 @@ class BFloat16(Encoding):
     def size_bytes(self, n: int) -> int:
         return 2 * n
 
-    def encode(self, vector: Vector) -> Bytes:
+    def encode(self, vector: Values) -> Bytes:
         bits = np.ascontiguousarray(vector, "<f4").view("<u4")
         upper = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
         upper[np.isnan(vector)] = 0x7FC0  # rounding might carry its bits into another number's
         encoded: Bytes = upper.view(np.uint8)
         return encoded
 
-    def decode(self, data: bytes | memoryview, n: int) -> Vector:
-        vector: Vector = (np.frombuffer(data, "<u2", n).astype("<u4") << 16).view("<f4")
+    def decode(self, data: bytes | memoryview, n: int) -> Values:
+        vector: Values = (np.frombuffer(data, "<u2", n).astype("<u4") << 16).view("<f4")
         return vector
 
 
@@ -85,7 +85,7 @@ class Int8(Encoding):
     def size_bytes(self, n: int) -> int:
         return n + 4 * -(-n // _BLOCK)
 
-    def encode(self, vector: Vector) -> Bytes:
+    def encode(self, vector: Values) -> Bytes:
         blocks = np.pad(vector, (0, -vector.size % _BLOCK)).reshape(-1, _BLOCK)
         scales = (np.abs(blocks).max(axis=1) / np.float32(127)).astype("<f4")
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -95,12 +95,12 @@ class Int8(Encoding):
         encoded: Bytes = np.concatenate((scales.view(np.uint8), values.view(np.uint8)))
         return encoded
 
-    def decode(self, data: bytes | memoryview, n: int) -> Vector:
+    def decode(self, data: bytes | memoryview, n: int) -> Values:
         n_blocks = -(-n // _BLOCK)
         scales = np.frombuffer(data, "<f4", n_blocks)
         values = np.frombuffer(data, np.int8, n, offset=4 * n_blocks)
         with np.errstate(over="ignore", invalid="ignore"):
-            vector: Vector = values * np.repeat(scales, _BLOCK)[:n]
+            vector: Values = values * np.repeat(scales, _BLOCK)[:n]
         return vector
 
 

@@ -25,7 +25,7 @@ _HIGHER_IS_BETTER = ("_per_s",)
 
 
 @dataclass(frozen=True)
-class Change:
+class FigureChange:
     """One figure in two measurements."""
 
     benchmark: str
@@ -61,7 +61,7 @@ def read_measurement(path: Path) -> Measurement:
     return found
 
 
-def changes(before: Measurement, after: Measurement) -> list[Change]:
+def changes(before: Measurement, after: Measurement) -> list[FigureChange]:
     """All figures that both have, the surest change first; those that are not above 0 are left out."""
     first, second = (
         {_key(figure): figure["values"] for figure in measurement["figures"]} for measurement in (before, after)
@@ -70,11 +70,11 @@ def changes(before: Measurement, after: Measurement) -> list[Change]:
     usable = {key: pair for key, pair in pairs.items() if all(len(v) > 1 and (v > 0).all() for v in pair)}
     compared = [_compared(key, np.log(one), np.log(other)) for key, (one, other) in usable.items()]
     adjusted = stats.false_discovery_control([change.p for change in compared]) if compared else []
-    found = [Change(**{**vars(change), "p": float(p)}) for change, p in zip(compared, adjusted, strict=True)]
+    found = [FigureChange(**{**vars(change), "p": float(p)}) for change, p in zip(compared, adjusted, strict=True)]
     return sorted(found, key=lambda change: (change.p, -abs(math.log(change.ratio))))
 
 
-def in_words(before: Measurement, after: Measurement, found: Sequence[Change]) -> Iterator[str]:
+def in_words(before: Measurement, after: Measurement, found: Sequence[FigureChange]) -> Iterator[str]:
     """The lines to be printed: what may not be compared, what changed, and how much was compared."""
     for key in ("machine", "versions"):
         for name, value in before[key].items():
@@ -94,7 +94,7 @@ def _key(figure: Mapping[str, Any]) -> tuple[str, str, str]:
     return figure["benchmark"], figure["case"], figure["figure"]
 
 
-def _compared(key: tuple[str, str, str], one: Any, other: Any) -> Change:
+def _compared(key: tuple[str, str, str], one: Any, other: Any) -> FigureChange:
     """One figure by its logarithms; the p-value is not yet adjusted."""
     shift = float(other.mean() - one.mean())
     if np.ptp(one) == np.ptp(other) == 0:  # counts and sizes may never vary: then any difference is real
@@ -106,4 +106,4 @@ def _compared(key: tuple[str, str, str], one: Any, other: Any) -> Change:
         low, high = test.confidence_interval(1 - _LEVEL)
         p = float(test.pvalue)
     ratio, ratio_low, ratio_high = (math.exp(x) for x in (shift, low, high))
-    return Change(*key, math.exp(one.mean()), math.exp(other.mean()), ratio, ratio_low, ratio_high, p)
+    return FigureChange(*key, math.exp(one.mean()), math.exp(other.mean()), ratio, ratio_low, ratio_high, p)
