@@ -57,7 +57,7 @@ ALLOWED = {
     *("result.release.participation", "result.release.epsilon", "result.release.epsilon_spent"),
     *("result.update.size_bytes", "result.update.frames", "result.update.digest"),
     *(f"result.timing.{part}_s" for part in ("download", "injected_down", "queue", "train", "privatise")),
-    *("result.timing.injected_up_s", "frame.index", "pong.nonce"),
+    *("result.timing.injected_up_s", "frame.index", "pong.nonce", "checksum"),
     *(f"result.host.{what}" for what in ("loop_lag_s", "timer_overshoot_s", "steal_share", "compute_share")),
 }
 
