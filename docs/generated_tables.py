@@ -4,6 +4,7 @@ make benchmarks                                     # writes docs/results/benchm
 pausefl bench annealing --json > docs/results/annealing.jsonl
 make chaos                                          # writes docs/results/chaos.jsonl
 pausefl bench overload --json > docs/results/overload.jsonl
+pausefl bench encodings --json > docs/results/encodings.jsonl
 pausefl bench twin --json > docs/results/twin.jsonl
 make fuzz                                           # writes docs/results/fuzz.json
 python docs/generated_tables.py                     # every table anew
@@ -253,6 +254,22 @@ def _short_keys(point: Case) -> dict[str, Any]:
     return {key.rpartition(".")[2]: value for key, value in point.items()}
 
 
+def encodings_table(cases: Sequence[Case]) -> str:
+    """Bytes of an update, latency of a round and accuracy, by how updates travel."""
+    lines = ["| `wire.dtype` | bytes of an update | latency of a round | accuracy at the end |", "|---|---|---|---|"]
+    for case in cases:
+        latency = _with_interval(case["round_latency_s"], case["round_latency_s_ci95"], "{:.3f}")
+        ends = [100 * end for end in case["final_accuracy_ci95"]]
+        accuracy = _with_interval(100 * case["final_accuracy"], ends, "{:.1f}")
+        lines.append(f"| `{case['case']}` | {case['update_bytes']:,} | {latency} s | {accuracy} % |")
+    return "\n".join(lines)
+
+
+def _with_interval(mean: float, ends: Sequence[float], form: str) -> str:
+    low, high = map(form.format, ends)
+    return f"{form.format(mean)} [{low}, {high}]"
+
+
 TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("annealing", "selection.md", "annealing.jsonl", annealing_table),
     ("agnews", "fed-ts.md", "agnews.jsonl", agnews_table),
@@ -268,6 +285,7 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("overload", "reliability.md", "overload.jsonl", overload_table),
     ("twin", "virtual-clock.md", "twin.jsonl", twin_table),
     ("tuning", "tuning.md", "tuning.jsonl", tuning_tables),
+    ("encodings", "network.md", "encodings.jsonl", encodings_table),
 )
 """Name, document, file under docs/results, and what makes the table of it."""
 
