@@ -4,6 +4,7 @@ make benchmarks                                     # writes docs/results/benchm
 pausefl bench annealing --json > docs/results/annealing.jsonl
 make chaos                                          # writes docs/results/chaos.jsonl
 pausefl bench overload --json > docs/results/overload.jsonl
+pausefl bench all --json > docs/results/speed.json
 pausefl bench encodings --json > docs/results/encodings.jsonl
 pausefl bench twin --json > docs/results/twin.jsonl
 make fuzz                                           # writes docs/results/fuzz.json
@@ -15,9 +16,11 @@ python docs/generated_tables.py tuning DIR...       # after pausefl tune ... --r
 import json
 import re
 import shutil
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +257,13 @@ def _short_keys(point: Case) -> dict[str, Any]:
     return {key.rpartition(".")[2]: value for key, value in point.items()}
 
 
+SPEED_BENCHMARKS = (
+    *("machine", "rounds", "training", "fidelity", "twin", "startup", "scale", "overload"),
+    *("scraping", "selection", "privacy"),
+)
+"""Those of the whole set, in the order of speed.md."""
+
+
 def encodings_table(cases: Sequence[Case]) -> str:
     """Bytes of an update, latency of a round and accuracy, by how updates travel."""
     lines = ["| `wire.dtype` | bytes of an update | latency of a round | accuracy at the end |", "|---|---|---|---|"]
@@ -268,6 +278,42 @@ def encodings_table(cases: Sequence[Case]) -> str:
 def _with_interval(mean: float, ends: Sequence[float], form: str) -> str:
     low, high = map(form.format, ends)
     return f"{form.format(mean)} [{low}, {high}]"
+
+
+def speed_origin(runs: Sequence[Case]) -> str:
+    """Where, when and with what the figures of speed.md were measured."""
+    (run,) = runs
+    machine, versions = run["machine"], run["versions"]
+    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    software = f"pausefl {run['version']} (commit {run['commit']}), Python {run['python']}"
+    load = f"{run['load_before'][0]:.1f} before, {run['load_after'][0]:.1f} after"
+    return (
+        f"Measured {run['started'][:10]} with {software},\n"
+        f"{packages}, on {machine['cores']} cores ({machine['processor']}), {memory},\n{machine['system']}: "
+        f"{run['repetitions']} repetitions in {run['took_s'] / 60:.0f} minutes. The machine's load was {load}."
+    )
+
+
+def speed_table(benchmark: str, runs: Sequence[Case]) -> str:
+    """The figures of one benchmark of the whole set: their median over the repetitions, least and greatest."""
+    figures = [figure for run in runs for figure in run["figures"] if figure["benchmark"] == benchmark]
+    names = list(dict.fromkeys(figure["figure"] for figure in figures))
+    lines = ["| case | " + " | ".join(f"`{name}`" for name in names) + " |", "|---" * (1 + len(names)) + "|"]
+    for case in dict.fromkeys(figure["case"] for figure in figures):
+        found = {figure["figure"]: figure["values"] for figure in figures if figure["case"] == case}
+        cells = (_spread(name, found[name]) if name in found else "" for name in names)
+        lines.append(f"| {case} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+_UNITS = (("_per_s", 1.0, "/s"), ("_s", 1e3, " ms"), ("_ms", 1.0, " ms"), ("_bytes", 1e-6, " MB"), ("", 1.0, ""))
+
+
+def _spread(name: str, values: Sequence[float]) -> str:
+    factor, unit = next((factor, unit) for ending, factor, unit in _UNITS if name.endswith(ending))
+    middle, low, high = (f"{factor * f(values):.3g}" for f in (statistics.median, min, max))
+    return f"{middle}{unit} ({low}–{high})"
 
 
 TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
@@ -286,6 +332,8 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("twin", "virtual-clock.md", "twin.jsonl", twin_table),
     ("tuning", "tuning.md", "tuning.jsonl", tuning_tables),
     ("encodings", "network.md", "encodings.jsonl", encodings_table),
+    ("speed: origin", "speed.md", "speed.json", speed_origin),
+    *((f"speed: {name}", "speed.md", "speed.json", partial(speed_table, name)) for name in SPEED_BENCHMARKS),
 )
 """Name, document, file under docs/results, and what makes the table of it."""
 

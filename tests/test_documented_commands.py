@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pausefl import cli
-from pausefl.bench import BENCHMARKS
+from pausefl.bench import NAMES
 from pausefl.config.experiment import load_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import preset_names
@@ -76,7 +76,7 @@ def check(options: argparse.Namespace) -> None:
     if getattr(options, "series", None) or getattr(options, "scale", None):
         find_reproduction(options.name)
     if hasattr(options, "payload_bytes"):
-        assert options.name in BENCHMARKS
+        assert options.name in NAMES
 
 
 def test_there_are_commands_to_check() -> None:
@@ -106,7 +106,7 @@ def check_mention(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     for option in (argument for argument in arguments if argument.startswith("--")):
         assert option.partition("=")[0] in known, f"pausefl {command} takes no {option}"
     if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
-        assert arguments[0] in {*BENCHMARKS, *preset_names(), *FIGURES}
+        assert arguments[0] in {*NAMES, *preset_names(), *FIGURES}
 
 
 @pytest.mark.parametrize(("document", "line"), [case for case in MENTIONED if case[1].startswith("pausefl ")])

@@ -56,11 +56,14 @@ BENCHMARKS = {
 }
 """By the name the command line knows."""
 
+NAMES = (*BENCHMARKS, "all", "diff")
+"""What `pausefl bench` takes: a benchmark, the whole set of them, or the comparison of two measurements of it."""
+
 
 def run_benchmark(name: str, options: Mapping[str, int], *, as_json: bool) -> None:
     """Print one JSON object a line per case, or a table; ConfigError for an unknown name or option."""
     if name not in BENCHMARKS:
-        raise ConfigError(f'bench "{name}": must be one of {", ".join(BENCHMARKS)}, all, diff')
+        raise ConfigError(f'bench "{name}": must be one of {", ".join(NAMES)}')
     module = importlib.import_module(f"pausefl.bench.{BENCHMARKS[name].module}")
     try:
         cases: Iterator[dict[str, Any]] = module.cases(**options)

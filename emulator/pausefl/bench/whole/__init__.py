@@ -55,7 +55,8 @@ def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s
 
     `say` is told what is played.
     """
-    began_s, longest_s, load = time.monotonic(), 0.0, os.getloadavg()
+    start, load = this_start(), os.getloadavg()
+    began_s, longest_s = time.monotonic(), 0.0
     values: dict[tuple[str, str, str], list[float]] = {}
     done = 0
     while done < _FEWEST or (done < _MOST and time.monotonic() - began_s + longest_s < budget_s):
@@ -68,7 +69,7 @@ def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s
         longest_s = max(longest_s, time.monotonic() - repetition_s)
     return {
         "name": "all",
-        **{key: value for key, value in asdict(this_start()).items() if key != "host"},
+        **{key: value for key, value in asdict(start).items() if key != "host"},
         "machine": _machine(),
         "versions": {package: metadata.version(package) for package in _PACKAGES},
         "load_before": load,
