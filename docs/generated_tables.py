@@ -312,6 +312,8 @@ _UNITS = (("_per_s", 1.0, "/s"), ("_s", 1e3, " ms"), ("_ms", 1.0, " ms"), ("_byt
 
 def _spread(name: str, values: Sequence[float]) -> str:
     factor, unit = next((factor, unit) for ending, factor, unit in _UNITS if name.endswith(ending))
+    if unit == " ms" and factor * max(values) >= 1000:
+        factor, unit = factor / 1000, " s"
     middle, low, high = (f"{factor * f(values):.3g}" for f in (statistics.median, min, max))
     return f"{middle}{unit} ({low}–{high})"
 
