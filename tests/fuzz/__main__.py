@@ -43,6 +43,8 @@ def main() -> int:
         say("interrupted; what was found so far is kept")
     finally:
         options.out.write_text(json.dumps(fuzz.summary()) + "\n", "utf-8")
+    for complaint in fuzz.complaints():
+        say(complaint)
     for failure in (failures := fuzz.failures()):
         say(f"does not hold: {failure}")
     return int(bool(failures))

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from fuzz.malformed import malformed
-from fuzz.server_run import peak_rss_bytes
+from fuzz.server_run import peak_rss_bytes, tracebacks
 from fuzz.tally import Tally
 from pausefl.config.client_records import budget_of, schedule_of
 from pausefl.config.experiment import Experiment, load_experiment
@@ -84,8 +84,9 @@ class ClientFuzz:
                 process.terminate()
                 await asyncio.to_thread(process.wait)
         self._check_ledgers(folder, experiment)
-        complaints = (folder / "client.err").read_text("utf-8", "replace").count("Traceback")
-        self._summary |= {"tracebacks": complaints, "releases": sum(map(len, self._released.values()))}
+        complaints = tracebacks((folder / "client.err").read_text("utf-8", "replace"))
+        self._summary |= {"tracebacks": len(complaints), "complaints": complaints[:5]}
+        self._summary["releases"] = sum(map(len, self._released.values()))
 
     async def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         base_bytes, said_s = 0, time.monotonic()

@@ -94,7 +94,7 @@ class ServerFuzz:
             self._note(run)
             await self._until_round(run, run.rounds() + 3)
             complaints = run.complaints()
-            self._summary |= {"tracebacks": len(complaints), "exit_status": run.end()}
+            self._summary |= {"tracebacks": len(complaints), "complaints": complaints[:5], "exit_status": run.end()}
 
     async def _turn(self, run: ServerRun, kind: str, at_most_s: float) -> None:
         """Count the rounds of some seconds."""

@@ -131,9 +131,8 @@ class ServerRun:
         return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
 
     def complaints(self) -> list[str]:
-        """Lines of the server's and the clients' output that begin a traceback."""
-        lines = [line for name in ("server", "clients") for line in self._output(name).splitlines()]
-        return [line for line in lines if line.startswith("Traceback") or "Task exception was never" in line]
+        """Each traceback in the server's and the clients' output, with the lines around it."""
+        return [text for name in ("server", "clients") for text in tracebacks(self._output(name))]
 
     def end(self) -> int:
         """Stop the server as a user does; its exit status."""
@@ -157,6 +156,13 @@ class ServerRun:
                     return found
             time.sleep(0.05)
         raise RuntimeError(f"no {kind} of the server: {self._output('server')[-2000:]}")
+
+
+def tracebacks(output: str) -> list[str]:
+    """Each traceback of a process's output, with the lines around it."""
+    lines = output.splitlines()
+    begin = [i for i, line in enumerate(lines) if line.startswith("Traceback") or "Task exception was never" in line]
+    return ["\n".join(lines[max(0, i - 3) : i + 40]) for i in begin]
 
 
 def rss_bytes(pid: int) -> int:

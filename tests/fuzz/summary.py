@@ -29,6 +29,10 @@ class Fuzz:
         """What was found so far."""
         return {"server": self._server.summary(), "client": self._client.summary()}
 
+    def complaints(self) -> list[str]:
+        """The first tracebacks of either end, as they were printed."""
+        return [text for half in self.summary().values() for text in half.get("complaints", ())]
+
     def failures(self) -> list[str]:
         """What does not hold."""
         return failures(self.summary())
