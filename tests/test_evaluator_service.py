@@ -317,7 +317,7 @@ def serve(experiment: Experiment) -> None:
 
 def test_a_machine_without_torch_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"needs pip install .*evaluation\.address \(.*torch"):
+    with pytest.raises(ConfigError, match=r"torch: not installed; pip install .pausefl\[evaluator\]"):
         serve(parse_experiment(LEARNING))
 
 
