@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from pausefl_process.logs import VARIABLE
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.settings import PrivacySettings
 from rigs.authority import Authority
@@ -48,6 +49,12 @@ def _authority(tmp_path_factory: pytest.TempPathFactory, name: str) -> Authority
     if shutil.which("openssl") is None:
         pytest.skip("no openssl command here to make certificates with")
     return Authority(tmp_path_factory.mktemp("certificates") / name)
+
+
+@pytest.fixture(autouse=True)
+def own_log_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that a test calls in this process sets them for all processes that later tests start."""
+    monkeypatch.setenv(VARIABLE, "")
 
 
 @pytest.fixture(scope="session")

@@ -62,11 +62,15 @@ async def listening(
 
 async def answer_to(client_id: str, port: int, tls: Tls | None = None, token: str = "") -> str:
     """Say hello; "welcome", or why not."""
-    async with connect(f"127.0.0.1:{port}", tls, token=token) as stream:
-        with suppress(OSError):  # it may be sent away before it has spoken
-            await stream.write(hello(client_id))
-        answer = pb.ServerMessage.FromString(await stream.read() or b"")
-    return "welcome" if answer.HasField("welcome") else answer.goodbye.reason
+    # It may be sent away before it has spoken; gRPC may then break the stream before the goodbye is read.
+    for _ in range(10):
+        with suppress(OSError):
+            async with connect(f"127.0.0.1:{port}", tls, token=token) as stream:
+                with suppress(OSError):
+                    await stream.write(hello(client_id))
+                answer = pb.ServerMessage.FromString(await stream.read() or b"")
+            return "welcome" if answer.HasField("welcome") else answer.goodbye.reason
+    raise AssertionError("no answer could be read")
 
 
 async def test_a_client_is_who_its_certificate_names(files: Path) -> None:

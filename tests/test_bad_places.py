@@ -27,7 +27,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    main(["run", str(synthetic(folder, rounds=4)), "--virtual", "--quiet", "--run-dir", str(folder / "run")])
+    main(["run", str(synthetic(folder, rounds=4)), "--virtual", "--run-dir", str(folder / "run")])
     return folder / "run"
 
 

@@ -58,7 +58,11 @@ class Entrance:
         self._admission.check_known(visitor.names, visitor.token)
 
     async def join(self, stream: StreamToClient, visitor: Visitor) -> None:
-        """Serve one stream from its hello to its end."""
+        """Serve one stream from its hello to its end, or until it breaks."""
+        with contextlib.suppress(ConnectionError):
+            await self._join(stream, visitor)
+
+    async def _join(self, stream: StreamToClient, visitor: Visitor) -> None:
         try:
             # Nothing is read from a client that can be no id's owner: however many they are, no owner waits for them.
             self.check_known(visitor)

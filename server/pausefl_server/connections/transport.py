@@ -1,5 +1,7 @@
 """The server's only door to gRPC: bytes in, bytes out, one stream a client."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -13,18 +15,32 @@ from pausefl_server.connections.entrance import Entrance, Visitor
 from pausefl_server.connections.reception import ConnectionBounds
 
 
-class _GrpcStreamToClient:
+class GrpcStreamToClient:
     """`client_actor.StreamToClient` over a gRPC context, in bytes: a job is serialised once for all clients."""
 
     def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         self._context = context
 
     async def read(self) -> bytes | None:
-        data: Any = await self._context.read()
+        with _broken_line():
+            data: Any = await self._context.read()
         return None if data is grpc.aio.EOF else data
 
     async def write(self, message: bytes) -> None:
-        await self._context.write(message)
+        with _broken_line():
+            await self._context.write(message)
+
+
+@contextmanager
+def _broken_line() -> Iterator[None]:
+    """ConnectionError for what gRPC raises where a stream breaks in the midst of a read or a write.
+
+    Elsewhere it cancels the coroutine that serves the stream.
+    """
+    try:
+        yield
+    except (grpc.aio.InternalError, grpc.aio.UsageError) as error:
+        raise ConnectionError(str(error)) from error
 
 
 class FederationServer:
@@ -71,7 +87,7 @@ class FederationServer:
         return self._offer
 
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        await self._entrance.join(_GrpcStreamToClient(context), _visitor(context))
+        await self._entrance.join(GrpcStreamToClient(context), _visitor(context))
 
 
 def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int], ...]:
