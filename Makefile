@@ -18,7 +18,7 @@ test: $(READY)
 
 # Whole runs that take long; each has a shorter test of the same beside it in `make test`.
 test-slow: $(READY)
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 --timeout 600 -m slow
 
 # How much of the code the quick tests run, processes that they start included; pages in build/coverage/html.
 COVERED ?= tests
