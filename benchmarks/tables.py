@@ -84,7 +84,7 @@ def training_table(lines: Sequence[Line]) -> str:
                     f"{100 * _median(found, 'accuracy'):.1f} %",
                 ]
             )
-    return _table(rows)
+    return _table(rows) if len(rows) > 1 else "Not measured yet."
 
 
 def _grid(lines: Sequence[Line], shown: Callable[[list[Line]], str]) -> str:
