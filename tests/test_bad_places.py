@@ -73,7 +73,6 @@ def test_a_run_whose_configuration_is_damaged(damage: Damage, message: str, run_
 
 
 def test_a_negative_number_of_clients_is_no_client_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("cryptography")
     said = complaint(capsys, "certs", tmp_path / "certs", "localhost", "--clients=-1")
     assert said.startswith("--clients -1: is no name")
     assert not (tmp_path / "certs").exists()

@@ -215,7 +215,6 @@ def test_a_killed_server_goes_on_with_its_run(tiny: Path, tmp_path: Path) -> Non
 
 
 def test_a_shell_can_complete_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
     main(["completion", "bash"])
     script = capsys.readouterr().out
     assert "--log-json" in script

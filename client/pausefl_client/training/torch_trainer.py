@@ -184,7 +184,8 @@ def _seed(seed: int, device: torch.device) -> None:
 def _joined(states: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
     """An optimizer's states, by parameter, with all float32 tensors in one.
 
-    torch.save takes longer for each tensor than for the bytes of a small model.
+    torch.save takes longer for each tensor than for the bytes of a small model. On a GPU some states lie in its memory
+    and others, as Adam's count of steps, do not.
     """
     tensors = {
         (key, name): value
@@ -194,7 +195,7 @@ def _joined(states: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
     }
     rest = {key: {n: value for n, value in state.items() if (key, n) not in tensors} for key, state in states.items()}
     shapes = [(key, name, list(tensor.shape)) for (key, name), tensor in tensors.items()]
-    values = torch.cat([tensor.reshape(-1) for tensor in tensors.values()]) if tensors else torch.empty(0)
+    values = torch.cat([tensor.reshape(-1).cpu() for tensor in tensors.values()]) if tensors else torch.empty(0)
     return {"state": rest, "shapes": shapes, "values": values}
 
 
