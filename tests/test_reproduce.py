@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib.image
 import pytest
 
-from pausefl.campaigns.campaign import CampaignInterrupted
+from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne
 from pausefl.campaigns.reproduction import playing
 from pausefl.campaigns.reproduction.command import requested
 from pausefl.campaigns.reproduction.document import results_page
@@ -159,7 +159,7 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
     folder = tmp_path / "out"
     asked = Request(find_reproduction("small_mnist"), ("pause", "random"), 1, "full", SMALL, folder)
     with pytest.raises(CampaignInterrupted, match=r"in run 2 of 2 \(random-seed1\); go on with: pausefl reproduce"):
-        reproduce(asked, InterruptedAt(2), resume=False)
+        reproduce(asked, OneByOne(InterruptedAt(2)), resume=False)
     assert n_finished(asked) == (1, 2)
 
     words = ["small_mnist", "--scale", "full", "--seeds", "1", "--series", "pause,random", "--out", str(folder)]
@@ -172,7 +172,7 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
     assert "holds a reproduction of another scale, full, not quick" in capsys.readouterr().err
 
     shown = InterruptedAt()
-    summary = reproduce(asked, shown, resume=True)
+    summary = reproduce(asked, OneByOne(shown), resume=True)
     assert shown.titles == ["random-seed1 (2 of 2)"]
     assert json.loads((folder / "reproduction.json").read_text("utf-8"))["series"].keys() == {"pause", "random"}
     assert summary["series"]["pause"]["total_latency_s"]["n_seeds"] == 1
@@ -181,7 +181,7 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
     assert matplotlib.image.imread(folder / "small_mnist.png")[..., :3].var() > 1e-3
 
     more, shown = replace(asked, series=("pause", "random", "fastest")), InterruptedAt()
-    reproduce(more, shown, resume=True)
+    reproduce(more, OneByOne(shown), resume=True)
     assert shown.titles == ["fastest-seed1 (3 of 3)"], "a series that joins later"
 
     (tmp_path / "docs/results").mkdir(parents=True)

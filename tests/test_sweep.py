@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.campaigns.campaign import CampaignInterrupted, Plan, begin, is_finished, read_plan
+from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne, Plan, begin, is_finished, read_plan
 from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
 from pausefl.config.toml_source import read_source
@@ -62,14 +62,14 @@ def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
 
 def test_a_point_that_is_no_experiment_is_refused_before_any_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"selection\.m = 5"):
-        run_sweep(read_source("demo"), {**BASE, "selection.m": [2, 5]}, 1, tmp_path / "s", Quiet())
+        run_sweep(read_source("demo"), {**BASE, "selection.m": [2, 5]}, 1, tmp_path / "s", OneByOne(Quiet()))
     assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.slow
 def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path) -> None:
     folder, view = tmp_path / "sweep", Quiet()
-    sweep = run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, folder, view)
+    sweep = run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, folder, OneByOne(view))
     assert len(view.titles) == len(sweep.rows) == 2
     with (folder / "sweep.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -81,7 +81,7 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
     shutil.rmtree(lost)
     assert not is_finished(lost)
     again = Quiet()
-    assert len(resume_sweep(folder, again).rows) == 2
+    assert len(resume_sweep(folder, OneByOne(again)).rows) == 2
     assert again.titles == ["m=2-seed1 (2 of 2)"]
     assert is_finished(lost)
 
@@ -125,7 +125,7 @@ def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("pausefl.campaigns.campaign.run_experiment", interrupted)
     with pytest.raises(CampaignInterrupted, match=r"go on with: pausefl sweep --resume .*/s$"):
-        run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", Quiet())
+        run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", OneByOne(Quiet()))
     assert played == ["m=1-seed1"]
 
 
@@ -137,7 +137,7 @@ def test_a_campaign_that_is_interrupted_twice_says_how_to_go_on(
 
     monkeypatch.setattr("pausefl.campaigns.campaign.run_experiment", killed)
     with pytest.raises(CampaignInterrupted, match=r"interrupted twice in run 1 of 2 .*pausefl sweep --resume .*/s$"):
-        run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", Quiet())
+        run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", OneByOne(Quiet()))
 
 
 def test_only_a_campaign_of_the_same_command_can_go_on(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -
         return sub
 
     _add_experiments(command)
+    _add_figures(command)
     _add_ends(command)
     _add_offline(command)
     _add_tools(command)
@@ -73,6 +74,7 @@ def _add_experiments(command: _AddCommand) -> None:
     sub.add_argument("--runs", nargs="+", metavar="RUN_DIR", help="compare these finished runs instead of running any")
     sub.add_argument("--labels", metavar="A,B,C", help="names for --runs; runs of one name are its seeds")
     sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted comparison")
+    _add_jobs(sub)
 
     sub = command("sweep", "an experiment on a grid of settings; one CSV over all runs, and a picture")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
@@ -81,7 +83,11 @@ def _add_experiments(command: _AddCommand) -> None:
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per setting, from the seed on (default 1)")
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/sweep-<name>-<time>)")
     sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted sweep")
+    _add_jobs(sub)
 
+
+def _add_figures(command: _AddCommand) -> None:
+    """Commands that draw: published figures, and simulations."""
     sub = command("reproduce", "a published figure or table by name: its runs, its picture, published values in it")
     sub.add_argument("name", metavar="NAME", nargs="?", help="the figure or table (--list)")
     sub.add_argument("--list", action="store_true", help="every figure and table: what runs, and about how long here")
@@ -91,6 +97,7 @@ def _add_experiments(command: _AddCommand) -> None:
     sub.add_argument("--scale", choices=["quick", "full"], help=scale)
     sub.add_argument("--resume", action="store_true", help="go on with the reproduction in --out; finished runs stay")
     sub.add_argument("--out", metavar="DIR", help="where the results go (default: runs/reproduce-NAME)")
+    _add_jobs(sub)
     virtual = "play on the virtual clock (experiment.clock), which waits for training alone"
     sub.add_argument(
         "--virtual", action="append_const", const="experiment.clock=virtual", dest="overrides", default=[], help=virtual
@@ -236,6 +243,11 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-q", "--quiet", action="store_true", help="no progress: warnings, errors and results only")
     group.add_argument("-v", "--verbose", action="store_true", help="also log each exchange of each client")
+
+
+def _add_jobs(parser: argparse.ArgumentParser) -> None:
+    text = "how many runs to play at a time, on the virtual clock alone (default 1)"
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=text)
 
 
 def _add_virtual(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from pausefl_process.logs import ask_for, set_up_log
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pausefl.campaigns.campaign import Show
+    from pausefl.campaigns.campaign import Player, Show
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -131,7 +132,7 @@ def _compare(options: argparse.Namespace) -> None:
         raise ConfigError("pausefl compare: needs one of CONFIG with --policies, --runs, or --resume")
     if options.resume:
         folder = Path(options.resume)
-        comparison = resume_comparison(folder, _shower(console))
+        comparison = resume_comparison(folder, _player(options.jobs, console))
     elif options.runs:
         run_dirs = [Path(run_dir) for run_dir in options.runs]
         labels = _names(options.labels) if options.labels else [run_dir.name for run_dir in run_dirs]
@@ -140,7 +141,7 @@ def _compare(options: argparse.Namespace) -> None:
     else:
         policies, seeds = _policies(options), _at_least_1("--seeds", options.seeds)
         folder = new_run_dir(f"compare-{_name(options)}", options.run_dir)
-        comparison = compare_policies(_load(options), policies, seeds, folder, _shower(console))
+        comparison = compare_policies(_load(options), policies, seeds, folder, _player(options.jobs, console))
     print_comparison(comparison, folder, console)
     if not options.runs:  # which were played before
         run_dirs = [run.path for runs in comparison.runs.values() for run in runs]
@@ -154,15 +155,14 @@ def _sweep(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import new_run_dir
 
     console = Console()
+    player = _player(options.jobs, console)
     if (options.config is None) == (options.resume is None):
         raise ConfigError("pausefl sweep: needs either CONFIG or --resume DIR")
     if options.resume:
-        sweep = resume_sweep(Path(options.resume), _shower(console))
+        sweep = resume_sweep(Path(options.resume), player)
     else:
         grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{_name(options)}", options.run_dir)
-        sweep = run_sweep(
-            resolved_source(options.config), grid, _at_least_1("--seeds", options.seeds), folder, _shower(console)
-        )
+        sweep = run_sweep(resolved_source(options.config), grid, _at_least_1("--seeds", options.seeds), folder, player)
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
@@ -191,6 +191,13 @@ def _at_least_1(option: str, value: int) -> int:
     if value < 1:
         raise ConfigError(f"{option} {value}: must be at least 1")
     return value
+
+
+def _player(jobs: int, console: Console) -> "Player":
+    from pausefl.campaigns.campaign import OneByOne
+    from pausefl.campaigns.side_by_side import SideBySide
+
+    return OneByOne(_shower(console)) if jobs == 1 else SideBySide(jobs, partial(console.print, highlight=False))
 
 
 def _shower(console: Console) -> "Show":

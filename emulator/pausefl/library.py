@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pausefl.campaigns.campaign import Show
+from pausefl.campaigns.campaign import OneByOne, Player, Show
+from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.campaigns.sweep import Grid, Sweep
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.server_records import check_policies
@@ -17,11 +18,10 @@ from pausefl.config.toml_source import Overrides
 from pausefl.observers import Observer
 from pausefl.report.comparison import Comparison
 from pausefl.results.run import Run
-from pausefl.runtime.fleet import View
+from pausefl.runtime.fleet import SILENT, View
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import new_run_dir
 from pausefl.runtime.terminal import make_view
-from pausefl_process.events import ProgressEvent
 
 if TYPE_CHECKING:
     from pausefl.campaigns.tuning import Tuning
@@ -81,26 +81,35 @@ def compare(
     folder: str | Path | None = None,
     *,
     progress: bool = True,
+    jobs: int = 1,
 ) -> Comparison:
     """Run an experiment under each policy with the same seeds, and compare what each reached.
 
-    Table, figure and page are written to `folder`, runs/compare-<time> by default.
+    On the virtual clock, `jobs` runs are played at a time. Table, figure and page are written to `folder`,
+    runs/compare-<time> by default.
     """
     from pausefl.campaigns.compare import compare_policies
 
-    return compare_policies(experiment, policies, seeds, _folder("compare", folder), _show(progress))
+    return compare_policies(experiment, policies, seeds, _folder("compare", folder), _player(progress, jobs))
 
 
 def sweep(
-    experiment: Experiment, grid: Grid, seeds: int = 1, folder: str | Path | None = None, *, progress: bool = True
+    experiment: Experiment,
+    grid: Grid,
+    seeds: int = 1,
+    folder: str | Path | None = None,
+    *,
+    progress: bool = True,
+    jobs: int = 1,
 ) -> Sweep:
     """Run an experiment at every point of a grid, `{"selection.pause.alpha": [1, 10]}`, with `seeds` seeds each.
 
-    sweep.csv and a figure are written to `folder`, runs/sweep-<time> by default.
+    On the virtual clock, `jobs` runs are played at a time. sweep.csv and a figure are written to `folder`,
+    runs/sweep-<time> by default.
     """
     from pausefl.campaigns.sweep import run_sweep
 
-    return run_sweep(experiment.to_toml(), grid, seeds, _folder("sweep", folder), _show(progress))
+    return run_sweep(experiment.to_toml(), grid, seeds, _folder("sweep", folder), _player(progress, jobs))
 
 
 def simulate(
@@ -186,18 +195,17 @@ def _folder(command: str, folder: str | Path | None) -> Path:
     return Path(folder) if folder is not None else Path("runs") / f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def _player(progress: bool, jobs: int) -> Player:
+    if jobs == 1:
+        return OneByOne(_show(progress))
+    return SideBySide(jobs, Console(quiet=not progress).print)
+
+
 def _show(progress: bool) -> Show:
     """The display of a run: live on a terminal, lines in a notebook, or none."""
     console = Console()
 
     def show(title: str) -> AbstractContextManager[View]:
-        return make_view(console, title) if progress else nullcontext(_Silent())
+        return make_view(console, title) if progress else nullcontext(SILENT)
 
     return show
-
-
-class _Silent:
-    """A view that shows nothing."""
-
-    def show(self, event: ProgressEvent) -> None:
-        """Ignore the event."""

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pausefl.config.experiment import parse_experiment
-from pausefl.runtime.fleet import Fleet
-from pausefl_process.events import ProgressEvent
+from pausefl.runtime.fleet import SILENT, Fleet
 from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store
 
@@ -20,15 +19,6 @@ model = "synthetic"
 [metrics]
 enabled = false
 """
-
-
-class _SilentView:
-    def show(self, event: ProgressEvent) -> None:
-        """Ignore the event."""
-
-
-SILENT = _SilentView()
-"""Shows nothing of a run."""
 
 
 def play(overrides: Sequence[str]) -> list[RoundRecord]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
@@ -46,6 +46,46 @@ Show = Callable[[str], AbstractContextManager[View]]
 """The display of one run, by its title."""
 
 
+class Player(Protocol):
+    """Plays the runs of a campaign."""
+
+    def check(self, runs: Sequence[Planned]) -> None:
+        """ConfigError for runs that it cannot play, before anything is written."""
+
+    def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
+        """Play every run that is not finished yet and return all run directories, in order.
+
+        `go_on` is the command that goes on with the campaign. CampaignInterrupted when the user ends a run: none of
+        the others is begun.
+        """
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """Plays one run after the other, each on a display of its own."""
+
+    show: Show
+
+    def check(self, runs: Sequence[Planned]) -> None:
+        """Return: every run can be played alone."""
+
+    def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
+        """As of `Player`."""
+        directories = [folder / run.name for run in runs]
+        for number, (run, run_dir) in enumerate(zip(runs, directories, strict=True), start=1):
+            if is_finished(run_dir):
+                continue
+            where = f"in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
+            try:
+                with self.show(f"{run.name} ({number} of {len(runs)})") as view:
+                    summary = run_experiment(run.experiment, run_dir, view, resume=True)
+            except KeyboardInterrupt:
+                raise CampaignInterrupted(f"interrupted twice {where}") from None
+            if summary["outcome"] == "interrupted":
+                raise CampaignInterrupted(f"interrupted {where}")
+        return directories
+
+
 def begin(folder: Path, plan: Plan) -> None:
     """Make the campaign's folder and write down what it is."""
     try:
@@ -71,27 +111,6 @@ def read_plan(folder: Path, command: str) -> Plan:
     if plan.command != command:
         raise ConfigError(f"--resume {folder}: was begun by pausefl {plan.command}, go on with that command")
     return plan
-
-
-def play(runs: Sequence[Planned], folder: Path, go_on: str, show: Show) -> list[Path]:
-    """Play every run that is not finished yet and return all run directories, in order.
-
-    `go_on` is the command that goes on with the campaign. CampaignInterrupted when the user ends a run: none of the
-    others is begun.
-    """
-    directories = [folder / run.name for run in runs]
-    for number, (run, run_dir) in enumerate(zip(runs, directories, strict=True), start=1):
-        if is_finished(run_dir):
-            continue
-        where = f"in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
-        try:
-            with show(f"{run.name} ({number} of {len(runs)})") as view:
-                summary = run_experiment(run.experiment, run_dir, view, resume=True)
-        except KeyboardInterrupt:
-            raise CampaignInterrupted(f"interrupted twice {where}") from None
-        if summary["outcome"] == "interrupted":
-            raise CampaignInterrupted(f"interrupted {where}")
-    return directories
 
 
 def finished(runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:

@@ -1,11 +1,11 @@
-"""Runs one experiment under several policies and seeds, one run after the other, and compares them."""
+"""Runs one experiment under several policies and seeds, and compares them."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.campaigns.campaign import Plan, Planned, Show, begin, finished, play, read_plan, resume_campaign
+from pausefl.campaigns.campaign import Plan, Planned, Player, begin, finished, read_plan, resume_campaign
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
@@ -16,20 +16,21 @@ _OF_RUNS = "compare --runs"
 
 
 def compare_policies(
-    experiment: Experiment, policies: Sequence[str], seeds: int, folder: Path, show: Show
+    experiment: Experiment, policies: Sequence[str], seeds: int, folder: Path, player: Player
 ) -> Comparison:
     """Run each policy with the same seeds, so the same data, delays and θ_0, and write the comparison to `folder`.
 
     Budgets are per run. `CampaignInterrupted` when the user ends a run.
     """
     runs = _planned(experiment, policies, seeds)
+    player.check([planned for _, planned in runs])
     begin(folder, Plan("compare", experiment.to_toml(), {"policies": list(policies), "seeds": seeds}))
-    return _play(runs, folder, show)
+    return _play(runs, folder, player)
 
 
-def resume_comparison(folder: Path, show: Show) -> Comparison:
+def resume_comparison(folder: Path, player: Player) -> Comparison:
     """Go on with an interrupted comparison; runs that have finished are not repeated."""
-    return _play(_planned_in(read_plan(folder, "compare"), folder), folder, show)
+    return _play(_planned_in(read_plan(folder, "compare"), folder), folder, player)
 
 
 def redraw_comparison(plan: Plan, folder: Path) -> list[Path]:
@@ -67,10 +68,9 @@ def print_comparison(comparison: Comparison, folder: Path, console: Console) -> 
     console.print(f"figure: {folder / 'comparison.png'}\nreport: {folder / 'comparison.html'}", soft_wrap=True)
 
 
-def _play(runs: Sequence[tuple[str, Planned]], folder: Path, show: Show) -> Comparison:
-    comparison = compare(
-        _by_policy(runs, play([planned for _, planned in runs], folder, resume_campaign("compare", folder), show))
-    )
+def _play(runs: Sequence[tuple[str, Planned]], folder: Path, player: Player) -> Comparison:
+    directories = player.play([planned for _, planned in runs], folder, resume_campaign("compare", folder))
+    comparison = compare(_by_policy(runs, directories))
     write_comparison(comparison, folder)
     return comparison
 

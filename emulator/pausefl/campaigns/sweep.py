@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pausefl.campaigns.campaign import Plan, Planned, Show, begin, finished, play, read_plan, resume_campaign
+from pausefl.campaigns.campaign import Plan, Planned, Player, begin, finished, read_plan, resume_campaign
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.sweep import write_sweep
@@ -44,21 +44,22 @@ def parse_grid(settings: Sequence[str]) -> Grid:
     return grid
 
 
-def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, show: Show) -> Sweep:
+def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, player: Player) -> Sweep:
     """Play every point of the grid with `seeds` seeds each and write sweep.csv and a figure to `folder`.
 
     `source` is the experiment as TOML. `CampaignInterrupted` when the user ends a run.
     """
     runs = _planned(source, grid, seeds)
+    player.check([planned for _, planned in runs])
     begin(folder, Plan("sweep", source, {"grid": {key: list(values) for key, values in grid.items()}, "seeds": seeds}))
-    return _play(runs, grid, folder, show)
+    return _play(runs, grid, folder, player)
 
 
-def resume_sweep(folder: Path, show: Show) -> Sweep:
+def resume_sweep(folder: Path, player: Player) -> Sweep:
     """Go on with an interrupted sweep; runs that have finished are not repeated."""
     plan = read_plan(folder, "sweep")
     grid = plan.arguments["grid"]
-    return _play(_planned(plan.source, grid, plan.arguments["seeds"]), grid, folder, show)
+    return _play(_planned(plan.source, grid, plan.arguments["seeds"]), grid, folder, player)
 
 
 def redraw_sweep(plan: Plan, folder: Path) -> list[Path]:
@@ -70,10 +71,9 @@ def redraw_sweep(plan: Plan, folder: Path) -> list[Path]:
     return directories
 
 
-def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder: Path, show: Show) -> Sweep:
-    return _gather(
-        runs, play([planned for _, planned in runs], folder, resume_campaign("sweep", folder), show), grid, folder
-    )
+def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder: Path, player: Player) -> Sweep:
+    directories = player.play([planned for _, planned in runs], folder, resume_campaign("sweep", folder))
+    return _gather(runs, directories, grid, folder)
 
 
 def _gather(

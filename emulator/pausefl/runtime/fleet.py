@@ -56,6 +56,15 @@ class View(Protocol):
         """Take one event."""
 
 
+class _SilentView:
+    def show(self, event: ProgressEvent) -> None:
+        """Ignore the event."""
+
+
+SILENT: View = _SilentView()
+"""Shows nothing of a run."""
+
+
 @dataclass
 class _Host:
     """A client process to be: its clients belong to one group."""

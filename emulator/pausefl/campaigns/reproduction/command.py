@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pausefl.campaigns.campaign import Show, plan_of
+from pausefl.campaigns.campaign import OneByOne, Player, Show, plan_of
 from pausefl.campaigns.reproduction.page import keep, write_page
 from pausefl.campaigns.reproduction.playing import (
     ReproductionScale,
@@ -20,6 +21,7 @@ from pausefl.campaigns.reproduction.playing import (
     n_finished,
     reproduce,
 )
+from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.published import Reproduction, find_reproduction, reproductions
 from pausefl.results.statistics import FEWEST_SEEDS
 from pausefl.runtime.fleet import View
@@ -48,7 +50,9 @@ def run_reproduce(options: Namespace, show: Show, console: Console) -> None:
         console.print(f"left: {of - done} of {of} runs, about {_duration(left_s)}", highlight=False)
         return show(title)
 
-    summary = reproduce(request, show_with_rest, resume=options.resume)
+    say = partial(console.print, highlight=False)
+    player: Player = OneByOne(show_with_rest) if options.jobs == 1 else SideBySide(options.jobs, say)
+    summary = reproduce(request, player, resume=options.resume)
     for line in _after(request, summary["series"]):
         console.print(line, highlight=False, soft_wrap=True)
     if options.write_docs:

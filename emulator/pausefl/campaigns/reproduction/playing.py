@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pausefl.campaigns.campaign import Plan, Planned, Show, begin, check_all_played, is_finished, plan_of, play
+from pausefl.campaigns.campaign import Plan, Planned, Player, begin, check_all_played, is_finished, plan_of
 from pausefl.campaigns.reproduction.figure import draw_reproduction
 from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.config.server_records import check_policies
@@ -64,7 +64,7 @@ class Request:
         return experiment
 
 
-def reproduce(request: Request, show: Show, *, resume: bool) -> dict[str, Any]:
+def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, Any]:
     """Play every run that is missing, then write reproduction.json and the figure; returns what the former holds.
 
     ConfigError where the folder holds another reproduction, or this one and `resume` is off.
@@ -72,8 +72,9 @@ def reproduce(request: Request, show: Show, *, resume: bool) -> dict[str, Any]:
     experiments = {series: request.experiment(series) for series in request.series}
     _check_folder(request, experiments, resume=resume)
     runs = planned(request, experiments)
+    player.check([run for _, run in runs])
     begin(request.folder, _plan(request, experiments))
-    directories = play([run for _, run in runs], request.folder, request.go_on, show)
+    directories = player.play([run for _, run in runs], request.folder, request.go_on)
     check_all_played(directories, request.go_on)
     found: dict[str, list[RunData]] = {series: [] for series in experiments}
     for (series, _), run_dir in zip(runs, directories, strict=True):

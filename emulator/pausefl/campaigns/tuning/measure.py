@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl.campaigns.campaign import Planned, Show, play
+from pausefl.campaigns.campaign import OneByOne, Planned, Show
 from pausefl.campaigns.tuning.plan import TuningPlan
 from pausefl.campaigns.tuning.space import Point, experiment_at
 from pausefl.config.experiment import Experiment
@@ -38,7 +38,7 @@ def measure_of(plan: TuningPlan, folder: Path, show: Show) -> Measure:
             :12
         ]  # one setting is played once, however it was found
         planned = Planned(f"runs/{name}-seed{seed}", experiment)
-        (run_dir,) = play([planned], folder, "tune", show)
+        (run_dir,) = OneByOne(show).play([planned], folder, "tune")
         return figures_of_run(run_dir, plan.target_accuracy)
 
     return by_run if plan.by == "run" else by_simulation

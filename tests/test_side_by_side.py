@@ -1,0 +1,97 @@
+"""Runs of a campaign that are played side by side: as if alone, and ended together."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pausefl
+from pausefl.campaigns.campaign import OneByOne, Planned, is_finished
+from pausefl.campaigns.side_by_side import SideBySide
+from pausefl.campaigns.sweep import run_sweep
+from pausefl.cli import main
+from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.config.toml_source import read_source
+from pausefl.runtime.fleet import SILENT
+from pausefl_proto.errors import PauseflError
+from rigs.waiting import wait_for
+
+SMALL: dict[str, Sequence[Any]] = {
+    "experiment.clock": ["virtual"],
+    "experiment.rounds": [3],
+    "clients.count": [4],
+    "selection.m": [1, 2],
+    "workload.model": ["synthetic"],
+    "privacy.enabled": [False],
+}
+
+
+def experiment(*overrides: str) -> Experiment:
+    settings = ["experiment.clock=virtual", "experiment.rounds=3", "clients.count=4", "selection.m=2"]
+    return load_experiment("demo", [*settings, "workload.model=synthetic", "privacy.enabled=false", *overrides])
+
+
+def test_runs_side_by_side_are_those_played_alone(tmp_path: Path) -> None:
+    said: list[str] = []
+    together = run_sweep(read_source("demo"), SMALL, 1, tmp_path / "two", SideBySide(2, said.append))
+    assert sorted(line.partition(":")[0] for line in said) == ["m=1-seed1", "m=2-seed1"]
+    assert said[-1].endswith("(2 of 2)")
+    alone = run_sweep(read_source("demo"), SMALL, 1, tmp_path / "one", OneByOne(lambda _: nullcontext(SILENT)))
+    figures = ("seed", "selection.m", "total_latency_s", "rounds")
+    assert [[row[key] for key in figures] for row in together.rows] == [
+        [row[key] for key in figures] for row in alone.rows
+    ]
+
+
+def test_a_run_that_fails_is_told_and_no_other_is_begun(tmp_path: Path) -> None:
+    broken = experiment("workload.model=nowhere:model", "workload.dataset=digits")
+    runs = [Planned("broken", broken), Planned("sound", experiment())]
+    with pytest.raises(PauseflError, match="nowhere"):
+        SideBySide(1, pytest.fail).play(runs, tmp_path, "")
+    assert not (tmp_path / "sound").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--jobs", "2"], '--jobs 2: needs experiment.clock = "virtual"'),
+        (["--jobs", "0", "--virtual"], "--jobs 0: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_played_side_by_side_is_one_line_and_leaves_nothing(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "demo", "--policies", "random", "--run-dir", str(tmp_path / "c"), *words])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"pausefl: {said}")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.end_to_end
+def test_an_interrupt_ends_all_and_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    words = ["compare", "demo", "--policies", "random,fastest", "--jobs", "2", "--run-dir", str(folder)]
+    # Rounds without end: no run can finish before the signal.
+    words += ["--virtual", "--set", "experiment.rounds=1000000", "--set", "workload.model=synthetic"]
+    command = [sys.executable, "-m", "pausefl", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        logs = [folder / f"{policy}-seed1" / "run.db" for policy in ("random", "fastest")]
+        wait_for(lambda: all(log.exists() for log in logs), "both runs", running=process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"interrupted after 0 of 2 runs were finished; go on with: pausefl compare --resume {folder}" in err
+    assert not any(is_finished(log.parent) for log in logs)
+
+
+def test_the_library_plays_side_by_side(tmp_path: Path) -> None:
+    found = pausefl.compare(experiment(), ["random", "fastest"], folder=tmp_path / "c", progress=False, jobs=2)
+    assert list(found.runs) == ["random", "fastest"]
