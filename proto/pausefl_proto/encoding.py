@@ -1,13 +1,16 @@
-"""How the values of an update travel: as float32, or rounded to fewer bits.
+"""How the values of an update travel: as float32, rounded to fewer bits, or the greatest of them alone.
 
-A client rounds what it has clipped and noised. The rounded vector is a function of the noised one alone, so it is no
+A client encodes what it has clipped and noised. The encoded vector is a function of the noised one alone, so it is no
 less private (post-processing: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014, prop. 2.1).
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+
+from pausefl_proto.errors import WireError
 
 Values = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -19,7 +22,7 @@ class Encoding:
     """float32, as it is. Every encoding gives equal bytes for equal vectors, and never makes a value finite."""
 
     step: float = 0.0
-    """No value changes by more than this share of the vector's greatest absolute value."""
+    """No absolute value grows by more than this share of the vector's greatest."""
 
     def size_bytes(self, n: int) -> int:
         """How many bytes `n` values take."""
@@ -104,6 +107,68 @@ class Int8(Encoding):
         return vector
 
 
+class TopShare(Encoding):
+    """The values greatest in absolute value, a share of all, in the encoding `values`; the others arrive as zero.
+
+    Which they are comes first: their indices as unsigned 32 bits, or a bit for each value where that is shorter. Of
+    equal values the first stay. (Aji and Heafield, "Sparse communication for distributed gradient descent", 2017;
+    without their residuals.)
+    """
+
+    def __init__(self, share: float, values: Encoding) -> None:
+        self._share, self._values = share, values
+        self.step = values.step
+
+    def size_bytes(self, n: int) -> int:
+        k = self._kept(n)
+        return (4 * k if _indices_are_shorter(k, n) else -(-n // 8)) + self._values.size_bytes(k)
+
+    def encode(self, vector: Values) -> Bytes:
+        k = self._kept(vector.size)
+        # What is not finite counts as the greatest, so that it arrives and is rejected.
+        is_kept = _are_greatest(np.nan_to_num(np.abs(vector), nan=np.inf, posinf=np.inf), k)
+        places = np.flatnonzero(is_kept)
+        where = places.astype("<u4").view(np.uint8) if _indices_are_shorter(k, vector.size) else np.packbits(is_kept)
+        encoded: Bytes = np.concatenate((where, self._values.encode(vector[places]).view(np.uint8)))
+        return encoded
+
+    def decode(self, data: bytes | memoryview, n: int) -> Values:
+        """The (n,) float32; WireError where the indices are not k different ones in order, below n."""
+        k, vector = self._kept(n), np.zeros(n, np.float32)
+        n_where = self.size_bytes(n) - self._values.size_bytes(k)
+        if _indices_are_shorter(k, n):
+            places = np.frombuffer(data, "<u4", k).astype(np.int64)
+        else:
+            places = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8, n_where), count=n))
+        if places.size != k or (np.diff(places) <= 0).any() or places.max(initial=-1) >= n:
+            raise WireError(f"does not say where its {k} values belong among {n}")
+        vector[places] = self._values.decode(memoryview(data)[n_where:], k)
+        return vector
+
+    def _kept(self, n: int) -> int:
+        return math.ceil(self._share * n)
+
+
+def _indices_are_shorter(k: int, n: int) -> bool:
+    return 4 * k < -(-n // 8)
+
+
+def _are_greatest(sizes: Values, k: int) -> npt.NDArray[np.bool_]:
+    """Whether each of (n,) values is among the k greatest; of equal values the first are."""
+    if k == 0:
+        return np.zeros(sizes.size, bool)
+    least = np.partition(sizes, sizes.size - k)[sizes.size - k]
+    is_greatest: npt.NDArray[np.bool_] = sizes > least
+    as_great = np.flatnonzero(sizes == least)
+    is_greatest[as_great[: k - np.count_nonzero(is_greatest)]] = True
+    return is_greatest
+
+
 FLOAT32 = Encoding()
 ENCODINGS: Mapping[str, Encoding] = {"float32": FLOAT32, "float16": Float16(), "bfloat16": BFloat16(), "int8": Int8()}
 """By the value of `wire.dtype`."""
+
+
+def encoding_of(dtype: str, top_share: float) -> Encoding:
+    """The encoding of `wire.dtype` and `wire.top_share`, above 0."""
+    return ENCODINGS[dtype] if top_share == 1 else TopShare(top_share, ENCODINGS[dtype])

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 # Each client costs memory before anything is checked further: a slip of the key must not take all of it.
 ClientCount = Annotated[int, Field(ge=1, le=1_000_000)]

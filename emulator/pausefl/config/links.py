@@ -78,7 +78,8 @@ class LatencyTable(TomlTable):
     time_scale: Positive = 1.0
     """The factor from emulated to real time: 0.1 waits a tenth of each drawn delay."""
     tau_min_s: Positive | Literal["auto"] = 0.05
-    """τ_min, the least latency of the reward τ_min/τ. "auto" takes the least latency seen."""
+    """τ_min, the least latency of the reward τ_min/τ. "auto" takes the 5 % quantile of the clients' least
+    latencies, or a tenth of their median if that is more."""
     down_share: Share = 0.5
     """The share of `delay` that is injected on the way down. The rest is injected on the way up."""
     down: dict[str, Any] | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from pausefl.config.base import ClientCount, Count, NonNegative, Port, Positive, Share, TomlTable
+from pausefl.config.base import ClientCount, Count, NonNegative, Port, Positive, PositiveShare, Share, TomlTable
 from pausefl_client.privacy.mechanism import Sampler
 
 SeededPart = Literal["split", "model", "latency"]
@@ -32,8 +32,8 @@ class ExperimentTable(TomlTable):
     observers: tuple[str, ...] = ()
     """Who else is told of the run's progress: "tensorboard", "mlflow", or "module:name" of a pausefl.Observer."""
     python_path: tuple[str, ...] = ()
-    """Folders in which "module:name" is looked for after Python's own, relative to the experiment file; the file's own
-    folder unless said."""
+    """Folders in which "module:name" is looked for after Python's own, relative to the experiment file. Without
+    it, the file's own folder."""
 
     def seed_of(self, part: SeededPart) -> int:
         """The seed of one part of a run: its own, or else the seed of all."""
@@ -129,7 +129,8 @@ class PrivacyTable(TomlTable):
     epsilon_floor: NonNegative = 0.0
     """A client retires when its next ε_i would lie below this value. 0 switches the rule off."""
     noise_to_clip_max: Positive | None = None
-    """A client retires when its noise scale would exceed this many clip bounds. Without it, the rule is off."""
+    """A client retires when its noise scale would exceed this many times what an update is clipped to. Without
+    it, the rule is off."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the (ε, δ) figure that reports show beside the sum of the ε_i."""
     ledger_dir: str | None = None
@@ -235,7 +236,7 @@ class AggregationTable(TomlTable):
     """How many harmful updates of a round trimmed-mean, krum and multi-krum must withstand."""
     clip_norm: float | None = None
     """Rule "norm-clip": the greatest L2 norm of an update. Without it, the median of the round's norms."""
-    weight_share_max: Annotated[float, Field(gt=0, le=1)] = 1.0
+    weight_share_max: PositiveShare = 1.0
     """The greatest share that one client has of a round's average, and of the data in PAUSE's g. 1 sets no limit."""
     norm_limit: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """An update is rejected when its L2 norm exceeds this many times the round's median. Without it, none is."""
@@ -282,7 +283,7 @@ class ServerTable(TomlTable):
     derives it from the clients' round trips so far."""
     rejoin_timeout_s: NonNegative = 5.0
     """How long a round waits for a client whose stream broke to reconnect."""
-    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    quorum: PositiveShare = 1.0
     """A round ends once this share of its m clients, rounded up, has answered."""
     late: Literal["drop", "buffer"] = "drop"
     """An update that comes after its round is dropped, or kept for the next model with a smaller weight."""
@@ -309,6 +310,8 @@ class WireTable(TomlTable):
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     """The type of an update's values on their way to the server. "int8" has a scale for each 256 values. Models
     travel as float32."""
+    top_share: PositiveShare = 1.0
+    """The share of an update's values that travel, those greatest in absolute value; the others arrive as 0."""
 
 
 class AdmissionTable(TomlTable):

@@ -96,10 +96,10 @@ def _content(value: Any, kinds: Makers | None) -> tuple[str, list[_Entry]]:
 
 
 def _filled(name: str, value: Any) -> Any:
-    """A value as it is listed: a kind alone as a table, if it takes keys; nothing for a table without any."""
+    """A value as it is listed: a kind alone as a table, if it takes keys; nothing for an empty table or list."""
     if isinstance(value, str) and (make := KINDS_OF_KEY.get(name, {}).get(value)) and keys_of(make):
         return {"kind": value}
-    return None if value == {} else value
+    return None if value in ({}, ()) else value
 
 
 def _policies(selection: SelectionTable) -> Iterator[_Entry]:

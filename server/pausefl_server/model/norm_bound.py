@@ -37,7 +37,7 @@ class NormBound:
     def check(self, vector: Vector, epsilon: float, step: float = 0.0) -> None:
         """Raise WireError when `vector`, (d,) float32, cannot have been clipped and noised at `epsilon`, above 0.
 
-        `step` is what its encoding has changed each value by at most, as a share of the greatest.
+        `step` is what its encoding has added to each value at most, as a share of the greatest.
         """
         greatest, total = self.limits(vector.size, epsilon)
         greatest, total = greatest * (1 + step), total + vector.size * greatest * step

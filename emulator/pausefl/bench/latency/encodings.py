@@ -1,4 +1,4 @@
-"""Updates in fewer bits over a narrow way up, on the virtual clock: what they save in latency and cost in accuracy."""
+"""Updates in fewer bytes over a narrow way up, on the virtual clock: what they save in latency and cost in accuracy."""
 
 import json
 import tempfile
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pausefl.bench.runs import SILENT
 from pausefl.config.experiment import load_experiment
 from pausefl.results.statistics import mean_interval
-from pausefl.runtime.fleet import Fleet
+from pausefl.runtime.fleet import SILENT, Fleet
 from pausefl_proto.encoding import ENCODINGS
 from pausefl_server.storage.store import Store
 
@@ -21,16 +20,18 @@ _OVERRIDES = (
     "workload.step_s=0.001",
     "metrics.enabled=false",
 )
+_TOP_SHARES = (("float32", 0.25), ("float32", 0.05), ("int8", 0.05))
 
 
 def cases(seeds: int = 5) -> Iterator[dict[str, Any]]:
-    """The `demo` preset, 50 kB a second up: one case per value of `wire.dtype`, with 95 % intervals over the seeds."""
-    for dtype in ENCODINGS:
-        runs = [_run(dtype, seed) for seed in range(1, seeds + 1)]
+    """The `demo` preset, 50 kB a second up: one case per encoding, with 95 % intervals over the seeds."""
+    for dtype, top_share in (*((dtype, 1.0) for dtype in ENCODINGS), *_TOP_SHARES):
+        runs = [_run(dtype, top_share, seed) for seed in range(1, seeds + 1)]
         latency_s, accuracy = (mean_interval([run[key] for run in runs]) for key in ("latency_s", "accuracy"))
         yield {
             "name": "encodings",
             "case": dtype,
+            "top_share": top_share,
             "seeds": seeds,
             "update_bytes": runs[0]["update_bytes"],
             "round_latency_s": latency_s.mean,
@@ -40,9 +41,10 @@ def cases(seeds: int = 5) -> Iterator[dict[str, Any]]:
         }
 
 
-def _run(dtype: str, seed: int) -> dict[str, float]:
+def _run(dtype: str, top_share: float, seed: int) -> dict[str, float]:
     """Mean round latency, bytes of an update with its header, and the accuracy after the last round."""
-    experiment = load_experiment("demo", [*_OVERRIDES, f"wire.dtype={dtype}", f"experiment.seed={seed}"])
+    wire = [f"wire.dtype={dtype}", f"wire.top_share={top_share}"]
+    experiment = load_experiment("demo", [*_OVERRIDES, *wire, f"experiment.seed={seed}"])
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as name:
         folder = Path(name)
         Fleet(experiment, folder).run(SILENT)

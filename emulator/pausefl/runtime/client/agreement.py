@@ -46,6 +46,7 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
         "latency.mode": experiment.latency.mode,
         "latency.time_scale": experiment.latency.time_scale,
         "wire.dtype": experiment.wire.dtype,
+        "wire.top_share": experiment.wire.top_share,
         **{f"workload.{key}": value for key, value in workload.items()},
     }
     return {key: json.dumps(value) for key, value in values.items()}

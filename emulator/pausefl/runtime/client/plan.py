@@ -16,7 +16,7 @@ from pausefl.runtime.client.agreement import agreement_of
 from pausefl_client.privacy.mechanism import Mechanism, PrivacyUnit
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
-from pausefl_proto.encoding import ENCODINGS, Encoding
+from pausefl_proto.encoding import Encoding, encoding_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def client_plan(experiment: Experiment) -> ClientPlan:
         schedule=schedule_of(experiment.privacy),
         agreement=agreement_of(experiment),
         disclosed=experiment.disclosed,
-        encoding=ENCODINGS[experiment.wire.dtype],
+        encoding=encoding_of(experiment.wire.dtype, experiment.wire.top_share),
         latency=experiment.latency,
         links=experiment.links(),
         latency_seed=experiment.experiment.seed_of("latency"),

@@ -12,7 +12,7 @@ from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan, evaluator
 from pausefl.results.summary import SummaryPlan
 from pausefl.runtime.client.agreement import agreement_of, offer_of
 from pausefl_process.http_server import is_loopback
-from pausefl_proto.encoding import ENCODINGS
+from pausefl_proto.encoding import encoding_of
 from pausefl_proto.wire import Manifest, TensorSpec
 from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.selection.base import Oracle
@@ -126,7 +126,7 @@ def settings_of(experiment: Experiment, run: str) -> ServerSettings:
         clients=experiment.clients.count,
         total_delays=experiment.latency.mode == "total",
         info=RunInfo(run, experiment.selection.policy, _dataset(experiment.workload), experiment.workload.model),
-        encoding=ENCODINGS[experiment.wire.dtype],
+        encoding=encoding_of(experiment.wire.dtype, experiment.wire.top_share),
         agreement=agreement_of(experiment),
     )
 
