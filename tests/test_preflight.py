@@ -8,7 +8,7 @@ from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl.evaluator import preflight
 from pausefl.evaluator.preflight import try_out
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 
 PLUGINS = """
 from torch import nn
@@ -70,6 +70,32 @@ def test_a_sound_experiment_passes(here: Path) -> None:
 
 def test_the_synthetic_model_needs_no_data() -> None:
     try_out(parse_experiment("", ["workload.model=synthetic", "workload.dataset=none"]), pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["tls.ca=gone.pem"], 'tls.ca = "gone.pem": cannot be read (No such file or directory)'),
+        (["admission.tokens=gone.txt"], 'admission.tokens = "gone.txt": cannot be read (No such file or directory)'),
+        (
+            ["admission.token={client_id}.token"],
+            'admission.token = "client-000.token": cannot be read (No such file or directory)',
+        ),
+    ],
+)
+def test_files_of_keys_and_tokens_are_read(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        try_out(parse_experiment("", settings), pytest.fail)
+    assert str(raised.value) == message
+
+
+def test_a_machine_may_hold_the_token_of_one_client_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    (here / "client-003.token").write_text("secret\n")
+    said: list[str] = []
+    try_out(parse_experiment("", ["clients.count=5", "admission.token={client_id}.token"]), said.append)
+    missing = 'admission.token = "client-000.token": cannot be read (No such file or directory)'
+    assert said == [f"4 of 5 clients cannot run here: {missing}"]
 
 
 def test_without_torch_it_says_what_it_has_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,10 +302,10 @@ async def _evaluate_last(
     evaluator: EvaluatorActor, coordinator: Coordinator, *, patient: bool
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
     """The evaluations of the last model and of the best one on the full sets."""
-    last = coordinator.state.round, coordinator.theta
-    await evaluator.ask(Evaluate(*last, subset=True, patient=patient))
-    final = best = await evaluator.ask(Evaluate(*last, subset=False))
-    if evaluator.best is not None and evaluator.best.round != coordinator.state.round:
+    last, theta = coordinator.state.round, coordinator.theta
+    await evaluator.ask(Evaluate(last, theta, subset=True, patient=patient))
+    final = best = await evaluator.ask(Evaluate(last, theta, subset=False))
+    if evaluator.best is not None and evaluator.best.round != last:
         best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))
     return final, best
 
