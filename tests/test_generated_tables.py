@@ -46,6 +46,6 @@ def test_a_document_without_the_place_is_refused() -> None:
 
 def test_the_table_of_chaos_tells_of_runs_in_which_something_did_not_hold() -> None:
     play = {"scenario": "disk", "rounds": 0, "seconds": 60.0, "faults": {"full disk": 2}, "held": {}}
-    assert "did not hold: 0." in tables.chaos_table([play])
-    assert "2 faults in 1 runs" in tables.chaos_table([play])
-    assert "did not hold: 1." in tables.chaos_table([play, play | {"violated": "a round was lost"}])
+    assert "did not hold: 0." in tables.reliability.chaos_table([play])
+    assert "2 faults in 1 runs" in tables.reliability.chaos_table([play])
+    assert "did not hold: 1." in tables.reliability.chaos_table([play, play | {"violated": "a round was lost"}])

@@ -36,6 +36,7 @@ BENCHMARKS = {
     "fidelity": Benchmark("latency.fidelity", "measured minus drawn latency"),
     "twin": Benchmark("latency.twin", "the real clock against the virtual one, exchange by exchange"),
     "scale": Benchmark("scale", "how many clients one machine holds, and how fast the rounds still are"),
+    "scale_curve": Benchmark("scale.curve", "what a round costs among 100 to 30,000 clients, of whom 50 are chosen"),
     "overload": Benchmark("overload", "how late the server's event loop is while a crowd joins, or floods it"),
     "access_points": Benchmark("latency.access_points", "rounds of clients that share buckets: R1, R2, random"),
     "shaping": Benchmark("latency.shaping", "the token bucket against the kernel's tbf (needs root)"),
@@ -51,7 +52,7 @@ BENCHMARKS = {
         "latency.censoring", "estimates of latency and regret where rounds have deadlines and links heavy tails"
     ),
     "training": Benchmark("training", "a client's training in a round against the leanest loop of plain torch"),
-    "encodings": Benchmark("latency.encodings", "updates in fewer bits over a narrow way up: latency and accuracy"),
+    "encodings": Benchmark("latency.encodings", "updates in fewer bytes over a narrow way up: latency and accuracy"),
     "privacy": Benchmark("privacy", "what a release costs: clip, noise and the durable ledger entry"),
 }
 """By the name the command line knows."""

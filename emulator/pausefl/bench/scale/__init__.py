@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class _ScaleView:
     def __init__(self, clients: int) -> None:
         self.connect_s = 0.0
         self.server_rss_bytes = 0
+        self.server_cpu_s: list[float] = []
         self.left: Mapping[str, int] = {}
         self._clients = clients
         self._started_s = time.monotonic()
@@ -35,7 +36,9 @@ class _ScaleView:
         if isinstance(event, WaitingForClients) and event.connected == self._clients:
             self.connect_s = time.monotonic() - self._started_s
         if isinstance(event, RoundCommitted):
-            self.server_rss_bytes = _server().memory_info().rss
+            server = _server()
+            self.server_rss_bytes = server.memory_info().rss
+            self.server_cpu_s.append(sum(server.cpu_times()[:2]))
         if isinstance(event, Finished):
             self.left = event.left
 
@@ -47,15 +50,14 @@ def _server() -> psutil.Process:
 
 def cases(clients: int = 1000) -> Iterator[dict[str, Any]]:
     """One run: a synthetic model of 4 kB, no delays, m = 50 drawn at random."""
+    yield played(clients, [f"workload.model_bytes={_MODEL_BYTES}"])
+
+
+def played(clients: int, overrides: Sequence[str], what: str = "") -> dict[str, Any]:
+    """The figures of 100 rounds among so many clients; `what` says in the case's name how they differ."""
     m = min(_M, clients)
-    overrides = [
-        f"clients.count={clients}",
-        f"selection.m={m}",
-        "selection.policy=random",
-        f"experiment.rounds={_ROUNDS}",
-        f"workload.model_bytes={_MODEL_BYTES}",
-    ]
-    experiment = parse_experiment(BARE, overrides)
+    size = [f"clients.count={clients}", f"selection.m={m}", f"experiment.rounds={_ROUNDS}"]
+    experiment = parse_experiment(BARE, [*size, "selection.policy=random", *overrides])
     watch = _ScaleView(clients)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         Fleet(experiment, Path(folder)).run(watch)
@@ -63,13 +65,15 @@ def cases(clients: int = 1000) -> Iterator[dict[str, Any]]:
         records = store.rounds()
         store.close()
     durations_s = [after.wall_clock_s - before.wall_clock_s for before, after in pairwise(records)]
-    yield {
+    return {
         "name": "scale",
-        "case": f"{clients} clients in {-(-clients // experiment.clients_per_process)} processes, m = {m}",
+        "case": f"{clients} clients in {-(-clients // experiment.clients_per_process)} processes, m = {m}{what}",
+        "clients": clients,
         "median_s": float(np.median(durations_s)),
         "p99_s": float(np.quantile(durations_s, 0.99)),
         "connect_s": watch.connect_s,
         "rounds_per_s": len(records) / records[-1].wall_clock_s,
+        "server_cpu_per_round_s": (watch.server_cpu_s[-1] - watch.server_cpu_s[0]) / (len(watch.server_cpu_s) - 1),
         "server_rss_bytes": watch.server_rss_bytes,
-        **{f"{what}_left": count for what, count in watch.left.items()},
+        **{f"{kind}_left": count for kind, count in watch.left.items()},
     }

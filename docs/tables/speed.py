@@ -1,0 +1,103 @@
+"""The tables of docs/speed.md, docs/virtual-clock.md and docs/network.md: what was timed."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Case = Mapping[str, Any]
+
+SPEED_BENCHMARKS = (
+    *("machine", "rounds", "training", "fidelity", "twin", "startup", "scale", "overload"),
+    *("scraping", "selection", "privacy"),
+)
+"""Those of the whole set, in the order of speed.md."""
+
+
+def twin_table(cases: Sequence[Case]) -> str:
+    """How far the real clock is from the virtual one, by experiment."""
+    lines = [
+        "| experiment | same sets | exchanges | residual: p50 / p99 / worst | wire | queue | training | noise | link |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        residuals = " / ".join(f"{case[f'residual_p{q}_ms']:.1f}" for q in (50, 99, 100))
+        parts = " | ".join(f"{case[f'{part}_ms']:+.2f} ms" for part in ("wire", "queue", "train", "privatise", "link"))
+        sets = f"{case['same_sets']} of {case['rounds']}"
+        lines.append(f"| {case['case']} | {sets} | {case['exchanges']} | {residuals} ms | {parts} |")
+    return "\n".join(lines)
+
+
+def scale_table(cases: Sequence[Case]) -> str:
+    """Connecting, rounds, the server's processor time and memory, by how many clients there are."""
+    titles = (
+        "clients",
+        "connected",
+        "rounds a second",
+        "round, p50 / p99",
+        "server's processor time a round",
+        "its memory",
+    )
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for case in cases:
+        spread = " / ".join(f"{1e3 * case[f'{name}_s']:.0f}" for name in ("median", "p99"))
+        cpu_ms, memory = 1e3 * case["server_cpu_per_round_s"], f"{case['server_rss_bytes'] / 1e6:.0f} MB"
+        speed = f"{case['connect_s']:.1f} s | {case['rounds_per_s']:.1f} | {spread} ms | {cpu_ms:.1f} ms"
+        lines.append(f"| {case['case']} | {speed} | {memory} |")
+    return "\n".join(lines)
+
+
+def encodings_table(cases: Sequence[Case]) -> str:
+    """Bytes of an update, latency of a round and accuracy, by how updates travel."""
+    titles = ("`wire.dtype`", "`wire.top_share`", "bytes of an update", "latency of a round", "accuracy at the end")
+    lines = [f"| {' | '.join(titles)} |", "|---|---|---|---|---|"]
+    for case in cases:
+        latency = _with_interval(case["round_latency_s"], case["round_latency_s_ci95"], "{:.3f}")
+        ends = [100 * end for end in case["final_accuracy_ci95"]]
+        accuracy = _with_interval(100 * case["final_accuracy"], ends, "{:.1f}")
+        lines.append(
+            f"| `{case['case']}` | {case['top_share']:g} | {case['update_bytes']:,} | {latency} s | {accuracy} % |"
+        )
+    return "\n".join(lines)
+
+
+def _with_interval(mean: float, ends: Sequence[float], form: str) -> str:
+    low, high = map(form.format, ends)
+    return f"{form.format(mean)} [{low}, {high}]"
+
+
+def speed_origin(runs: Sequence[Case]) -> str:
+    """Where, when and with what the figures of speed.md were measured."""
+    (run,) = runs
+    machine, versions = run["machine"], run["versions"]
+    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    software = f"pausefl {run['version']} (commit {run['commit']}), Python {run['python']}"
+    load = f"{run['load_before'][0]:.1f} before, {run['load_after'][0]:.1f} after"
+    return (
+        f"Measured {run['started'][:10]} with {software},\n"
+        f"{packages}, on {machine['cores']} cores ({machine['processor']}), {memory},\n{machine['system']}: "
+        f"{run['repetitions']} repetitions in {run['took_s'] / 60:.0f} minutes. The machine's load was {load}."
+    )
+
+
+def speed_table(benchmark: str, runs: Sequence[Case]) -> str:
+    """The figures of one benchmark of the whole set: their median over the repetitions, least and greatest."""
+    figures = [figure for run in runs for figure in run["figures"] if figure["benchmark"] == benchmark]
+    names = list(dict.fromkeys(figure["figure"] for figure in figures))
+    lines = ["| case | " + " | ".join(f"`{name}`" for name in names) + " |", "|---" * (1 + len(names)) + "|"]
+    for case in dict.fromkeys(figure["case"] for figure in figures):
+        found = {figure["figure"]: figure["values"] for figure in figures if figure["case"] == case}
+        cells = (_spread(name, found[name]) if name in found else "" for name in names)
+        lines.append(f"| {case} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+_UNITS = (("_per_s", 1.0, "/s"), ("_s", 1e3, " ms"), ("_ms", 1.0, " ms"), ("_bytes", 1e-6, " MB"), ("", 1.0, ""))
+
+
+def _spread(name: str, values: Sequence[float]) -> str:
+    factor, unit = next((factor, unit) for ending, factor, unit in _UNITS if name.endswith(ending))
+    if unit == " ms" and factor * max(values) >= 1000:
+        factor, unit = factor / 1000, " s"
+    middle, low, high = (f"{factor * f(values):.3g}" for f in (statistics.median, min, max))
+    return f"{middle}{unit} ({low}–{high})"
