@@ -39,7 +39,7 @@ PROMISES = {
     "What a policy knows is computed from `run.db`.": [
         "test_end_to_end.test_what_a_policy_finds_in_the_updates_is_in_the_log",
     ],
-    "To resume is to replay it.": ["test_restart.test_a_run_in_two_parts_is_the_run_in_one"],
+    "A resumed run replays it.": ["test_restart.test_a_run_in_two_parts_is_the_run_in_one"],
     "Kills, broken lines and full disks lose no committed round.": [
         "test_chaos.test_a_run_under_faults_loses_nothing_and_its_books_agree"
     ],
