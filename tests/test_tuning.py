@@ -94,7 +94,8 @@ def test_a_bad_space_is_one_line(setting: str, line: str) -> None:
         ({"target_accuracy": 1.5, "by": "run"}, "--target-accuracy 1.5: must lie between 0 and 1"),
         ({"trials": 0}, "--trials 0: must be at least 1"),
         ({"fresh_seeds": 1}, "--fresh-seeds 1: must be at least 2"),
-        ({"real_seeds": 1}, "--real-seeds 1: goes with --by run --virtual"),
+        ({"by": "run", "real_seeds": 1}, "--real-seeds 1: goes with --by run --virtual, or with --by simulate"),
+        ({"real_seeds": 1}, "--real-seeds 1: needs a model that learns"),
         ({"real_seeds": -1}, "--real-seeds -1: must be at least 0"),
         ({"source": SMALL.replace("m = 2", 'm = 2\npolicy = "fed-ts"')}, "fed-ts is tuned --by run alone"),
     ],
@@ -200,6 +201,20 @@ def test_the_recommended_setting_is_held_on_the_real_clock(tmp_path: Path) -> No
     assert clocks.count("real") == 2 - (tuning.front[0].point == {"selection.m": 2})
     summary = json.loads((tmp_path / "out/tuning.json").read_text())
     assert (summary["clock"], summary["real_seeds"]) == ("virtual", [4])
+
+
+@pytest.mark.slow
+def test_a_simulated_search_is_held_on_the_real_clock_afterwards(tmp_path: Path) -> None:
+    tiny = {"experiment.rounds": 4, "clients.count": 4, "clients.per_process": 4, "selection.m": 2}
+    experiment = pausefl.load("demo", tiny | {"latency.time_scale": 0.01, "evaluation.every": 2})
+    tuning = pausefl.tune(experiment, ["selection.m=1,2"], tmp_path, trials=2, seeds=1, fresh_seeds=2)
+    assert not tuning.confirmed
+    confirmed = resume_tuning(tmp_path, Console(quiet=True), real_seeds=1).confirmed
+    assert [point.name for point in confirmed] == ["recommended", "published"]
+    assert all(0 < point.figures["final_accuracy"] < 1 for point in confirmed)
+    summary = json.loads((tmp_path / "tuning.json").read_text())
+    assert [each["name"] for each in summary["confirmed_objectives"]][-1] == "final_accuracy"
+    assert summary["real_seeds"] == [4]
 
 
 def test_the_command_prints_the_front(tmp_path: Path) -> None:

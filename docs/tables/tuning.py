@@ -47,7 +47,7 @@ def _tuning_table(search: Case) -> str:
         *(_tuning_row(point, keys, objectives) for point in search["front"]),
     ]
     if search["confirmed"]:
-        real = search["real_seeds"]
+        real, objectives = search["real_seeds"], search["confirmed_objectives"]
         heads = ["setting", *(objective["label"] for objective in objectives)]
         lines += ["", f"On the real clock, fresh seeds {real[0]} to {real[-1]}:", ""]
         lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]

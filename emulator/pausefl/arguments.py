@@ -155,7 +155,7 @@ def _add_offline(command: _AddCommand) -> None:
     sub.add_argument("--fresh-seeds", type=int, default=10, metavar="N", help=fresh)
     target = "with --by run: the latency is the one until test accuracy A, in (0, 1), is reached"
     sub.add_argument("--target-accuracy", type=float, metavar="A", help=target)
-    real = "with --by run --virtual: seeds on which the recommended setting is held on the real clock too (default 0)"
+    real = "seeds on which the recommended and the published setting are run on the real clock, too (default 0)"
     sub.add_argument("--real-seeds", type=int, default=0, metavar="N", help=real)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/tune-<name>-<time>)")
     sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted search")

@@ -51,7 +51,7 @@ def tune(options: argparse.Namespace) -> None:
     if (options.config is None) == (options.resume is None):
         raise ConfigError("pausefl tune: needs either CONFIG or --resume DIR")
     if options.resume:
-        tuning = resume_tuning(Path(options.resume), console)
+        tuning = resume_tuning(Path(options.resume), console, options.real_seeds)
     else:
         plan = TuningPlan(
             source=load_experiment(options.config, options.overrides).to_toml(),

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pausefl.campaigns.campaign import Plan, Show, begin, read_plan
 from pausefl.campaigns.tuning.fresh import FrontPoint, compared, on_real_clock
-from pausefl.campaigns.tuning.measure import measure_of
+from pausefl.campaigns.tuning.measure import measure_by_run, measure_of
 from pausefl.campaigns.tuning.plan import TuningPlan
 from pausefl.campaigns.tuning.study import SearchResult, search
 from pausefl.exit_status import RunInterrupted
@@ -49,21 +49,27 @@ def tune_experiment(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
     return _tuned(plan, folder, console)
 
 
-def resume_tuning(folder: Path, console: Console) -> Tuning:
-    """Go on with an interrupted search; settings that were tried are not tried again."""
+def resume_tuning(folder: Path, console: Console, real_seeds: int = 0) -> Tuning:
+    """Go on with an interrupted search; settings that were tried are not tried again.
+
+    `real_seeds` above 0 takes the place of the plan's: a finished search can be held on the real clock afterwards.
+    """
     require("tune", "report")
     begun = read_plan(folder, "tune")
-    return _tuned(TuningPlan(source=begun.source, **begun.arguments), folder, console)
+    plan = TuningPlan(source=begun.source, **{**begun.arguments, **({"real_seeds": real_seeds} if real_seeds else {})})
+    return _tuned(plan, folder, console)
 
 
 def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
     from pausefl.campaigns.tuning.outputs import write_tuning
 
-    measure = measure_of(plan, folder, _shower(console))
+    show = _shower(console)
+    measure = measure_of(plan, folder, show)
     try:
         tried = search(plan, folder, measure, console)
         front = compared(plan, tried, measure)
-        tuning = Tuning(folder, plan, tried, front, on_real_clock(plan, front[0].point, measure))
+        confirmed = on_real_clock(plan, front[0].point, measure_by_run(plan, folder, show))
+        tuning = Tuning(folder, plan, tried, front, confirmed)
     except KeyboardInterrupt:
         raise RunInterrupted(f"interrupted; go on with: pausefl tune --resume {folder}") from None
     write_tuning(tuning)

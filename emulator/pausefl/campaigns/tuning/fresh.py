@@ -35,9 +35,9 @@ def compared(plan: TuningPlan, tried: SearchResult, measure: Measure) -> list[Fr
     The search has picked the best of many means, which flatters them (the winner's curse); fresh seeds do not.
     """
     seeds = plan.unseen_seeds
-    published = _measured(plan, {}, seeds, measure)
+    published = _measured(plan.objectives, {}, seeds, measure)
     points = [
-        _front_point(plan.objectives, trial.point, _measured(plan, trial.point, seeds, measure), published)
+        _front_point(plan.objectives, trial.point, _measured(plan.objectives, trial.point, seeds, measure), published)
         for trial in tried.front
     ]
     points.sort(key=lambda point: _rank(point, plan.objectives))
@@ -50,16 +50,19 @@ def on_real_clock(plan: TuningPlan, recommended: Point, measure: Measure) -> lis
     seeds = plan.real_clock_seeds
     if not seeds:
         return []
-    published = _measured(plan, REAL_CLOCK, seeds, measure)
-    found = _measured(plan, {**recommended, **REAL_CLOCK}, seeds, measure)
-    point = _front_point(plan.objectives, recommended, found, published)
+    objectives = plan.confirmed_objectives
+    published = _measured(objectives, REAL_CLOCK, seeds, measure)
+    found = _measured(objectives, {**recommended, **REAL_CLOCK}, seeds, measure)
+    point = _front_point(objectives, recommended, found, published)
     return [replace(point, name=_name(0)), FrontPoint(PUBLISHED, {}, _means(published), {})]
 
 
-def _measured(plan: TuningPlan, point: Point, seeds: Sequence[int], measure: Measure) -> Mapping[str, FloatArray]:
+def _measured(
+    objectives: Sequence[Objective], point: Point, seeds: Sequence[int], measure: Measure
+) -> Mapping[str, FloatArray]:
     """Each objective on every seed."""
     found = [measure(point, seed) for seed in seeds]
-    return {o.name: np.array([figures[o.name] for figures in found]) for o in plan.objectives}
+    return {o.name: np.array([figures[o.name] for figures in found]) for o in objectives}
 
 
 def _front_point(

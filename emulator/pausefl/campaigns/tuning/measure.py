@@ -27,21 +27,26 @@ Leyton-Brown and Stützle, JAIR 2009, score runs that do not end)."""
 
 
 def measure_of(plan: TuningPlan, folder: Path, show: Show) -> Measure:
-    """How the plan's trials are measured; runs lie in `folder`/runs, and finished ones are not played again."""
+    """How the plan's trials are measured."""
 
     def by_simulation(point: Point, seed: int) -> Figures:
         return simulated(experiment_at(plan.source, point, seed))
 
+    return measure_by_run(plan, folder, show) if plan.by == "run" else by_simulation
+
+
+def measure_by_run(plan: TuningPlan, folder: Path, show: Show) -> Measure:
+    """Measures by runs, which lie in `folder`/runs; finished ones are not played again."""
+
     def by_run(point: Point, seed: int) -> Figures:
         experiment = experiment_at(plan.source, point, seed)
-        name = sha256(experiment.to_toml().encode()).hexdigest()[
-            :12
-        ]  # one setting is played once, however it was found
+        # One setting is played once, however it was found.
+        name = sha256(experiment.to_toml().encode()).hexdigest()[:12]
         planned = Planned(f"runs/{name}-seed{seed}", experiment)
         (run_dir,) = OneByOne(show).play([planned], folder, "tune")
         return figures_of_run(run_dir, plan.target_accuracy)
 
-    return by_run if plan.by == "run" else by_simulation
+    return by_run
 
 
 def simulated(experiment: Experiment) -> Figures:

@@ -42,26 +42,29 @@ def front_table(tuning: "Tuning") -> Table:
     """The front on fresh seeds, each figure with its change from the published setting and the 95 % interval."""
     found = tuning.tried
     tried = f"{len(found.trials)} settings tried, {found.pruned} pruned, {len(found.refused)} refused"
-    return _table(tuning, tuning.front, f"Pareto front on fresh seeds {_seeds(tuning.plan.unseen_seeds)} ({tried})")
+    objectives = tuning.plan.objectives
+    return _table(
+        tuning, tuning.front, objectives, f"Pareto front on fresh seeds {_seeds(tuning.plan.unseen_seeds)} ({tried})"
+    )
 
 
 def confirmation_table(tuning: "Tuning") -> Table:
     """The recommended and the published setting on the real clock, like `front_table`."""
     seeds = _seeds(tuning.plan.real_clock_seeds)
-    return _table(tuning, tuning.confirmed, f"On the real clock, fresh seeds {seeds}")
+    return _table(tuning, tuning.confirmed, tuning.plan.confirmed_objectives, f"On the real clock, fresh seeds {seeds}")
 
 
-def _table(tuning: "Tuning", points: Sequence[FrontPoint], title: str) -> Table:
-    plan, keys = tuning.plan, list(tuning.plan.space)
+def _table(tuning: "Tuning", points: Sequence[FrontPoint], objectives: Sequence[Objective], title: str) -> Table:
+    keys = list(tuning.plan.space)
     table = Table(title=title, title_justify="left")
     table.add_column("setting")
     for key in keys:
         table.add_column(key.rpartition(".")[2], justify="right")
-    for objective in plan.objectives:
+    for objective in objectives:
         table.add_column(objective.label, justify="right")
     for point in points:
         values = [_short(point.point[key]) if key in point.point else "" for key in keys]
-        table.add_row(point.name, *values, *(_cell(point, objective) for objective in plan.objectives))
+        table.add_row(point.name, *values, *(_cell(point, objective) for objective in objectives))
     return table
 
 
@@ -122,6 +125,7 @@ def _summary(tuning: "Tuning") -> dict[str, Any]:
         "fresh_seeds": list(plan.unseen_seeds),
         "front": [asdict(point) for point in tuning.front],
         "real_seeds": list(plan.real_clock_seeds),
+        "confirmed_objectives": [asdict(objective) for objective in plan.confirmed_objectives],
         "confirmed": [asdict(point) for point in tuning.confirmed],
     }
 

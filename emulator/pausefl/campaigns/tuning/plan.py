@@ -66,8 +66,8 @@ class TuningPlan:
             raise ConfigError(f"--target-accuracy {self.target_accuracy}: must lie between 0 and 1")
         if self.real_seeds < 0:
             raise ConfigError(f"--real-seeds {self.real_seeds}: must be at least 0")
-        if self.real_seeds and (self.by, self.experiment.experiment.clock) != ("run", "virtual"):
-            raise ConfigError(f"--real-seeds {self.real_seeds}: goes with --by run --virtual")
+        if self.real_seeds and (self.by, self.experiment.experiment.clock) == ("run", "real"):
+            raise ConfigError(f"--real-seeds {self.real_seeds}: goes with --by run --virtual, or with --by simulate")
         self._check_by()
 
     @cached_property
@@ -90,6 +90,11 @@ class TuningPlan:
         return latency, *leakage, ACCURACY if self.by == "run" else IMBALANCE
 
     @property
+    def confirmed_objectives(self) -> tuple[Objective, ...]:
+        """What is measured on the real clock, where all settings train."""
+        return tuple(ACCURACY if objective is IMBALANCE else objective for objective in self.objectives)
+
+    @property
     def trial_seeds(self) -> range:
         """The seeds of every trial."""
         first = self.experiment.experiment.seed
@@ -110,12 +115,15 @@ class TuningPlan:
     def _check_by(self) -> None:
         """That what a trial plays has what is measured."""
         experiment = self.experiment
-        if self.by == "run":
+        if self.by == "run" or self.real_seeds:
+            asked = "--by run" if self.by == "run" else f"--real-seeds {self.real_seeds}"
             if experiment.workload.model == "synthetic":
-                raise ConfigError('--by run: needs a model that learns, not workload.model = "synthetic"')
+                raise ConfigError(f'{asked}: needs a model that learns, not workload.model = "synthetic"')
             if experiment.privacy.enabled and experiment.privacy.ledger_dir:
-                raise ConfigError("--by run: goes without privacy.ledger_dir, whose budgets all trials would share")
-        elif self.target_accuracy is not None:
+                raise ConfigError(f"{asked}: goes without privacy.ledger_dir, whose budgets all runs would share")
+        if self.by == "run":
+            return
+        if self.target_accuracy is not None:
             raise ConfigError(f"--target-accuracy {self.target_accuracy}: goes with --by run, as simulations train not")
-        elif isinstance(selected_policy(experiment.selection), NewcomerPolicy):
+        if isinstance(selected_policy(experiment.selection), NewcomerPolicy):
             raise ConfigError(f"selection.policy: {experiment.selection.policy} is tuned --by run alone")
