@@ -199,7 +199,7 @@ REJECTED = {
     **{f"a duration of {v}": (timed(queue_s=v), "negative or not a number") for v in NOT_FINITE},
     **{f"a drawn delay of {v}": (timed(drawn_up_s=v), "negative or not a number") for v in NOT_FINITE},
     "parts beyond the whole": (timed(train_s=1.0, download_s=1.5), "1.5 s longer than the whole exchange"),
-    "a statistic that is no number": (upload(vector(5), statistics={"label_0": math.nan})[0], "label_0"),
+    **{f"a statistic of {v}": (upload(vector(5), statistics={"label_0": v})[0], "label_0") for v in (math.nan, 1e308)},
 }
 
 
@@ -322,7 +322,7 @@ async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() 
     assert update.round == 2
 
 
-@pytest.mark.parametrize("loss", NOT_FINITE)
+@pytest.mark.parametrize("loss", [*NOT_FINITE, 1.7e308, -1.7e308])
 async def test_a_loss_that_is_no_number_is_as_good_as_none(loss: float) -> None:
     """A training that diverged; its clipped update may still be sound."""
     rig = ClientActorRig()

@@ -11,7 +11,7 @@ from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
 from pausefl_server.connections.conduct import AbuseError, Conduct
-from pausefl_server.connections.statements import host_of, release_of, shown, statistics_of
+from pausefl_server.connections.statements import host_of, loss_of, release_of, shown, statistics_of
 from pausefl_server.ledger import Release
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import Timing
@@ -310,8 +310,7 @@ class ClientActor(Actor[_Order]):
                 drawn_down_s=result.timing.drawn_down_s,
                 drawn_up_s=result.timing.drawn_up_s,
                 release=release,
-                # A training that diverged has no loss to tell; what was clipped and noised of it may still be sound.
-                loss=result.loss if result.HasField("loss") and math.isfinite(result.loss) else None,
+                loss=loss_of(result),
                 statistics=statistics,
                 bytes_down=exchange.bytes_down,
                 bytes_up=exchange.bytes_up,

@@ -5,6 +5,7 @@ import math
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import WireError
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.clients import GREATEST_STATED
 from pausefl_server.ledger import Release
 
 # What is kept of a text that a client wrote, in characters.
@@ -24,13 +25,21 @@ def shown(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])
 
 
+def loss_of(result: pb.Result) -> float | None:
+    """The training loss it discloses; None without one, and for a training that diverged.
+
+    What was clipped and noised of such a training may still be sound.
+    """
+    return result.loss if result.HasField("loss") and abs(result.loss) <= GREATEST_STATED else None
+
+
 def statistics_of(result: pb.Result) -> dict[str, float]:
-    """What it discloses of its data; WireError for more than any data set has, or values that are no numbers."""
+    """What it discloses of its data; WireError for more than any data set has, or values that cannot be."""
     if len(result.statistics) > _MOST_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
         raise WireError(f"reports statistics of more than {_MOST_STATISTICS} labels, or of too long names")
     for name, value in result.statistics.items():
-        if not math.isfinite(value):
-            raise WireError(f"reports {name} = {value}, which is not a number")
+        if not abs(value) <= GREATEST_STATED:  # NaN neither
+            raise WireError(f"reports {name} = {value}: must be a number, at most {GREATEST_STATED:g}")
     return dict(result.statistics)
 
 
