@@ -14,7 +14,7 @@ from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack, pack_job, unpack
 from pausefl_server.ledger import Release
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Update
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update
 from rigs.client_actor import ClientActorRig, upload, vector
 
 BIG = MAX_FRAME_BYTES // 4 + 100
@@ -215,6 +215,27 @@ async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(wh
         assert reason in refusal.reason
         await rig.accepts_the_next_job()
     assert rig.coordinator.told.empty()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [upload(vector(5), round=3, attempt=2, timing=pb.Timing(train_s=-1.0))[0]],
+        [upload(vector(6), round=3, attempt=2)[0]] * 4,
+        [upload(vector(5), round=3, attempt=2)[0]] * 2,
+    ],
+    ids=["a bad timing", "always damaged", "once more"],
+)
+async def test_a_rejection_names_the_attempt_that_was_answered(sent: list[bytes]) -> None:
+    """Of another attempt, it would leave the round waiting until its deadline."""
+    rig = ClientActorRig()
+    async with rig.running():
+        await rig.dispatch(round=3, attempt=2)
+        for data in sent:
+            rig.stream.give(data)
+        while not isinstance(refusal := await rig.told(), Refusal):
+            pass
+    assert (refusal.round, refusal.attempt, refusal.rejected) == (3, 2, True)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ _INLINE_BYTES = 1 << 20
 _MOST_TIMES_ASKED = 4
 # What an answer may take beyond its frames: a refusal, or an update begun again.
 _SPARE_MESSAGES = 4
-# Jobs a client may be late with at a time.
+# Jobs a client may be late with at a time, and withdrawn ones that are remembered.
 _MOST_LATE = 64
 # What a client that never answers saves up at most.
 _MOST_MESSAGES = 100_000
@@ -129,6 +129,8 @@ class ClientActor(Actor[_Order]):
         """Take a message as every actor does. A job that is withdrawn while it waits for its turn is not sent."""
         if isinstance(message, Withdraw):
             self._withdrawn.add((message.round, message.attempt))
+            if len(self._withdrawn) > _MOST_LATE:
+                self._withdrawn.remove(min(self._withdrawn))
         return super().offer(message)
 
     async def receive(self, message: _Order) -> None:
@@ -222,17 +224,17 @@ class ClientActor(Actor[_Order]):
         self._receiving = None
         if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
             self._withdrawn.remove(answered)
-            self._end(exchange)
+            self._end(answered)
             await self._coordinator.tell(JobDropped(self.client_id, result.round))
         elif exchange is None or (exchange is self._exchange and answered != self._last_job):
             reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
             if exchange is None or answered < self._last_job:
                 is_late = answered <= self._last_job
-                await self._reject(reason, result.round, release_of(result), is_offence=not is_late)
+                await self._reject(reason, answered, release_of(result), is_offence=not is_late)
             else:
                 await self._ask_again(exchange, DamageError(reason))
         elif result.status != pb.STATUS_OK:
-            self._end(exchange)
+            self._end(answered)
             await self._relay_refusal(result)
         else:
             self._receiving = exchange
@@ -244,20 +246,17 @@ class ClientActor(Actor[_Order]):
             except DamageError as damage:
                 await self._ask_again(exchange, damage)
 
-    def _end(self, exchange: _Exchange | None) -> None:
+    def _end(self, job: tuple[int, int]) -> None:
         """Wait for no further answer to this job."""
-        if exchange is self._exchange:
+        if self._exchange is not None and self._exchange.key == job:
             self._exchange = None
-        elif exchange is not None:
-            self._late.pop(exchange.key, None)
+        self._late.pop(job, None)
 
     def _keep_late(self, exchange: _Exchange) -> None:
         """Remember a withdrawn job while the next one is under way; a client that answers none keeps a few at most."""
         self._late[exchange.key] = exchange
         if len(self._late) > _MOST_LATE:
-            oldest = min(self._late)
-            del self._late[oldest]
-            self._withdrawn.discard(oldest)
+            del self._late[min(self._late)]
 
     async def _take_frame(self, index: int, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange = self._receiving
@@ -272,23 +271,26 @@ class ClientActor(Actor[_Order]):
             await self._ask_again(exchange, damage)
 
     async def _ask_again(self, exchange: _Exchange, damage: DamageError) -> None:
-        """The client keeps its bytes until they are acknowledged: the same job makes it send them once more."""
+        """The client keeps its bytes until they are acknowledged: the same job makes it send them once more.
+
+        A job that is withdrawn, or followed by another, is not sent again.
+        """
         result, exchange.result, exchange.frames = exchange.result, None, None
-        is_current = self._exchange is None or self._exchange is exchange
-        if is_current and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(_AskAgain(exchange)):
+        is_last = self._exchange is None or self._exchange is exchange
+        is_wanted = is_last and exchange.key not in self._withdrawn
+        if is_wanted and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(_AskAgain(exchange)):
             exchange.times_asked += 1
             self._exchange = exchange
             return
-        if is_current:
-            self._exchange = None
-        await self._reject(str(damage), exchange.job.round, release_of(result) if result else Release())
+        self._end(exchange.key)
+        await self._reject(str(damage), exchange.key, release_of(result) if result else Release())
 
     async def _finish_if_complete(self, exchange: _Exchange, arrived_s: float) -> None:
         """Pass a whole update on, or reject it; DamageError when its bytes are not those that were sent."""
         frames, result = exchange.frames, exchange.result
         if frames is None or result is None or not frames.complete:
             return
-        self._end(exchange)
+        self._end(exchange.key)
         self._receiving = None
         try:
             release = self._possible(release_of(result))
@@ -298,7 +300,7 @@ class ClientActor(Actor[_Order]):
         except DamageError:
             raise
         except WireError as error:
-            await self._reject(str(error), result.round, release_of(result))
+            await self._reject(str(error), exchange.key, release_of(result))
             return
         await self._coordinator.tell(
             Update(
@@ -339,11 +341,13 @@ class ClientActor(Actor[_Order]):
             )
         return release
 
-    async def _reject(self, reason: str, round: int, release: Release, *, is_offence: bool = True) -> None:
-        """Tell the coordinator of an answer that is over and not used. AbuseError once too often."""
+    async def _reject(self, reason: str, job: tuple[int, int], release: Release, *, is_offence: bool = True) -> None:
+        """Tell the coordinator of an answer to this job that is over and not used. AbuseError once too often."""
         if release.participation > self._most_released:
             release = Release()  # it cannot be, and is not believed
-        await self._coordinator.tell(Refusal(self.client_id, round, reason, rejected=True, release=release))
+        round_, attempt = job
+        refusal = Refusal(self.client_id, round_, reason, rejected=True, release=release, attempt=attempt)
+        await self._coordinator.tell(refusal)
         if is_offence:
             self._conduct.offend(reason)
 
