@@ -1,7 +1,5 @@
 """What a client states of itself beside its update, checked and kept short."""
 
-import math
-
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import WireError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -10,6 +8,8 @@ from pausefl_server.ledger import Release
 
 # What is kept of a text that a client wrote, in characters.
 _LONGEST_TEXT = 200
+# No exchange takes longer: some 11 days.
+_LONGEST_S = 1e6
 # No data set has more labels, nor labels of longer names.
 _MOST_STATISTICS, _LONGEST_NAME = 1024, 64
 
@@ -43,9 +43,21 @@ def statistics_of(result: pb.Result) -> dict[str, float]:
     return dict(result.statistics)
 
 
-def host_of(reported: pb.Host) -> HostReport:
+def durations_of(result: pb.Result) -> pb.Timing:
+    """How long its parts took and what delays were drawn; WireError for what cannot be, in seconds."""
+    _check_range(result.timing, _LONGEST_S)
+    return result.timing
+
+
+def host_of(result: pb.Result) -> HostReport:
     """How well its host kept time; WireError for what cannot be."""
-    values = (reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
-    if not all(math.isfinite(value) and value >= 0 for value in values):
-        raise WireError("reports a lag or a share of its host that is negative or not a number")
-    return HostReport(*values)
+    reported = result.host
+    _check_range(reported, GREATEST_STATED)
+    return HostReport(reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
+
+
+def _check_range(message: pb.Timing | pb.Host, most: float) -> None:
+    """WireError unless all its numbers are from 0 to `most`: sums of them are numbers, and fit in reports."""
+    for field, value in message.ListFields():
+        if not 0 <= value <= most:  # NaN neither
+            raise WireError(f"reports {field.name} = {value}: must be a number from 0 to {most:g}")
