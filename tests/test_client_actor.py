@@ -263,12 +263,24 @@ async def test_an_update_that_no_job_asked_for_is_rejected() -> None:
         await rig.accepts_the_next_job()
 
 
-async def test_parts_may_exceed_the_whole_by_what_two_clocks_disagree() -> None:
+@pytest.mark.parametrize(("whole_s", "train_s"), [(1.0, 1.0005), (600.002, 600.03), (86_400.0, 86_460.0)])
+async def test_parts_may_exceed_the_whole_by_what_two_clocks_disagree(whole_s: float, train_s: float) -> None:
+    """Two clocks are read at different instants, and one may be slewed: by 500 millionths, and drift of its own."""
     rig = ClientActorRig()
     async with rig.running():
         await rig.dispatch()
-        rig.stream.give(timed(train_s=1.0005), after_s=1.0)
-        assert isinstance(await rig.told(), Update)
+        rig.stream.give(timed(train_s=train_s), after_s=whole_s)
+        update = await rig.told()
+        assert isinstance(update, Update)
+        assert update.timing.train_s == train_s
+
+
+async def test_parts_exceed_the_whole_by_no_more_than_two_clocks_can_disagree() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        await rig.dispatch()
+        rig.stream.give(timed(train_s=601.0), after_s=600.0)
+        assert "s longer than the whole exchange" in (await rig.refused()).reason
 
 
 @pytest.mark.parametrize("frames", [[2], [0, 1], [1, 1]])

@@ -36,8 +36,9 @@ _SPARE_MESSAGES = 4
 _MOST_LATE = 64
 # What a client that never answers saves up at most.
 _MOST_MESSAGES = 100_000
-# Two clocks read at slightly different instants: what the parts may add up to beyond the whole.
-_TIMING_TOLERANCE_S = 1e-3
+# What the client's parts may add up to beyond the whole: its clock and the server's are read at slightly different
+# instants, and each may drift and be slewed by some hundred millionths. Device time is bounded before a policy sees it.
+_TIMING_TOLERANCE_S, _TIMING_TOLERANCE_SHARE = 1e-3, 1e-3
 
 
 class StreamToClient(Protocol):
@@ -374,6 +375,7 @@ def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timin
         framing_s=exchange.job.framing_s,
         server_wait_s=exchange.first_s - exchange.job.ready_s,
     )
-    if timing.propagation_s < -_TIMING_TOLERANCE_S:
+    stated_s = timing.download_s + timing.injected_down_s + timing.device_s + timing.injected_up_s
+    if timing.propagation_s < -(_TIMING_TOLERANCE_S + _TIMING_TOLERANCE_SHARE * stated_s):
         raise WireError(f"reports parts that take {-timing.propagation_s:.4g} s longer than the whole exchange")
     return timing
