@@ -111,7 +111,8 @@ class ClientActor(Actor[_Order]):
         self._late: dict[tuple[int, int], _Exchange] = {}  # withdrawn jobs whose updates may have been paid for before
         self._receiving: _Exchange | None = None  # the one that the last update began to come for
         self._withdrawn: set[tuple[int, int]] = set()
-        self._ping = 0, 0.0  # the last one's nonce, and when it was sent
+        self._nonce = 0  # the last ping's
+        self._pinged_s: float | None = None  # when it was sent; None once it is answered, or followed by a job
         self._conduct = conduct or Conduct(clock)
         self._allowed_messages = 0
         self.may_return = True
@@ -142,6 +143,7 @@ class ClientActor(Actor[_Order]):
                 if self._exchange is not None and self._exchange.key in self._withdrawn:
                     self._keep_late(self._exchange)
                 self._exchange = _Exchange(message, self._clock(), 0)
+                self._pinged_s = None  # the answer would measure the job
                 self._last_job = message.round, message.attempt
                 self._most_released += 1
                 await self._send_job(self._exchange)
@@ -154,10 +156,9 @@ class ClientActor(Actor[_Order]):
                 withdraw = pb.Withdraw(round=round_, attempt=attempt)
                 await self._stream.write(encode(pb.ServerMessage(withdraw=withdraw)))
             case SendPing() if self._exchange is None:
-                nonce = self._ping[0] + 1
-                self._ping = nonce, self._clock()
+                self._nonce, self._pinged_s = self._nonce + 1, self._clock()
                 self._allow(1)
-                await self._stream.write(encode(pb.ServerMessage(ping=pb.Ping(nonce=nonce))))
+                await self._stream.write(encode(pb.ServerMessage(ping=pb.Ping(nonce=self._nonce))))
             case Dismiss(reason, final):
                 goodbye = pb.Goodbye(reason=reason, final=final)
                 await self._stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
@@ -213,10 +214,10 @@ class ClientActor(Actor[_Order]):
         return "closed its stream"
 
     async def _take_pong(self, nonce: int, arrived_s: float) -> None:
-        """A job that came in between would make the ping a measurement of something else."""
-        sent, sent_s = self._ping
-        if nonce == sent and self._exchange is None:
-            await self._coordinator.tell(Pinged(self.client_id, arrived_s - sent_s))
+        """Measure the ping that is under way; other answers are left alone."""
+        if nonce == self._nonce and self._pinged_s is not None:
+            ping_s, self._pinged_s = arrived_s - self._pinged_s, None
+            await self._coordinator.tell(Pinged(self.client_id, ping_s))
 
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange, answered = self._exchange, (result.round, result.attempt)
