@@ -25,7 +25,8 @@ MAX_HELLO_BYTES = 256 << 10
 _MOST_AT_ONCE = 64
 _MOST_PER_CONNECTION = 4
 MOST_WAITING = 128
-"""Streams whose hello has not come. gRPC buffers about a megabyte of each, whether or not it is read."""
+"""Streams whose hello has not come, half of them of one connection. gRPC buffers about a megabyte of each, whether or
+not it is read."""
 
 
 class _Connection:
@@ -52,10 +53,12 @@ class Reception:
         TryLaterError when the hello, or the turn, does not come in time (its length may have been damaged on the way),
         or when too many wait for that.
         """
-        if self._waiting >= MOST_WAITING:
+        connection = self._connections.get(name) or _Connection()
+        # A connection has at most as many streams as there are places left: few of them cannot take all.
+        if connection.streams >= MOST_WAITING - self._waiting:
             raise TryLaterError("too many clients say hello at once")
+        self._connections[name] = connection
         self._waiting += 1
-        connection = self._connections.setdefault(name, _Connection())
         connection.streams += 1
         try:
             async with asyncio.timeout(self._timeout_s), connection.turns, self._turns:
