@@ -14,7 +14,7 @@ from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack, pack_job, unpack
 from pausefl_server.ledger import Release
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Pinged, Refusal, SendPing, Update
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update
 from rigs.client_actor import ClientActorRig, upload, vector
 
 BIG = MAX_FRAME_BYTES // 4 + 100
@@ -117,33 +117,6 @@ async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> Non
             assert (refusal.round, refusal.reason, refusal.rejected) == (t, "sorry", False)
             assert refusal.exhausted == (status == pb.STATUS_BUDGET_EXHAUSTED)
         await rig.accepts_the_next_job()
-
-
-async def test_pongs_that_no_ping_asked_for_are_taken_in_silence() -> None:
-    rig = ClientActorRig()
-    async with rig.running():
-        for nonce in (0, 1):
-            rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=nonce)).SerializeToString())
-        rig.stream.give(None)
-        assert rig.reason is not None
-        await rig.reason
-    assert rig.coordinator.told.empty()
-
-
-async def test_a_ping_is_answered_once() -> None:
-    rig = ClientActorRig()
-    async with rig.running():
-        for round_ in (1, 2):
-            await rig.actor.ask(SendPing())
-            nonce = told_client(await rig.stream.heard_bytes()).ping.nonce
-            for _ in range(2):
-                rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=nonce)).SerializeToString(), after_s=0.25)
-            assert await rig.told() == Pinged("client-1", 0.25)
-            await rig.dispatch(round=round_)
-            await rig.stream.heard_bytes()
-            rig.stream.give(upload(vector(5), round=round_)[0])
-            assert isinstance(await rig.told(), Update)
-    assert rig.coordinator.told.empty()
 
 
 # -- what is rejected: (what it sends instead of a sound answer, the reason given)
