@@ -15,11 +15,11 @@ from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.server.plan import server_plan
 from pausefl_client.transport import connect, fetch_offer
 from pausefl_process.tokens import read_token, read_token_digests
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, TryLaterError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.entrance import Entrance
-from pausefl_server.connections.reception import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds
+from pausefl_server.connections.reception import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds, Reception
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
@@ -189,6 +189,31 @@ async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_co
     assert {(answer.goodbye.final, answer.goodbye.reason) for answer in refused} == {
         (False, "too many clients say hello at once")
     }
+
+
+async def test_the_silent_streams_of_one_connection_leave_room_for_others() -> None:
+    reception, waits = Reception(60.0), []
+
+    async def wait(connection: str) -> None:
+        async with reception.turn(connection):
+            await asyncio.Event().wait()
+
+    async def is_let_in(connection: str) -> bool:
+        waits.append(asyncio.create_task(wait(connection)))
+        await asyncio.sleep(0)
+        return not waits[-1].done()
+
+    for silent in ("x", "y", "z"):
+        while await is_let_in(silent):
+            pass
+    assert await is_let_in("an honest client's")
+    refused = [wait for wait in waits if wait.done()]
+    assert len(refused) == 3
+    assert len(waits) - len(refused) < MOST_WAITING
+    for task in waits:
+        task.cancel()
+    ends = await asyncio.gather(*waits, return_exceptions=True)
+    assert sum(isinstance(end, TryLaterError) for end in ends) == 3
 
 
 async def test_connections_beyond_the_limit_are_closed_at_once() -> None:

@@ -14,7 +14,7 @@ from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack, pack_job, unpack
 from pausefl_server.ledger import Release
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Update
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update
 from rigs.client_actor import ClientActorRig, upload, vector
 
 BIG = MAX_FRAME_BYTES // 4 + 100
@@ -119,16 +119,10 @@ async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> Non
         await rig.accepts_the_next_job()
 
 
-async def test_pongs_are_taken_in_silence() -> None:
-    rig = ClientActorRig()
-    async with rig.running():
-        rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=1)).SerializeToString())
-        await rig.accepts_the_next_job()
-
-
 # -- what is rejected: (what it sends instead of a sound answer, the reason given)
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
+IMPOSSIBLE = [*NOT_FINITE, -1.0, 1.7e308]  # in seconds; sums of the last one would be infinite
 
 
 def with_value(value: float) -> Vector:
@@ -195,11 +189,11 @@ REJECTED = {
         "counts 5 releases, at most 4 are possible since its hello",
     ),
     **{f"{value} in it": (upload(with_value(value))[0], "not finite") for value in NOT_FINITE},
-    "a negative duration": (timed(train_s=-1.0), "negative or not a number"),
-    **{f"a duration of {v}": (timed(queue_s=v), "negative or not a number") for v in NOT_FINITE},
-    **{f"a drawn delay of {v}": (timed(drawn_up_s=v), "negative or not a number") for v in NOT_FINITE},
+    **{f"a duration of {v}": (timed(queue_s=v), "queue_s = ") for v in (*IMPOSSIBLE, 1e8)},
+    **{f"a drawn delay of {v}": (timed(drawn_up_s=v), "drawn_up_s = ") for v in (*IMPOSSIBLE, 1e8)},
+    **{f"a host's lag of {v}": (upload(vector(5), host=pb.Host(loop_lag_s=v))[0], "loop_lag_s = ") for v in IMPOSSIBLE},
     "parts beyond the whole": (timed(train_s=1.0, download_s=1.5), "1.5 s longer than the whole exchange"),
-    "a statistic that is no number": (upload(vector(5), statistics={"label_0": math.nan})[0], "label_0"),
+    **{f"a statistic of {v}": (upload(vector(5), statistics={"label_0": v})[0], "label_0") for v in (math.nan, 1e308)},
 }
 
 
@@ -215,6 +209,27 @@ async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(wh
         assert reason in refusal.reason
         await rig.accepts_the_next_job()
     assert rig.coordinator.told.empty()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [upload(vector(5), round=3, attempt=2, timing=pb.Timing(train_s=-1.0))[0]],
+        [upload(vector(6), round=3, attempt=2)[0]] * 4,
+        [upload(vector(5), round=3, attempt=2)[0]] * 2,
+    ],
+    ids=["a bad timing", "always damaged", "once more"],
+)
+async def test_a_rejection_names_the_attempt_that_was_answered(sent: list[bytes]) -> None:
+    """Of another attempt, it would leave the round waiting until its deadline."""
+    rig = ClientActorRig()
+    async with rig.running():
+        await rig.dispatch(round=3, attempt=2)
+        for data in sent:
+            rig.stream.give(data)
+        while not isinstance(refusal := await rig.told(), Refusal):
+            pass
+    assert (refusal.round, refusal.attempt, refusal.rejected) == (3, 2, True)
 
 
 @pytest.mark.parametrize(
@@ -241,12 +256,24 @@ async def test_an_update_that_no_job_asked_for_is_rejected() -> None:
         await rig.accepts_the_next_job()
 
 
-async def test_parts_may_exceed_the_whole_by_what_two_clocks_disagree() -> None:
+@pytest.mark.parametrize(("whole_s", "train_s"), [(1.0, 1.0005), (600.002, 600.03), (86_400.0, 86_460.0)])
+async def test_parts_may_exceed_the_whole_by_what_two_clocks_disagree(whole_s: float, train_s: float) -> None:
+    """Two clocks are read at different instants, and one may be slewed: by 500 millionths, and drift of its own."""
     rig = ClientActorRig()
     async with rig.running():
         await rig.dispatch()
-        rig.stream.give(timed(train_s=1.0005), after_s=1.0)
-        assert isinstance(await rig.told(), Update)
+        rig.stream.give(timed(train_s=train_s), after_s=whole_s)
+        update = await rig.told()
+        assert isinstance(update, Update)
+        assert update.timing.train_s == train_s
+
+
+async def test_parts_exceed_the_whole_by_no_more_than_two_clocks_can_disagree() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        await rig.dispatch()
+        rig.stream.give(timed(train_s=601.0), after_s=600.0)
+        assert "s longer than the whole exchange" in (await rig.refused()).reason
 
 
 @pytest.mark.parametrize("frames", [[2], [0, 1], [1, 1]])
@@ -322,7 +349,7 @@ async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() 
     assert update.round == 2
 
 
-@pytest.mark.parametrize("loss", NOT_FINITE)
+@pytest.mark.parametrize("loss", [*NOT_FINITE, 1.7e308, -1.7e308])
 async def test_a_loss_that_is_no_number_is_as_good_as_none(loss: float) -> None:
     """A training that diverged; its clipped update may still be sound."""
     rig = ClientActorRig()

@@ -200,7 +200,7 @@ async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
         await r.join("a")
         b = await r.join("b", manual=True)
         await b.next_job()
-        await r.coordinator.tell(Refusal("b", 1, "the budget is spent", rejected=False, exhausted=True))
+        await r.coordinator.tell(Refusal("b", 1, "the budget is spent", rejected=False, exhausted=True, attempt=1))
         await r.played()
         assert [t.chosen for t in r.store.rounds()] == [("a", "b"), ("a",), ("a",)]
         assert r.events() == [("retired", "b")]
@@ -212,7 +212,7 @@ async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
             await r.join(c, manual=True)
         for p in r.peers:
             await p.next_job()
-            await r.coordinator.tell(Refusal(p.client_id, 1, "spent", rejected=False, exhausted=True))
+            await r.coordinator.tell(Refusal(p.client_id, 1, "spent", rejected=False, exhausted=True, attempt=1))
         await r.played()
         assert "budget" in r.coordinator.stopped_because
         assert r.coordinator.state.table.retired.all()

@@ -1,12 +1,19 @@
-"""The entrance where a stream breaks in the midst of a message."""
+"""The entrance where a stream breaks in the midst of a message, or its peer takes none."""
 
 import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
+from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, call, frame, message, opening
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import unpack
 from pausefl_server.connections.entrance import Entrance, Visitor
-from pausefl_server.connections.transport import GrpcStreamToClient
+from pausefl_server.connections.reception import MOST_WAITING
+from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
 from pausefl_server.model.norm_bound import UpdateLimits
 from rigs.federation import SIZE, hello
 from rigs.one_job import OneJob
@@ -34,10 +41,84 @@ class BreakingContext:
     ("given", "breaks_at"), [(b"", "read"), (b"\xff", "write"), (hello("client"), "write")], ids=str
 )
 async def test_a_stream_that_breaks_ends_its_coroutine_in_silence(given: bytes, breaks_at: str) -> None:
+    async with entered() as entrance:
+        stream = GrpcStreamToClient(BreakingContext(given, breaks_at))  # type: ignore[arg-type]
+        await entrance.join(stream, Visitor("peer"))
+
+
+@asynccontextmanager
+async def entered() -> AsyncIterator[Entrance]:
+    """An entrance to a coordinator that gives every client a job."""
     coordinator = OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    entrance = Entrance(coordinator, UpdateLimits(SIZE))  # type: ignore[arg-type]
-    stream = GrpcStreamToClient(BreakingContext(given, breaks_at))  # type: ignore[arg-type]
-    await entrance.join(stream, Visitor("peer"))
+    yield Entrance(coordinator, UpdateLimits(SIZE))  # type: ignore[arg-type]
     coordinator.stop()
     await running
+
+
+class SilentStream:
+    """A client's that says hello, takes so many messages, and closes its side once the second one is under way."""
+
+    def __init__(self, takes: int) -> None:
+        self.taken: list[pb.ServerMessage] = []
+        self._takes = takes
+        self._says = [hello("client")]
+        self._second = asyncio.Event()
+
+    async def read(self) -> bytes | None:
+        if self._says:
+            return self._says.pop()
+        await self._second.wait()
+        return None
+
+    async def write(self, message: bytes) -> None:
+        self.taken.append(pb.ServerMessage.FromString(unpack(message)[0]))
+        if len(self.taken) == 2:
+            self._second.set()
+        if len(self.taken) > self._takes:
+            await asyncio.Event().wait()
+
+
+async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
+    async with entered() as entrance:
+        stuck = []
+        for _ in range(4):
+            stuck.append(asyncio.create_task(entrance.join(SilentStream(takes=1), Visitor("peer"))))
+            await asyncio.sleep(0.05)
+        last = SilentStream(takes=1)
+        async with asyncio.timeout(5):
+            await entrance.join(last, Visitor("peer"))
+        (answer,) = last.taken
+        assert (answer.goodbye.final, "takes nothing" in answer.goodbye.reason) == (False, True)
+        assert not any(task.done() for task in stuck)
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        again = SilentStream(takes=9)
+        await entrance.join(again, Visitor("peer"))
+        assert again.taken[0].WhichOneof("kind") == "welcome"
+
+
+async def test_goodbyes_that_nobody_takes_are_few() -> None:
+    """A peer may set its windows to 0; gRPC then keeps each stream with an unsent message, also a cancelled one."""
+    opened = MOST_WAITING + 72
+    async with entered() as entrance:
+        server = FederationServer(entrance)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await server.start("127.0.0.1", 0))
+        try:
+            writer.write(opening(struct.pack(">HI", 4, 0)))
+            for stream in range(1, 2 * opened, 2):
+                writer.write(call(stream) + message(stream, b"no hello"))
+            async with asyncio.timeout(20):
+                ended = 0
+                while ended < opened - MOST_WAITING // 2:
+                    head = await reader.readexactly(9)
+                    kind, flags = head[3], head[4]
+                    payload = await reader.readexactly(int.from_bytes(head[:3]))
+                    ended += kind == HEADERS and bool(flags & END_STREAM)
+                    if kind == PING and not flags:
+                        writer.write(frame(PING, 1, 0, payload))
+                    assert kind != DATA
+        finally:
+            writer.transport.abort()
+            await server.stop(0)

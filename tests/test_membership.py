@@ -229,7 +229,7 @@ async def test_a_client_that_cannot_misses_the_round_and_stays(rig: MakeRig) -> 
         await r.join("a")
         b = await r.join("b", manual=True)
         await b.next_job()
-        await r.coordinator.tell(Refusal("b", 1, "out of memory", rejected=False))
+        await r.coordinator.tell(Refusal("b", 1, "out of memory", rejected=False, attempt=1))
         await b.next_job()
         await b.answer(2)
         await r.played()
@@ -278,7 +278,9 @@ async def test_what_a_rejected_update_cost_is_believed_upwards_only(rig: MakeRig
         for t, participation in ((1, 7), (2, 3)):
             await b.next_job()
             release = Release(participation, BUDGET.epsilon(participation), BUDGET.spent(participation))
-            await r.coordinator.tell(Refusal("b", t, "checksum does not match", rejected=True, release=release))
+            await r.coordinator.tell(
+                Refusal("b", t, "checksum does not match", rejected=True, release=release, attempt=1)
+            )
         await r.played()
         assert r.spent("b") == (7, BUDGET.spent(7))
 

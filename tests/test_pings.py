@@ -19,7 +19,8 @@ from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.pings import PingRota
 from pausefl_server.records import Observation, RoundRecord
-from pausefl_server.rounds.messages import Dispatch, Pinged, SendPing
+from pausefl_server.rounds.messages import Dispatch, Pinged, SendPing, Update
+from rigs.client_actor import ClientActorRig, upload, vector
 
 
 def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:
@@ -121,6 +122,33 @@ async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
         assert listener.heard == [Pinged("a", 0.25)]
         actor.stop()
         listener.stop()
+
+
+async def test_pongs_that_no_ping_asked_for_are_taken_in_silence() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        for nonce in (0, 1):
+            rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=nonce)).SerializeToString())
+        rig.stream.give(None)
+        assert rig.reason is not None
+        await rig.reason
+    assert rig.coordinator.told.empty()
+
+
+async def test_a_ping_is_answered_once() -> None:
+    rig = ClientActorRig()
+    async with rig.running():
+        for round_ in (1, 2):
+            await rig.actor.ask(SendPing())
+            nonce = pb.ServerMessage.FromString(await rig.stream.heard_bytes()).ping.nonce
+            for _ in range(2):
+                rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=nonce)).SerializeToString(), after_s=0.25)
+            assert await rig.told() == Pinged("client-1", 0.25)
+            await rig.dispatch(round=round_)
+            await rig.stream.heard_bytes()
+            rig.stream.give(upload(vector(5), round=round_)[0])
+            assert isinstance(await rig.told(), Update)
+    assert rig.coordinator.told.empty()
 
 
 @pytest.mark.end_to_end

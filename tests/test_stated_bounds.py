@@ -1,5 +1,7 @@
 """What clients say of themselves is bounded before it is used."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,9 @@ from pausefl.results.summary import capped
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation, capped_shares
 from pausefl_server.records import LogEvent
+from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.terms import generalisation
-from rigs.policies import Play, context_of, policy_of
+from rigs.policies import Play, context_of, every_policy, policy_of
 
 
 def table_of(sizes: dict[str, int], examples_max: int | None = None) -> ClientTable:
@@ -77,3 +80,16 @@ def test_capped_shares_are_shares(weights: list[float], share_max: float) -> Non
 def test_a_share_that_is_none_is_refused(share_max: float) -> None:
     with pytest.raises(ValueError, match="weight_share_max"):
         Aggregation(weight_share_max=share_max)
+
+
+@every_policy
+def test_a_policy_goes_on_whatever_its_log_holds(case: str) -> None:
+    """Logs of earlier versions may hold losses and label counts whose products and sums are infinite."""
+    play = Play(policy_of(case)).rounds(6)
+    record = play.records[-1]
+    great = dict.fromkeys(("label_0", "label_1"), 1.7e308)
+    stated = [dataclasses.replace(o, loss=1.7e308, statistics=great) for o in record.observations[:2]]
+    record = dataclasses.replace(record, observations=(*stated, *record.observations[2:]))
+    play.table.apply_round(record)
+    play.state = play.policy.observe(play.state, seen_by_policy(record), play.table)
+    play.rounds(6)

@@ -16,7 +16,8 @@ from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
-from pausefl_server.rounds.messages import JobDropped, Update, Withdraw
+from pausefl_server.ledger import Release
+from pausefl_server.rounds.messages import JobDropped, SendPing, Update, Withdraw
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
@@ -213,6 +214,35 @@ async def test_a_late_update_is_told_to_the_coordinator_also_when_the_next_job_i
         assert [(type(update), update.round) for update in updates] == [(Update, 1), (Update, 2)]
 
 
+async def test_a_late_update_that_arrives_damaged_is_over_and_its_release_counts() -> None:
+    """Asked for once more it would not come: a withdrawn job is not sent."""
+    async with ClientActorRig().running() as r:
+        await r.dispatch(round=1)
+        r.actor.offer(Withdraw(1, 1))
+        release = pb.Release(participation=3, epsilon=0.5, epsilon_spent=1.5)
+        r.stream.give(upload(vector(6), release=release)[0])
+        refusal = await r.refused()
+        assert (refusal.round, refusal.release) == (1, Release(3, 0.5, 1.5))
+        await r.actor.ask(SendPing())  # to a client that owes nothing
+        kinds = [pb.ServerMessage.FromString(await r.stream.heard_bytes()).WhichOneof("kind") for _ in range(3)]
+        assert kinds == ["job", "withdraw", "ping"]
+
+
+async def test_only_the_latest_withdrawn_jobs_are_remembered() -> None:
+    """Those that were answered all the same may be as many as the run has rounds."""
+    async with ClientActorRig().running() as r:
+        for t in range(1, 201):
+            await r.dispatch(round=t)
+            r.stream.give(upload(vector(5), round=t)[0])
+            assert isinstance(await r.told(), Update)
+            r.actor.offer(Withdraw(t, 1))
+        for t in (1, 200):
+            result = pb.Result(round=t, attempt=1, status=pb.STATUS_WITHDRAWN)
+            r.stream.give(pb.ClientMessage(result=result).SerializeToString())
+        assert "which it was not asked for" in (await r.refused()).reason
+        assert await r.told() == JobDropped("client-1", 200)
+
+
 async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
     async with ClientActorRig().running() as r:
         await r.dispatch(round=1)
@@ -221,6 +251,17 @@ async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
         r.stream.give(pb.ClientMessage(result=result).SerializeToString())
         assert await r.told() == JobDropped("client-1", 1)
         await r.accepts_the_next_job()
+
+
+async def test_dropping_a_job_of_an_earlier_stream_leaves_the_job_at_hand_alone() -> None:
+    async with ClientActorRig().running() as r:
+        r.actor.offer(Withdraw(1, 1))  # said to a client that is back
+        await r.dispatch(round=2)
+        result = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
+        r.stream.give(pb.ClientMessage(result=result).SerializeToString())
+        assert await r.told() == JobDropped("client-1", 1)
+        r.stream.give(upload(vector(5), round=2)[0])
+        assert isinstance(await r.told(), Update)
 
 
 # -- the coordinator

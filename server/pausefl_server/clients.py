@@ -42,6 +42,8 @@ _COLUMNS: dict[str, tuple[type, Any]] = {
 }
 
 
+GREATEST_STATED = 1e9
+"""A loss or a label count beyond it counts as so much: sums and products of more might not be numbers."""
 # A client that states more examples than so many times the median counts for as many as that.
 _EXAMPLES_TIMES_MEDIAN = 5
 
@@ -155,11 +157,12 @@ class ClientTable:
             self._raise_spent(row, o.participation, o.epsilon_spent)
             self.used[row] = o.participation
             if o.loss is not None:
-                self.last_loss[row] = o.loss
+                self.last_loss[row] = np.clip(o.loss, -GREATEST_STATED, GREATEST_STATED)
             if "label_0" in o.statistics:
                 labels = sum(name.startswith("label_") for name in o.statistics)
                 # A client may leave some out: it is not believed to have said all.
-                self.label_counts[int(row)] = np.array([o.statistics.get(f"label_{c}", 0.0) for c in range(labels)])
+                counts = np.array([o.statistics.get(f"label_{c}", 0.0) for c in range(labels)])
+                self.label_counts[int(row)] = np.clip(counts, 0.0, GREATEST_STATED)
 
     def _fold_latencies(self, rows: IntArray, latency_s: FloatArray) -> None:
         """Count answers; a reward is clamped by the τ_min in force once they are known."""

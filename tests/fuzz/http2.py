@@ -41,9 +41,9 @@ def message(stream: int, data: bytes, length: int | None = None, *, compressed: 
     return frame(DATA, 0, stream, bytes((compressed,)) + struct.pack(">I", size) + data)
 
 
-def opening() -> bytes:
+def opening(settings: bytes = b"") -> bytes:
     """What a client sends first."""
-    return PREFACE + frame(SETTINGS, 0, 0)
+    return PREFACE + frame(SETTINGS, 0, 0, settings)
 
 
 def _garbage(rng: random.Random) -> list[bytes]:

@@ -1,7 +1,6 @@
 """One client as the server sees it: an actor that owns its stream, times its exchanges and checks what it sends."""
 
 import asyncio
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
 from pausefl_server.connections.conduct import AbuseError, Conduct
-from pausefl_server.connections.statements import host_of, release_of, shown, statistics_of
+from pausefl_server.connections.statements import durations_of, host_of, loss_of, release_of, shown, statistics_of
 from pausefl_server.ledger import Release
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import Timing
@@ -33,12 +32,13 @@ _INLINE_BYTES = 1 << 20
 _MOST_TIMES_ASKED = 4
 # What an answer may take beyond its frames: a refusal, or an update begun again.
 _SPARE_MESSAGES = 4
-# Jobs a client may be late with at a time.
+# Jobs a client may be late with at a time, and withdrawn ones that are remembered.
 _MOST_LATE = 64
 # What a client that never answers saves up at most.
 _MOST_MESSAGES = 100_000
-# Two clocks read at slightly different instants: what the parts may add up to beyond the whole.
-_TIMING_TOLERANCE_S = 1e-3
+# What the client's parts may add up to beyond the whole: its clock and the server's are read at slightly different
+# instants, and each may drift and be slewed by some hundred millionths. Device time is bounded before a policy sees it.
+_TIMING_TOLERANCE_S, _TIMING_TOLERANCE_SHARE = 1e-3, 1e-3
 
 
 class StreamToClient(Protocol):
@@ -111,7 +111,8 @@ class ClientActor(Actor[_Order]):
         self._late: dict[tuple[int, int], _Exchange] = {}  # withdrawn jobs whose updates may have been paid for before
         self._receiving: _Exchange | None = None  # the one that the last update began to come for
         self._withdrawn: set[tuple[int, int]] = set()
-        self._ping = 0, 0.0  # the last one's nonce, and when it was sent
+        self._nonce = 0  # the last ping's
+        self._pinged_s: float | None = None  # when it was sent; None once it is answered, or followed by a job
         self._conduct = conduct or Conduct(clock)
         self._allowed_messages = 0
         self.may_return = True
@@ -129,6 +130,8 @@ class ClientActor(Actor[_Order]):
         """Take a message as every actor does. A job that is withdrawn while it waits for its turn is not sent."""
         if isinstance(message, Withdraw):
             self._withdrawn.add((message.round, message.attempt))
+            if len(self._withdrawn) > _MOST_LATE:
+                self._withdrawn.remove(min(self._withdrawn))
         return super().offer(message)
 
     async def receive(self, message: _Order) -> None:
@@ -140,6 +143,7 @@ class ClientActor(Actor[_Order]):
                 if self._exchange is not None and self._exchange.key in self._withdrawn:
                     self._keep_late(self._exchange)
                 self._exchange = _Exchange(message, self._clock(), 0)
+                self._pinged_s = None  # the answer would measure the job
                 self._last_job = message.round, message.attempt
                 self._most_released += 1
                 await self._send_job(self._exchange)
@@ -152,10 +156,9 @@ class ClientActor(Actor[_Order]):
                 withdraw = pb.Withdraw(round=round_, attempt=attempt)
                 await self._stream.write(encode(pb.ServerMessage(withdraw=withdraw)))
             case SendPing() if self._exchange is None:
-                nonce = self._ping[0] + 1
-                self._ping = nonce, self._clock()
+                self._nonce, self._pinged_s = self._nonce + 1, self._clock()
                 self._allow(1)
-                await self._stream.write(encode(pb.ServerMessage(ping=pb.Ping(nonce=nonce))))
+                await self._stream.write(encode(pb.ServerMessage(ping=pb.Ping(nonce=self._nonce))))
             case Dismiss(reason, final):
                 goodbye = pb.Goodbye(reason=reason, final=final)
                 await self._stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
@@ -211,10 +214,10 @@ class ClientActor(Actor[_Order]):
         return "closed its stream"
 
     async def _take_pong(self, nonce: int, arrived_s: float) -> None:
-        """A job that came in between would make the ping a measurement of something else."""
-        sent, sent_s = self._ping
-        if nonce == sent and self._exchange is None:
-            await self._coordinator.tell(Pinged(self.client_id, arrived_s - sent_s))
+        """Measure the ping that is under way; other answers are left alone."""
+        if nonce == self._nonce and self._pinged_s is not None:
+            ping_s, self._pinged_s = arrived_s - self._pinged_s, None
+            await self._coordinator.tell(Pinged(self.client_id, ping_s))
 
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange, answered = self._exchange, (result.round, result.attempt)
@@ -222,17 +225,17 @@ class ClientActor(Actor[_Order]):
         self._receiving = None
         if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
             self._withdrawn.remove(answered)
-            self._end(exchange)
+            self._end(answered)
             await self._coordinator.tell(JobDropped(self.client_id, result.round))
         elif exchange is None or (exchange is self._exchange and answered != self._last_job):
             reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
             if exchange is None or answered < self._last_job:
                 is_late = answered <= self._last_job
-                await self._reject(reason, result.round, release_of(result), is_offence=not is_late)
+                await self._reject(reason, answered, release_of(result), is_offence=not is_late)
             else:
                 await self._ask_again(exchange, DamageError(reason))
         elif result.status != pb.STATUS_OK:
-            self._end(exchange)
+            self._end(answered)
             await self._relay_refusal(result)
         else:
             self._receiving = exchange
@@ -244,20 +247,17 @@ class ClientActor(Actor[_Order]):
             except DamageError as damage:
                 await self._ask_again(exchange, damage)
 
-    def _end(self, exchange: _Exchange | None) -> None:
+    def _end(self, job: tuple[int, int]) -> None:
         """Wait for no further answer to this job."""
-        if exchange is self._exchange:
+        if self._exchange is not None and self._exchange.key == job:
             self._exchange = None
-        elif exchange is not None:
-            self._late.pop(exchange.key, None)
+        self._late.pop(job, None)
 
     def _keep_late(self, exchange: _Exchange) -> None:
         """Remember a withdrawn job while the next one is under way; a client that answers none keeps a few at most."""
         self._late[exchange.key] = exchange
         if len(self._late) > _MOST_LATE:
-            oldest = min(self._late)
-            del self._late[oldest]
-            self._withdrawn.discard(oldest)
+            del self._late[min(self._late)]
 
     async def _take_frame(self, index: int, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange = self._receiving
@@ -272,33 +272,36 @@ class ClientActor(Actor[_Order]):
             await self._ask_again(exchange, damage)
 
     async def _ask_again(self, exchange: _Exchange, damage: DamageError) -> None:
-        """The client keeps its bytes until they are acknowledged: the same job makes it send them once more."""
+        """The client keeps its bytes until they are acknowledged: the same job makes it send them once more.
+
+        A job that is withdrawn, or followed by another, is not sent again.
+        """
         result, exchange.result, exchange.frames = exchange.result, None, None
-        is_current = self._exchange is None or self._exchange is exchange
-        if is_current and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(_AskAgain(exchange)):
+        is_last = self._exchange is None or self._exchange is exchange
+        is_wanted = is_last and exchange.key not in self._withdrawn
+        if is_wanted and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(_AskAgain(exchange)):
             exchange.times_asked += 1
             self._exchange = exchange
             return
-        if is_current:
-            self._exchange = None
-        await self._reject(str(damage), exchange.job.round, release_of(result) if result else Release())
+        self._end(exchange.key)
+        await self._reject(str(damage), exchange.key, release_of(result) if result else Release())
 
     async def _finish_if_complete(self, exchange: _Exchange, arrived_s: float) -> None:
         """Pass a whole update on, or reject it; DamageError when its bytes are not those that were sent."""
         frames, result = exchange.frames, exchange.result
         if frames is None or result is None or not frames.complete:
             return
-        self._end(exchange)
+        self._end(exchange.key)
         self._receiving = None
         try:
             release = self._possible(release_of(result))
-            timing, host = _timing(result.timing, exchange, arrived_s), host_of(result.host)
+            timing, host = _timing(durations_of(result), exchange, arrived_s), host_of(result)
             statistics = statistics_of(result)
             vector = await self._check(frames, release)
         except DamageError:
             raise
         except WireError as error:
-            await self._reject(str(error), result.round, release_of(result))
+            await self._reject(str(error), exchange.key, release_of(result))
             return
         await self._coordinator.tell(
             Update(
@@ -310,8 +313,7 @@ class ClientActor(Actor[_Order]):
                 drawn_down_s=result.timing.drawn_down_s,
                 drawn_up_s=result.timing.drawn_up_s,
                 release=release,
-                # A training that diverged has no loss to tell; what was clipped and noised of it may still be sound.
-                loss=result.loss if result.HasField("loss") and math.isfinite(result.loss) else None,
+                loss=loss_of(result),
                 statistics=statistics,
                 bytes_down=exchange.bytes_down,
                 bytes_up=exchange.bytes_up,
@@ -340,11 +342,13 @@ class ClientActor(Actor[_Order]):
             )
         return release
 
-    async def _reject(self, reason: str, round: int, release: Release, *, is_offence: bool = True) -> None:
-        """Tell the coordinator of an answer that is over and not used. AbuseError once too often."""
+    async def _reject(self, reason: str, job: tuple[int, int], release: Release, *, is_offence: bool = True) -> None:
+        """Tell the coordinator of an answer to this job that is over and not used. AbuseError once too often."""
         if release.participation > self._most_released:
             release = Release()  # it cannot be, and is not believed
-        await self._coordinator.tell(Refusal(self.client_id, round, reason, rejected=True, release=release))
+        round_, attempt = job
+        refusal = Refusal(self.client_id, round_, reason, rejected=True, release=release, attempt=attempt)
+        await self._coordinator.tell(refusal)
         if is_offence:
             self._conduct.offend(reason)
 
@@ -372,10 +376,7 @@ def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timin
         framing_s=exchange.job.framing_s,
         server_wait_s=exchange.first_s - exchange.job.ready_s,
     )
-    parts = (timing.download_s, timing.injected_down_s, timing.queue_s, timing.train_s, timing.privatise_s)
-    drawn = (reported.drawn_down_s, reported.drawn_up_s)
-    if not all(math.isfinite(part) and part >= 0 for part in (*parts, timing.injected_up_s, *drawn)):
-        raise WireError("reports a duration that is negative or not a number")
-    if timing.propagation_s < -_TIMING_TOLERANCE_S:
+    stated_s = timing.download_s + timing.injected_down_s + timing.device_s + timing.injected_up_s
+    if timing.propagation_s < -(_TIMING_TOLERANCE_S + _TIMING_TOLERANCE_SHARE * stated_s):
         raise WireError(f"reports parts that take {-timing.propagation_s:.4g} s longer than the whole exchange")
     return timing

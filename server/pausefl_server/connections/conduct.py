@@ -1,6 +1,7 @@
 """How a client behaves over its streams: how often what it sent was rejected, and how long its id rests after that."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from pausefl_proto.errors import TryLaterError
@@ -12,6 +13,8 @@ _FORGIVEN_EVERY_S = 5.0
 _SHORTEST_REST_S, _LONGEST_REST_S = 1.0, 300.0
 # After so many times its last rest without another, a client's next rest is the shortest again.
 _REHABILITATED_AFTER = 10.0
+# gRPC keeps a stream until its last message is taken, or its connection ends.
+_MOST_STUCK = 4
 
 
 class AbuseError(TryLaterError):
@@ -27,11 +30,23 @@ class Conduct:
         self._counted_s = self._rests_until_s = clock()
         self._rest_s = 0.0
         self._free_messages, self._refilled_s = _FREE_MESSAGES, self._counted_s
+        self._stuck = 0
 
     def check_rested(self) -> None:
-        """TryLaterError while the client rests."""
+        """TryLaterError while the client rests, or too many of its streams cannot end."""
+        if self._stuck >= _MOST_STUCK:
+            raise TryLaterError("it left streams from which it takes nothing")
         if (left_s := self._rests_until_s - self._clock()) > 0:
             raise TryLaterError(f"too much of what it sent was rejected: come back in {left_s:.0f} s")
+
+    @contextmanager
+    def parting(self) -> Iterator[None]:
+        """Count a stream that has ended but for what the client has not taken yet."""
+        self._stuck += 1
+        try:
+            yield
+        finally:
+            self._stuck -= 1
 
     def greet(self) -> None:
         """Count a hello. AbuseError when the client comes and goes all the time."""

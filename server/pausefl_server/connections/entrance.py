@@ -12,7 +12,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import decode, encode
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
 from pausefl_server.connections.conduct import AbuseError, Conduct
-from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Reception
+from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Places, Reception
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
@@ -51,6 +51,7 @@ class Entrance:
         self._admission = admission or Admission()
         self._clock = clock
         self._reception = Reception(hello_timeout_s)
+        self._farewells = Places()  # gRPC keeps a stream until its goodbye is taken, or its connection ends
         self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
 
     def check_known(self, visitor: Visitor) -> None:
@@ -73,12 +74,25 @@ class Entrance:
                 conduct.check_rested()
                 conduct.greet()
         except WireError as error:
-            await _say_goodbye(stream, error)
+            await self._send_away(stream, visitor, error)
             return
-        await self._serve(stream, hello, is_owner, conduct or Conduct(self._clock))
+        try:
+            await self._serve(stream, hello, is_owner, conduct or Conduct(self._clock))
+        except (WireError, ActorStopped) as error:
+            await self._send_away(stream, visitor, error)
+
+    async def _send_away(self, stream: StreamToClient, visitor: Visitor, error: Exception) -> None:
+        """Say goodbye, without a word where too many peers have not taken theirs."""
+        is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
+        goodbye = pb.Goodbye(reason=str(error), final=is_final)
+        with contextlib.suppress(TryLaterError), self._farewells.held_by(visitor.connection):
+            await stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
 
     async def _serve(self, stream: StreamToClient, hello: pb.Hello, is_owner: bool, conduct: Conduct) -> None:
-        """Register the client, relay what it and the coordinator say, and tell of its loss."""
+        """Register the client, relay what it and the coordinator say, and tell of its loss.
+
+        WireError or ActorStopped when the coordinator takes no such client.
+        """
         actor = ClientActor(
             hello.client_id,
             stream,
@@ -96,15 +110,14 @@ class Entrance:
             await stream.write(encode(pb.ServerMessage(welcome=welcome)))
             writer = asyncio.ensure_future(actor.run())
             reason = await _listen(actor, writer)
-        except (WireError, ActorStopped) as error:
-            await _say_goodbye(stream, error)
         finally:
             # This coroutine is cancelled when the connection breaks, be it before the welcome; the coordinator must
             # hear of it all the same.
             actor.stop()
             await self._tell_lost(actor, reason)
             if writer is not None:
-                await asyncio.gather(writer, return_exceptions=True)
+                with conduct.parting():
+                    await asyncio.gather(writer, return_exceptions=True)
 
     async def _tell_lost(self, actor: ClientActor, reason: str) -> None:
         with contextlib.suppress(ActorStopped):  # the run is over; no actor is left to be told
@@ -132,9 +145,3 @@ async def _listen(actor: ClientActor, writer: "asyncio.Future[None]") -> str:
         actor.offer(Dismiss(str(error), final=False))
         await asyncio.wait([writer], timeout=_GOODBYE_WITHIN_S)
         return str(error)
-
-
-async def _say_goodbye(stream: StreamToClient, error: Exception) -> None:
-    is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
-    goodbye = pb.Goodbye(reason=str(error), final=is_final)
-    await stream.write(encode(pb.ServerMessage(goodbye=goodbye)))

@@ -1,9 +1,11 @@
 """The time before the hello: what an unknown peer may cost the server until it has said who it is."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import TryLaterError
@@ -25,15 +27,29 @@ MAX_HELLO_BYTES = 256 << 10
 _MOST_AT_ONCE = 64
 _MOST_PER_CONNECTION = 4
 MOST_WAITING = 128
-"""Streams whose hello has not come. gRPC buffers about a megabyte of each, whether or not it is read."""
+"""Streams whose hello has not come, half of them of one connection. gRPC buffers about a megabyte of each, whether or
+not it is read."""
 
 
-class _Connection:
-    """The turns of one connection's streams, and how many of them there are."""
+class Places:
+    """Places for streams, of which a connection has at most as many as are left: few of them cannot take all."""
 
-    def __init__(self) -> None:
-        self.turns = asyncio.Semaphore(_MOST_PER_CONNECTION)
-        self.streams = 0
+    def __init__(self, most: int = MOST_WAITING) -> None:
+        self._most = most
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def held_by(self, connection: str) -> Iterator[None]:
+        """Hold a place during the block; TryLaterError where none is left."""
+        if self._held[connection] >= self._most - self._held.total():
+            raise TryLaterError("too many clients say hello at once")
+        self._held[connection] += 1
+        try:
+            yield
+        finally:
+            self._held[connection] -= 1
+            if not self._held[connection]:
+                del self._held[connection]
 
 
 class Reception:
@@ -42,28 +58,20 @@ class Reception:
     def __init__(self, timeout_s: float = HELLO_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
-        self._connections: dict[str, _Connection] = {}
-        self._waiting = 0
+        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._places = Places()
 
     @asynccontextmanager
-    async def turn(self, name: str) -> AsyncIterator[None]:
+    async def turn(self, connection: str) -> AsyncIterator[None]:
         """Hold a turn of the connection of this name while the block reads the hello.
 
         TryLaterError when the hello, or the turn, does not come in time (its length may have been damaged on the way),
         or when too many wait for that.
         """
-        if self._waiting >= MOST_WAITING:
-            raise TryLaterError("too many clients say hello at once")
-        self._waiting += 1
-        connection = self._connections.setdefault(name, _Connection())
-        connection.streams += 1
-        try:
-            async with asyncio.timeout(self._timeout_s), connection.turns, self._turns:
-                yield
-        except TimeoutError:
-            raise TryLaterError(f"said no hello within {self._timeout_s:g} s") from None
-        finally:
-            self._waiting -= 1
-            connection.streams -= 1
-            if not connection.streams:
-                del self._connections[name]
+        with self._places.held_by(connection):
+            turns = self._turns_of.setdefault(connection, asyncio.Semaphore(_MOST_PER_CONNECTION))
+            try:
+                async with asyncio.timeout(self._timeout_s), turns, self._turns:
+                    yield
+            except TimeoutError:
+                raise TryLaterError(f"said no hello within {self._timeout_s:g} s") from None

@@ -1,14 +1,15 @@
 """What a client states of itself beside its update, checked and kept short."""
 
-import math
-
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import WireError
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.clients import GREATEST_STATED
 from pausefl_server.ledger import Release
 
 # What is kept of a text that a client wrote, in characters.
 _LONGEST_TEXT = 200
+# No exchange takes longer: some 11 days.
+_LONGEST_S = 1e6
 # No data set has more labels, nor labels of longer names.
 _MOST_STATISTICS, _LONGEST_NAME = 1024, 64
 
@@ -24,19 +25,39 @@ def shown(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])
 
 
+def loss_of(result: pb.Result) -> float | None:
+    """The training loss it discloses; None without one, and for a training that diverged.
+
+    What was clipped and noised of such a training may still be sound.
+    """
+    return result.loss if result.HasField("loss") and abs(result.loss) <= GREATEST_STATED else None
+
+
 def statistics_of(result: pb.Result) -> dict[str, float]:
-    """What it discloses of its data; WireError for more than any data set has, or values that are no numbers."""
+    """What it discloses of its data; WireError for more than any data set has, or values that cannot be."""
     if len(result.statistics) > _MOST_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
         raise WireError(f"reports statistics of more than {_MOST_STATISTICS} labels, or of too long names")
     for name, value in result.statistics.items():
-        if not math.isfinite(value):
-            raise WireError(f"reports {name} = {value}, which is not a number")
+        if not abs(value) <= GREATEST_STATED:  # NaN neither
+            raise WireError(f"reports {name} = {value}: must be a number, at most {GREATEST_STATED:g}")
     return dict(result.statistics)
 
 
-def host_of(reported: pb.Host) -> HostReport:
+def durations_of(result: pb.Result) -> pb.Timing:
+    """How long its parts took and what delays were drawn; WireError for what cannot be, in seconds."""
+    _check_range(result.timing, _LONGEST_S)
+    return result.timing
+
+
+def host_of(result: pb.Result) -> HostReport:
     """How well its host kept time; WireError for what cannot be."""
-    values = (reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
-    if not all(math.isfinite(value) and value >= 0 for value in values):
-        raise WireError("reports a lag or a share of its host that is negative or not a number")
-    return HostReport(*values)
+    reported = result.host
+    _check_range(reported, GREATEST_STATED)
+    return HostReport(reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)
+
+
+def _check_range(message: pb.Timing | pb.Host, most: float) -> None:
+    """WireError unless all its numbers are from 0 to `most`: sums of them are numbers, and fit in reports."""
+    for field, value in message.ListFields():
+        if not 0 <= value <= most:  # NaN neither
+            raise WireError(f"reports {field.name} = {value}: must be a number from 0 to {most:g}")

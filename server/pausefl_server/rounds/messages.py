@@ -130,7 +130,7 @@ class Refusal:
     exhausted: bool = False
     """True: its privacy budget is spent; it will release nothing more."""
     release: Release = field(default_factory=Release)
-    attempt: int = 1
+    attempt: int = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
