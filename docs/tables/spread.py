@@ -56,6 +56,8 @@ def spread_table(sweeps: Sequence[Case]) -> str:
 def _cell(sweep: Case, name: str, alone: Sequence[Case]) -> str:
     _, factor, unit = _FIGURES[name]
     deviation = f"{factor * statistics.stdev(sweep[name]):.2g}{unit}"
+    if math.isclose(max(sweep[name]), min(sweep[name])):
+        deviation = "0"
     if sweep not in alone:
         return deviation
     total = sum(statistics.variance(each[name]) for each in alone)
