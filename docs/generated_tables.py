@@ -11,6 +11,7 @@ pausefl bench twin --json > docs/results/twin.jsonl
 make fuzz                                           # writes docs/results/fuzz.json
 python docs/generated_tables.py                     # every table anew
 python docs/generated_tables.py agnews RUN_DIR...   # after runs of the AG-News presets: first their summaries
+python docs/generated_tables.py exactness DIR...    # after the searches and runs of pause.md
 python docs/generated_tables.py spread DIR...       # after the sweeps of pause.md: first what they found
 python docs/generated_tables.py tuning DIR...       # after pausefl tune ... --run-dir DIR: first their fronts
 """
@@ -27,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import tables as peers
-from docs.tables import reliability, selection, speed, spread, tuning
+from docs.tables import exactness, reliability, selection, speed, spread, tuning
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -49,6 +50,8 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("twin", "virtual-clock.md", "twin.jsonl", speed.twin_table),
     ("tuning", "tuning.md", "tuning.jsonl", tuning.tuning_tables),
     ("spread", "pause.md", "spread.jsonl", spread.spread_table),
+    ("exactness: fronts", "pause.md", "exactness.jsonl", exactness.front_table),
+    ("exactness: runs", "pause.md", "exactness.jsonl", exactness.runs_table),
     ("encodings", "network.md", "encodings.jsonl", speed.encodings_table),
     ("scale", "speed.md", "scale.jsonl", speed.scale_table),
     ("speed: origin", "speed.md", "speed.json", speed.speed_origin),
@@ -81,6 +84,10 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["agnews"]:
         lines = (json.dumps(selection.agnews_run(Path(run_dir))) for run_dir in arguments[1:])
         (RESULTS / "agnews.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    if arguments[:1] == ["exactness"]:
+        cases = exactness.exactness_cases([Path(folder) for folder in arguments[1:]])
+        text = "".join(f"{json.dumps(case, ensure_ascii=False)}\n" for case in cases)
+        (RESULTS / "exactness.jsonl").write_text(text, "utf-8")
     if arguments[:1] == ["spread"]:
         found = [spread.spread_sweep(Path(folder)) for folder in arguments[1:]]
         (RESULTS / "spread.jsonl").write_text("".join(f"{json.dumps(sweep)}\n" for sweep in found), "utf-8")

@@ -325,6 +325,6 @@ async def test_a_client_that_comes_and_goes_does_not_hold_rounds_up(tmp_path: Pa
             some.start("b", port, trainer=Flapping(SIZE, seed=1, client_id="b", train_s=30.0))
             await run.finished()
     records = log_of(tmp_path / "run")
-    assert proxy.connections > 3
+    assert proxy.connections >= 3
     assert all(timeout_s <= record.round_latency_s < 5 * timeout_s for record in records)
     assert [record.deadline_s for record in records] == [timeout_s] * 3
