@@ -24,7 +24,7 @@ test-slow: $(READY)
 COVERED ?= tests
 coverage: $(READY)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -m "not realtime" $(COVERED)
+	$(BIN)/coverage run -m pytest -q -n 2 -m "not realtime and not slow" $(COVERED)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report
