@@ -16,8 +16,8 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, RoundRecord
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
-from pausefl_server.rounds.deadline import answers_needed, derived_deadline_s
-from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.rounds.deadline import Patience, answers_needed, derived_deadline_s
+from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import Acknowledge, JobDropped, Lost, Pinged, Refusal, Register, Shutdown, Update
@@ -205,10 +205,10 @@ class Coordinator(Actor[_Message]):
     async def _collect(self, open_round: OpenRound) -> None:
         """Handle messages until enough clients have answered or all are overdue, or the run is to end."""
         while open_round.due and not open_round.is_answered and not self.stopped_because:
-            patience_s = min(open_round.due.values()) - self._now_s()
-            if patience_s > 0 and await self.pump(patience_s):
-                await self.drain()
-            else:
+            # At least what has come is heard, also where the server is late itself.
+            await self.pump(max(0.0, min(open_round.due.values()) - self._now_s()))
+            await self.drain()
+            if not open_round.is_answered and not self.stopped_because:
                 for client_id in open_round.give_up(self._now_s()):
                     self._unlogged.events.add(LogEvent("missed", client_id, "gave no answer in time"))
         if open_round.is_answered:
@@ -272,8 +272,8 @@ class Coordinator(Actor[_Message]):
         end = budgets_end(self.state.table, self._settings.budget, self.state.round, self.state.policy.m)
         self._observer.round_committed(record, self.state, end)
         every = self._settings.evaluation_every
-        if every and record.round % every == 0 and record.round < self._settings.rounds and not self._evaluator.stopped:
-            await self._evaluator.tell(Evaluate(record.round, self.theta, subset=True))
+        if every and record.round % every == 0 and record.round < self._settings.rounds:
+            self._evaluator.consider(record.round, self.theta)
         self._members.send_pings(self._now_s(), busy)
 
     # -- waiting for clients
@@ -320,10 +320,9 @@ class Coordinator(Actor[_Message]):
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Handle messages until `condition` holds or the run is to end; False after `timeout_s`."""
-        until_s = self._now_s() + timeout_s
+        patience = Patience(timeout_s, self._now_s())
         while not condition() and not self.stopped_because:
-            left_s = until_s - self._now_s()
-            if left_s <= 0:
+            if (left_s := patience.left_s(self._now_s())) <= 0:
                 return False
             await self.pump(left_s)
         return True
