@@ -20,7 +20,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.host_limits import ADVICE, advice
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
-from pausefl_server.storage import seals
+from pausefl_server.storage import seals, store
 
 CLIENTS = ("<script>", "$x$", "c")
 """Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
