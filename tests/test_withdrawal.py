@@ -219,7 +219,7 @@ async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
         r.actor.offer(Withdraw(1, 1))
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
         r.stream.give(pb.ClientMessage(result=result).SerializeToString())
-        assert await r.told() == JobDropped("client-1", 1)
+        assert await r.told() == JobDropped("client-1", 1, 1)
         await r.accepts_the_next_job()
 
 
@@ -238,7 +238,7 @@ async def test_a_job_is_withdrawn_when_its_round_ends_or_its_client_comes_back_l
         await a.next_job()  # round 2: b missed the first
         back = await r.join("c")
         await a.answer(2)
-        await r.coordinator.tell(JobDropped("b", 1))
+        await r.coordinator.tell(JobDropped("b", 1, 1))
         await r.played()
         assert (1, 1) in b.withdrawn
         assert back.withdrawn == [(1, 1)]

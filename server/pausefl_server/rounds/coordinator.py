@@ -21,7 +21,7 @@ from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import Acknowledge, JobDropped, Lost, Pinged, Refusal, Register, Shutdown, Update
-from pausefl_server.rounds.open_round import OpenRound, aggregate, observe, reconciled
+from pausefl_server.rounds.open_round import OpenRound, aggregate, observe, reconciled, unsettled
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop
 from pausefl_server.rounds.stopwatch import RunStopwatch
@@ -96,6 +96,8 @@ class Coordinator(Actor[_Message]):
 
     async def receive(self, message: _Message) -> pb.Welcome | None:
         """Take in what clients send and what happens to them, also while a round is open."""
+        if isinstance(message, Update | Refusal | JobDropped):
+            self._members.answered(message)
         match message:
             case Register():
                 return self._register(message)
@@ -109,7 +111,7 @@ class Coordinator(Actor[_Message]):
                     self._observer.pinged(row, ping_s)
             case Refusal():
                 self._take_refusal(message)
-            case JobDropped(client_id, round_):
+            case JobDropped(client_id, round_, _):
                 self._unlogged.events.add(LogEvent("withdrawn", client_id, f"dropped its job of round {round_} unpaid"))
             case Shutdown(reason):
                 self._stop("interrupted", reason)
@@ -224,9 +226,8 @@ class Coordinator(Actor[_Message]):
         while open_round.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
         self._open = None
-        asked = f"may have released for round {open_round.job.round}"
-        unsettled = [LogEvent("unsettled", client_id, asked) for client_id in open_round.due if is_private]
-        self._unlogged.events.put_back([*open_round.abandoned(), *self._unlogged.events.take(), *unsettled])
+        owed = [unsettled(client_id, open_round.job.round) for client_id in open_round.due if is_private]
+        self._unlogged.events.put_back([*open_round.abandoned(), *self._unlogged.events.take(), *owed])
 
     async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
         """Make the model and the round durable, then the run's state."""
@@ -337,8 +338,9 @@ class Coordinator(Actor[_Message]):
         if self._open is not None and (job := self._open.returned(client_id, now_s)) is not None:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
             self._members.offer(client_id, job)
-        else:
-            self._members.withdraw_job(client_id)  # it may still work on the job that it had when its stream broke
+        elif (withdrawn := self._members.withdraw_job(client_id)) is not None and self._settings.budget is not None:
+            # It may still work on the job that it had when its stream broke, and charge it after this hello.
+            self._unlogged.events.add(unsettled(client_id, withdrawn.round))
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:

@@ -256,6 +256,11 @@ def reconciled(message: Update | Refusal) -> LogEvent:
     )
 
 
+def unsettled(client_id: str, round: int) -> LogEvent:
+    """What the log is to know of a client that may charge a job of which it says no more."""
+    return LogEvent("unsettled", client_id, f"may have released for round {round}")
+
+
 def aggregate(
     open_round: OpenRound, late: Sequence[WeightedUpdate], state: RunState, model: GlobalModel, settings: ServerSettings
 ) -> GlobalModel:
