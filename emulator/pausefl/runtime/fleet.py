@@ -70,6 +70,16 @@ class _Host:
     starts_at_s: float = 0.0
     """When it was started, or is to be started again (the monotonic clock)."""
 
+    def has_left(self, round: int) -> bool:
+        """Whether its clients are gone for good by this round."""
+        return self.group.leave_round is not None and round >= self.group.leave_round
+
+    def stop_calling(self) -> None:
+        """Ask the process to leave, if it is told of rounds."""
+        if self.roll_calls is not None:
+            self.roll_calls.close()
+            self.roll_calls = None
+
     def is_to_return(self) -> bool:
         """Count one more restart, and say when it is due; False when there were too many."""
         now_s = time.monotonic()
@@ -100,6 +110,7 @@ class Fleet:
         self._hosts = [] if self._is_virtual else list(_hosts(experiment))
         self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
         self._returning: list[_Host] = []  # those to be started again
+        self._called = 0  # the last round with which clients came or went
         self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
         self._failures = FailureLog(run_dir / "clients.log") if experiment.privacy.enabled else None
         self._interrupts = 0
@@ -209,7 +220,7 @@ class Fleet:
     def _start_again(self) -> None:
         due = [host for host in self._returning if host.starts_at_s <= time.monotonic()]
         self._returning = [host for host in self._returning if host not in due]
-        self._start_hosts(due)
+        self._start_hosts(host for host in due if not host.has_left(self._called))
 
     def _start_hosts(self, hosts: Iterable[_Host]) -> None:
         context = client_context(needs_torch=self._experiment.workload.model != "synthetic")
@@ -225,23 +236,26 @@ class Fleet:
             for end in (theirs, told):
                 if end is not None:
                     end.close()
+            self._call(host)
 
     def _sync_clients(self, round: int) -> None:
         """Start, notify and end processes, so that the clients of this round are there."""
         assert self._presence is not None
-        present = self._presence.at(round)
-        self._start_hosts(h for h in self._hosts if h.process is None and not present.isdisjoint(h.client_ids))
+        self._called, present = round, self._presence.at(round)
         for host in self._hosts:
-            if host.process is None or host.roll_calls is None:
-                continue
-            if host.group.leave_round is None or round < host.group.leave_round:
-                with suppress(OSError):  # it has died, which `_on_exit` reports
-                    host.roll_calls.send(round)
-                continue
-            if host.group.leave == "kill":
-                host.process.kill()
-            host.roll_calls.close()
-            host.roll_calls = None
+            if not host.has_left(round):
+                self._call(host)
+            elif host.process is not None and host.roll_calls is not None:
+                if host.group.leave == "kill":
+                    host.process.kill()
+                host.stop_calling()
+        self._start_hosts(h for h in self._hosts if h.process is None and not present.isdisjoint(h.client_ids))
+
+    def _call(self, host: _Host) -> None:
+        """Tell a process which round was called last, if it is there and is told of rounds."""
+        if host.roll_calls is not None:
+            with suppress(OSError):  # it has died, which `_on_exit` reports
+                host.roll_calls.send(self._called)
 
     def _on_exit(self, process: ForkServerProcess, view: View, playing: bool) -> None:
         """A client process has ended: expected at the end of a run, fatal before its first round."""
@@ -254,8 +268,10 @@ class Fleet:
         if not playing:
             raise PauseflError(f"{message}: {last_line(self._run_dir / 'clients.log')}")
         host = next(h for h in self._hosts if h.process is process)
-        # Where clients come and go, each round says which of them are to be there.
-        if self._presence is None and process.exitcode != BAD_INPUT and not self._interrupts and host.is_to_return():
+        was_asked_to = self._presence is not None and host.roll_calls is None
+        host.stop_calling()
+        may_return = not was_asked_to and process.exitcode != BAD_INPUT and not self._interrupts
+        if may_return and host.is_to_return():
             self._returning.append(host)
             message += f"; it is started again in {2 ** (host.restarts - 1)} s ({host.restarts} of {_RESTARTS_MAX})"
         view.show(Notice(message))
@@ -263,8 +279,7 @@ class Fleet:
     def _end_all(self) -> None:
         """Wait a while for all processes to end by themselves, then kill those that remain."""
         for host in self._hosts:
-            if host.roll_calls is not None:
-                host.roll_calls.close()
+            host.stop_calling()
         processes = [p for p in (self._server, *self._clients.values()) if p is not None]
         at_once = self._interrupts > 1 or self._is_late()
         until_s = time.monotonic() + (0.0 if at_once else _END_WITHIN_S)
