@@ -2,7 +2,9 @@
 
 import multiprocessing
 import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
-from pausefl_process.ending import DRAIN_S
+from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import (
     Done,
     Failed,
@@ -54,6 +56,27 @@ class View(Protocol):
 
     def show(self, event: ProgressEvent) -> None:
         """Take one event."""
+
+
+class OneAtATime:
+    """A view that a signal's handler may show an event while another is shown: it waits for its turn."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._waiting: deque[ProgressEvent] = deque()
+        self._is_showing = False
+
+    def show(self, event: ProgressEvent) -> None:
+        """Take one event."""
+        self._waiting.append(event)
+        if self._is_showing:
+            return
+        self._is_showing = True
+        try:
+            while self._waiting:
+                self._view.show(self._waiting.popleft())
+        finally:
+            self._is_showing = False
 
 
 @dataclass
@@ -128,6 +151,7 @@ class Fleet:
 
         KeyboardInterrupt where a signal ended it before it had anything to write, or a second one at once.
         """
+        view = OneAtATime(view)
         with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as self._experiment:
             try:
                 self._watch(self._start_server(), view)
@@ -292,10 +316,15 @@ class Fleet:
 
     @contextmanager
     def _interruptible(self, view: View) -> Iterator[None]:
-        """The first Ctrl-C asks the server to finish, the second ends everything at once."""
+        """The first Ctrl-C asks the server to finish, the second ends everything at once.
+
+        A view whose reader takes nothing keeps this process from its end no longer than the server may take.
+        """
+        limits: list[threading.Timer] = []
 
         def interrupt(number: int, _: object) -> None:
             self._interrupts += 1
+            limits.append(end_within(DRAIN_S + _SERVER_LATE_S + _END_WITHIN_S))
             self.was_terminated = number == signal.SIGTERM
             self._ends_by_s = time.monotonic() + DRAIN_S + _SERVER_LATE_S
             if self._server is None:
@@ -315,6 +344,8 @@ class Fleet:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            for limit in limits:
+                limit.cancel()
 
 
 def _play_virtually(clients: ClientPlan, server: ServerPlan, *arguments: Any) -> None:
