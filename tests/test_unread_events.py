@@ -19,7 +19,7 @@ from rigs.waiting import wait_for
 
 def test_events_are_passed_on_in_order_by_a_thread() -> None:
     passed: list[ProgressEvent] = []
-    events = [Ready(1), Notice("x"), Done()]
+    events: list[ProgressEvent] = [Ready(1), Notice("x"), Done()]
     with posted(passed.append) as report:
         for event in events:
             report(event)

@@ -32,12 +32,24 @@ def verify_log(path: Path, commits: int) -> None:
         if not _is_readable(database):
             return  # it is empty, another program's or another version's, which opening it tells
         seals = dict(database.execute("SELECT subject, digest FROM seals"))
-        rounds = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")}
-        for subject in sorted(seals.keys() | rounds | {"meta"}):
-            kind, _, number = subject.partition(" ")
-            read = digest_of_round(database, int(number)) if kind == "round" else digest_of_table(database, kind)
-            if seals.get(subject) != read:
+        subjects = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")} | {"meta"}
+        if "evaluations" not in seals:  # all of them, as an earlier version sealed them
+            subjects |= {f"evaluations {round_}" for round_ in evaluated_rounds(database)}
+        for subject in sorted(seals.keys() | subjects):
+            if seals.get(subject) != _digest(database, subject):
                 raise unusable_log(path, f"{subject} is not what was written")
+
+
+def evaluated_rounds(database: sqlite3.Connection) -> list[int]:
+    """The rounds whose models were evaluated."""
+    return [row[0] for row in database.execute("SELECT DISTINCT round FROM evaluations ORDER BY round")]
+
+
+def _digest(database: sqlite3.Connection, subject: str) -> str:
+    kind, _, number = subject.partition(" ")
+    if number.isdecimal() and kind in _DIGESTS_BY_ROUND:
+        return _DIGESTS_BY_ROUND[kind](database, int(number))
+    return digest_of_table(database, subject)
 
 
 def _is_readable(database: sqlite3.Connection) -> bool:
@@ -59,9 +71,18 @@ def digest_of_round(database: sqlite3.Connection, round: int) -> str:
     return hashlib.sha256(repr([*parts]).encode()).hexdigest()
 
 
+def digest_of_evaluations(database: sqlite3.Connection, round: int) -> str:
+    """The seal of a round's evaluations, which may come when the round has long been committed."""
+    rows = database.execute("SELECT * FROM evaluations WHERE round = ? ORDER BY split, subset", (round,))
+    return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
+
+
 def digest_of_table(database: sqlite3.Connection, table: str) -> str:
     """The seal of a whole table."""
     if table not in _SEALED_TABLES:
         return "of a table that is not sealed"
     rows = database.execute(f"SELECT * FROM {table} ORDER BY 1, 2")
     return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
+
+
+_DIGESTS_BY_ROUND = {"round": digest_of_round, "evaluations": digest_of_evaluations}

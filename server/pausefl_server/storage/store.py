@@ -29,7 +29,15 @@ from pausefl_server.storage.rows import (
     record_of,
     round_row,
 )
-from pausefl_server.storage.seals import SCHEMA_VERSION, digest_of_round, digest_of_table, unusable_log, verify_log
+from pausefl_server.storage.seals import (
+    SCHEMA_VERSION,
+    digest_of_evaluations,
+    digest_of_round,
+    digest_of_table,
+    evaluated_rounds,
+    unusable_log,
+    verify_log,
+)
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -125,7 +133,7 @@ class Store:
         rows = [(round, e.split, int(e.subset), e.n_examples, e.accuracy, e.loss) for e in evaluations]
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._seal_table("evaluations")
+            self._seal_evaluations(round)
             for metric in {e.metric for e in evaluations} - {self.meta("metric")}:
                 self._set_meta("metric", metric)
 
@@ -160,7 +168,6 @@ class Store:
                 self._forget_round(taken_back)
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(round, optimizer_state)
-            self._seal_table("evaluations")
 
     def attempts(self) -> dict[int, int]:
         """Which attempt at a round comes next, for each that was taken back or has failed; 1 for all others."""
@@ -188,6 +195,7 @@ class Store:
         for table in ("observations", "misses", "evaluations", "failed_attempts", "rounds"):
             self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
         self._seal_round(round)
+        self._seal_evaluations(round)
 
     def _set_meta(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
@@ -200,6 +208,13 @@ class Store:
 
     def _seal_round(self, round: int) -> None:
         self._seal(f"round {round}", digest_of_round(self._db, round))
+
+    def _seal_evaluations(self, round: int) -> None:
+        rounds = {round}
+        if self._db.execute("DELETE FROM seals WHERE subject = 'evaluations'").rowcount:  # an earlier version's, of all
+            rounds |= set(evaluated_rounds(self._db))
+        for evaluated in rounds:
+            self._seal(f"evaluations {evaluated}", digest_of_evaluations(self._db, evaluated))
 
     def _seal_table(self, table: str) -> None:
         self._seal(table, digest_of_table(self._db, table))
