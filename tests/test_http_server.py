@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -150,6 +151,30 @@ def test_whoever_asks_byte_by_byte_is_cut_off() -> None:
         assert closed_within(server, 10)
         done.set()
         dripping.join()
+
+
+@pytest.mark.parametrize("request_begun", [b"GET /hello HTTP/1.1\r\nHo", b"NONSENSE\r\n\r\n" * 1000])
+def test_a_reader_that_breaks_its_connection_leaves_no_traceback(
+    request_begun: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = WebServer("127.0.0.1", 0, {"/hello": hello}, key="metrics.port")
+    with socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as reader:
+        reader.sendall(request_begun)
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it ends by a reset
+    assert get(server, "/hello").status == 200
+    server.close()  # which waits for the threads
+    assert capsys.readouterr().err == ""
+
+
+def test_a_route_that_fails_leaves_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_: Mapping[str, str]) -> Response:
+        raise ZeroDivisionError
+
+    server = WebServer("127.0.0.1", 0, {"/fail": fail}, key="metrics.port")
+    with pytest.raises(http.client.RemoteDisconnected):
+        get(server, "/fail")
+    server.close()
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_an_answer_without_end_keeps_nobody_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:

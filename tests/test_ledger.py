@@ -376,3 +376,15 @@ def test_what_is_no_ledger_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="file is not a database"):
         Ledger(file, BUDGET, **HOLDER)
     assert file.read_bytes() == before
+
+
+def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) -> None:
+    """Its head is a safeguard beside it: on a full disk it may not be written."""
+    path = tmp_path / "a.db"
+    path.with_name("a.db-head").mkdir()
+    ledger = Ledger(path, BUDGET, **HOLDER)
+    release(ledger, 1)
+    assert ledger.released == 1
+    assert ledger.has_answered(key(1))
+    ledger.close()
+    assert verified_spend(path) == (1, BUDGET.spent(1))

@@ -101,6 +101,23 @@ def test_why_a_private_client_failed_is_found_in_its_log(tmp_path: Path, as_json
     assert list(log.news()) == ['client client-003 failed at round 7: ValueError: "x" is no number']
 
 
+def test_failures_are_found_in_a_log_that_was_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "clients.log"
+    path.write_text("a line of an earlier start\n" * 100)
+    log = FailureLog(path)
+    with path.open("a") as file:
+        file.write("a: round 1 failed: before\n")
+    assert list(log.news()) == ["client a failed at round 1: before"]
+    with path.open("a") as file:
+        file.write("a: round 2 failed: at the end\n")
+    path.replace(tmp_path / "clients.log.1")
+    assert list(log.news()) == []  # the new one is not there yet
+    path.write_text("a: round 3 failed: after\n")
+    assert list(log.news()) == ["client a failed at round 2: at the end", "client a failed at round 3: after"]
+    path.write_text("a: round 4 failed: x\n")  # cut, whatever did it
+    assert list(log.news()) == ["client a failed at round 4: x"]
+
+
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_server_on_a_terminal_speaks_to_people_unless_asked_for_json(tmp_path: Path, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,10 +38,10 @@ model_bytes = 200_000
 """
 
 
-def lacking(kind: str) -> str:
-    """Why this machine cannot shape with this qdisc, empty if it can."""
+def lacking(*kinds: str) -> str:
+    """Why this machine cannot shape with these qdiscs, empty if it can."""
     try:
-        probe({kind})
+        probe(set(kinds))
     except ConfigError as error:
         return str(error)
     return ""
@@ -132,6 +133,49 @@ def test_a_kernel_without_netem_is_one_clear_line() -> None:
         pytest.skip("this kernel has netem")
     assert reason.startswith("--netem: ")
     assert "\n" not in reason
+
+
+LIFE = """
+import os, signal, sys
+from pathlib import Path
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.netem import enter_namespace, kernel_network
+experiment, run_dir = parse_experiment(sys.argv[1]), Path(sys.argv[2])
+if sys.argv[3] == "enter":
+    enter_namespace(experiment.latency, experiment.links(), run_dir, "client-001")
+else:
+    with kernel_network(experiment, run_dir):
+        if sys.argv[3] == "build and be killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("qdisc", ["", "tbf", "netem"])
+def test_what_was_killed_can_be_started_again(tmp_path: Path, qdisc: str) -> None:
+    """A client process finds its namespace as the one before left it; a run, what the run before left."""
+    if reason := lacking(*([qdisc] if qdisc else [])):
+        pytest.skip(reason)
+    toml = """
+        clients.count = 2
+        selection.m = 1
+        latency.injection = "netem"
+        latency.delay.kind = "none"
+    """
+    toml += {
+        "": "",
+        "tbf": "latency.bandwidth = { down_bytes_per_s = 4e6, up_bytes_per_s = 4e6 }",
+        "netem": 'latency.up = { kind = "constant", value_s = 0.1 }',
+    }[qdisc]
+
+    def live(what: str) -> int:
+        return subprocess.run([sys.executable, "-c", LIFE, toml, str(tmp_path), what], check=False).returncode
+
+    assert live("build and be killed") == -signal.SIGKILL
+    assert [live("enter"), live("enter")] == [0, 0]
+    assert live("build and be killed") == -signal.SIGKILL
+    assert live("build") == 0
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert "pf" not in left
 
 
 @pytest.mark.end_to_end

@@ -20,7 +20,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.host_limits import ADVICE, advice
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
-from pausefl_server.storage import store
+from pausefl_server.storage import seals, store
 
 CLIENTS = ("<script>", "$x$", "c")
 """Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
@@ -277,7 +277,7 @@ def test_csv_holds_every_view(reported: Path) -> None:
 
 
 def test_it_reads_the_schema_the_server_writes() -> None:
-    assert str(store.SCHEMA_VERSION) == SCHEMA_VERSION
+    assert str(seals.SCHEMA_VERSION) == SCHEMA_VERSION
 
 
 @pytest.mark.parametrize("name", ["run.db", "summary.json", "config.toml"])

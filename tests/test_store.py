@@ -18,7 +18,8 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import digest
 from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.store import SCHEMA_VERSION, Store
+from pausefl_server.storage.seals import SCHEMA_VERSION
+from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import CommitRound, SaveEvaluations, SaveLateEvents, StoreActor
 from rigs.connections import opened_connections
 from rigs.log import fresh_store, observation, query, record, theta
@@ -164,6 +165,26 @@ def test_events_of_several_rounds_taken_back_stay_in_order() -> None:
             store.commit_round(record(t, events=(LogEvent("joined", client_id),)))
         store.go_back_to(0)
         assert [e.client_id for e in store.late_events()] == ["a", "b", "c"]
+
+
+def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
+    """A crash before all of them are played again: they are not read once more as what nobody knows of."""
+    with fresh_store() as (store, path):
+        for t, client_id in enumerate("abcd", start=1):
+            store.commit_round(record(t, observation(client_id), events=(LogEvent("joined", client_id),)))
+        store.save_late_events(5, [LogEvent("left", "d")])
+        store.go_back_to(1)
+        events = tuple(store.late_events())
+        assert [(e.kind, e.client_id) for e in events] == [
+            *(("joined", c) for c in "bcd"),
+            ("left", "d"),
+        ]
+        store.commit_round(record(2, observation("a"), attempt=2, events=events))
+        assert store.late_events() == []
+        store.close()
+        again = Store(path)  # which verifies the seals
+        assert again.late_events() == []
+        again.close()
 
 
 def test_facts_about_a_run_are_kept() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.storage.seals import digest_of_table
 from pausefl_server.storage.store import Store
 
 ROUNDS = 10
@@ -122,7 +123,9 @@ def test_flipped_bits_are_found_or_change_nothing(path: Path, seed: int) -> None
         ("DELETE FROM events WHERE round = 11", "round 11"),
         ("UPDATE rounds SET model_digest = 'other' WHERE round = 10", "round 10"),
         ("DELETE FROM rounds WHERE round = 10", "round 10"),
-        ("UPDATE evaluations SET accuracy = 1.0 WHERE round = 2", "evaluations"),
+        ("UPDATE evaluations SET accuracy = 1.0 WHERE round = 2", "evaluations 2"),
+        ("DELETE FROM evaluations WHERE round = 3", "evaluations 3"),
+        ("INSERT INTO evaluations VALUES (99, 'test', 1, 100, 1.0, 0.0)", "evaluations 99"),
         ("UPDATE optimizer_states SET state = zeroblob(200) WHERE round = 10", "optimizer_states"),
         ("UPDATE meta SET value = '0' WHERE key LIKE 'attempt%'", "meta"),
         ("DELETE FROM seals WHERE subject = 'round 5'", "round 5"),
@@ -137,6 +140,43 @@ def test_a_changed_row_is_named(path: Path, change: str, found: str) -> None:
     database.commit()
     database.close()
     assert f"({found} is not what was written); restore it from a copy" in refusal(path)
+
+
+def test_a_new_evaluation_neither_reads_nor_seals_those_of_other_rounds(path: Path) -> None:
+    store = Store(path)
+    database = sqlite3.connect(path)
+    database.execute("UPDATE evaluations SET accuracy = 1.0 WHERE round = 2")
+    database.commit()
+    database.close()
+    store.save_evaluations(11, [Evaluation("test", True, 100, 0.5, 1.0)])
+    store.close()
+    assert "evaluations 2 is not what was written" in refusal(path)
+
+
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_a_log_of_which_an_earlier_version_sealed_all_evaluations_at_once_goes_on(path: Path, goes_back: bool) -> None:
+    database = sqlite3.connect(path)
+    database.execute("DELETE FROM seals WHERE subject LIKE 'evaluations%'")
+    seal = digest_of_table(database, "evaluations")
+    database.execute("INSERT INTO seals VALUES ('evaluations', ?)", (seal,))
+    database.commit()
+    database.close()
+    shutil.copy(path, path.with_name("damaged.db"))
+    store = Store(path)
+    if goes_back:
+        store.go_back_to(8)
+    else:
+        store.save_evaluations(11, [Evaluation("test", True, 100, 0.5, 1.0)])
+    store.close()
+    store = Store(path)
+    assert [t for t, _ in store.evaluations()] == [*range(1, 9 if goes_back else 12)]
+    store.close()
+    damaged = sqlite3.connect(path.with_name("damaged.db"))
+    damaged.execute("UPDATE evaluations SET accuracy = 1.0 WHERE round = 2")
+    damaged.commit()
+    damaged.close()
+    with pytest.raises(ConfigError, match="evaluations is not what was written"):
+        Store(path.with_name("damaged.db"))
 
 
 def test_half_a_log_is_refused(path: Path) -> None:

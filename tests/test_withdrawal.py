@@ -145,6 +145,30 @@ async def test_training_that_ends_after_its_job_was_withdrawn_is_not_paid_for(tm
     assert privacy.ledger.released == 1
 
 
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+async def test_the_work_of_a_broken_stream_ends_before_the_next_job_begins(is_withdrawn: bool) -> None:
+    """With two trainers' threads: one client has one trainer, one ledger and one state."""
+    with ThreadPoolExecutor(2) as executor:
+        rig = SessionRig(executor=executor)
+        rig.trainer.gate.clear()
+        async with rig.running():
+            stream = await rig.server.welcome()
+            stream.give_job(rig.model, 1)
+            await asyncio.to_thread(rig.trainer.begun.wait, 20)
+            stream.give(None)
+            stream = await rig.server.welcome()
+            rig.trainer.begun.clear()
+            stream.give_job(rig.model, 2)
+            assert not await asyncio.to_thread(rig.trainer.begun.wait, 0.2)
+            if is_withdrawn:
+                withdraw(stream, 2)
+                assert await answer(stream) == (2, pb.STATUS_WITHDRAWN)
+                stream.give_job(rig.model, 3)
+            rig.trainer.gate.set()
+            assert (await stream.upload())[0].round == (3 if is_withdrawn else 2)
+    assert rig.trainer.rounds == [1, 3 if is_withdrawn else 2]
+
+
 async def test_an_update_that_is_paid_for_is_sent_all_the_same(tmp_path: Path) -> None:
     privacy = private(tmp_path, Clock())
     rig = SessionRig(privacy=privacy)
@@ -249,7 +273,7 @@ async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
         r.actor.offer(Withdraw(1, 1))
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
         r.stream.give(pb.ClientMessage(result=result).SerializeToString())
-        assert await r.told() == JobDropped("client-1", 1)
+        assert await r.told() == JobDropped("client-1", 1, 1)
         await r.accepts_the_next_job()
 
 
@@ -279,7 +303,7 @@ async def test_a_job_is_withdrawn_when_its_round_ends_or_its_client_comes_back_l
         await a.next_job()  # round 2: b missed the first
         back = await r.join("c")
         await a.answer(2)
-        await r.coordinator.tell(JobDropped("b", 1))
+        await r.coordinator.tell(JobDropped("b", 1, 1))
         await r.played()
         assert (1, 1) in b.withdrawn
         assert back.withdrawn == [(1, 1)]

@@ -103,6 +103,7 @@ class ClientSession:
         # The work for one key, under way or released but not acknowledged. It outlives the stream that asked for it:
         # asked again for the same key, the client sends the same bytes.
         self._kept: tuple[ReleaseKey, asyncio.Future[Work]] | None = None
+        self._working: asyncio.Future[Work] | None = None  # the work begun last, which may be under way
         self._withdrawals = Withdrawals()
         self._writing = asyncio.Lock()
         self.is_connected = False
@@ -304,8 +305,11 @@ class ClientSession:
             with contextlib.suppress(Withdrawn):  # then, and asked for again since
                 work = await asyncio.shield(self._kept[1])
                 return Work(work.released, work.loss, is_resent=True)
+        if self._working is not None and not self._working.done():
+            # Of a job whose stream broke: one thread at a time uses the trainer, its state and the ledger.
+            await download.withdrawn.guard(asyncio.wait([self._working]))
         future = awaitable(self._host.executor.submit(self._compute, download, key, submitted_s))
-        self._kept = key, future
+        self._kept, self._working = (key, future), future
         future.add_done_callback(self._forget_damaged)
         return await asyncio.shield(future)
 

@@ -4,6 +4,8 @@
 """
 
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
@@ -210,6 +212,13 @@ def from_line(line: str) -> ProgressEvent:
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object: {line!r}")
     return from_json(value)
+
+
+def write_event(event: ProgressEvent) -> None:
+    """Write the event to stdout as one line, past its buffer: a thread that waits here for a reader locks nothing."""
+    data, stdout = f"{to_line(event)}\n".encode(), sys.stdout.fileno()
+    while data:
+        data = data[os.write(stdout, data) :]
 
 
 def print_event(event: ProgressEvent) -> None:

@@ -11,7 +11,8 @@ class Head:
     """The count of a database's commits, in a file beside it for as long as the database is open or was not closed.
 
     It is written after each commit, and so never ahead of what is durable: it needs no fsync of its own. A database
-    that holds fewer has lost the end of its log. A file that was itself lost or torn says 0.
+    that holds fewer has lost the end of its log. A file that was itself lost or torn says 0. A full disk may leave too
+    low a count: a commit that is durable has not failed for that.
     """
 
     def __init__(self, database: Path) -> None:
@@ -27,10 +28,11 @@ class Head:
         return int(data) if len(data) == _DIGITS and data.isdigit() else 0
 
     def write(self, count: int) -> None:
-        """Note that so many commits are durable."""
-        if self._file is None:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
-        os.pwrite(self._file, f"{count:0{_DIGITS}}".encode(), 0)
+        """Note that so many commits are durable, if the disk takes it."""
+        with suppress(OSError):
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+            os.pwrite(self._file, f"{count:0{_DIGITS}}".encode(), 0)
 
     def close(self, *, keep: bool = False) -> None:
         """Forget it: the database was closed, so its log is part of it. `keep`: it could not be closed as it should."""

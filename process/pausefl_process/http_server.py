@@ -4,6 +4,7 @@ import errno
 import io
 import ipaddress
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -114,6 +115,11 @@ class _Server(ThreadingHTTPServer):
         """The end of every connection, whether it was answered or not."""
         super().shutdown_request(request)
         self._open.discard(request)
+
+    def handle_error(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: Any) -> None:
+        """Print what is wrong with this process; a reader that has broken its connection is none of that."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     def cut_off(self) -> None:
         """End all connections, wherever their threads are."""

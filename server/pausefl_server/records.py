@@ -29,8 +29,8 @@ EventKind = Literal[
     "dropped",
 ]
 """withdrawn: the client dropped a withdrawn job unpaid; late: its update came after its round; merged: that entered a
-later model; dropped: it was kept for one, and entered none; unsettled: the run was stopped while the client may have
-released."""
+later model; dropped: it was kept for one, and entered none; unsettled: the client may have released for a job, or may
+still do so, which no answer will tell."""
 
 
 Split = Literal["validation", "test"]

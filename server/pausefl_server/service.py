@@ -36,7 +36,15 @@ from pausefl_server.records import Evaluation
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.budget_exhaustion import budgets_end
 from pausefl_server.rounds.coordinator import Coordinator
-from pausefl_server.rounds.evaluation import Best, BestModelFile, Evaluate, EvaluateModel, EvaluatorActor, kept_best
+from pausefl_server.rounds.evaluation import (
+    Best,
+    BestModelFile,
+    Evaluate,
+    EvaluateModel,
+    EvaluatorActor,
+    kept_best,
+    waiting_models_max,
+)
 from pausefl_server.rounds.messages import Shutdown
 from pausefl_server.rounds.stopwatch import RunStopwatch
 from pausefl_server.selection.base import Oracle, Policy
@@ -184,7 +192,8 @@ async def serve(
             probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
             closing.enter_context(_shown(telemetry, endpoints.metrics, report, probes))
         best_so_far = kept_best(store.evaluations(), best_model)
-        evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, best_model)
+        waiting = waiting_models_max(theta_0.nbytes)
+        evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, best_model, waiting)
         missing = _missing(start, best_model, observer) if evaluate is not None else []
         monitor = platform.watch()
         closing.callback(monitor.close)

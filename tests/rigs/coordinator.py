@@ -22,7 +22,7 @@ from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord, Timing
 from pausefl_server.rounds.coordinator import Coordinator
-from pausefl_server.rounds.evaluation import EvaluatorActor
+from pausefl_server.rounds.evaluation import EvaluateModel, EvaluatorActor
 from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Lost, Register, Update, Withdraw
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All
@@ -131,19 +131,22 @@ class FakePeer(Actor[Any]):
 class CoordinatorRig:
     """A coordinator with its real store and log, which goes on with the run it finds; no client is connected yet."""
 
-    def __init__(self, folder: Path, policy: Policy | None = None, **changes: Any) -> None:
+    def __init__(
+        self, folder: Path, policy: Policy | None = None, evaluate: EvaluateModel | None = None, **changes: Any
+    ) -> None:
         self.settings = server_settings(SIZE, **{"privacy": PRIVATE, **changes})
         self.policy = policy or All(2)
         self.store = Store(folder / "run.db")
         self.checkpoint = Checkpoint(folder / "checkpoints")
         self.telemetry = Telemetry(self.settings)
         self.shown: list[ProgressEvent] = []
+        self.on_shown: Callable[[ProgressEvent], None] = lambda _: None
         self._news = asyncio.Event()
         self.asked: asyncio.Queue[FakePeer] = asyncio.Queue()
         self.theta_0 = np.linspace(-1, 1, SIZE, dtype=np.float32)
         store_actor = StoreActor(self.store, self.checkpoint)
         observer = Observers(self.telemetry, ProgressReporter(self.settings, self._show))
-        evaluator = EvaluatorActor(None, store_actor, observer)
+        evaluator = EvaluatorActor(evaluate, store_actor, observer, waiting_max=1)
         self._actors: list[Actor[Any]] = [store_actor, evaluator]
         start = restore(
             *(self.settings, self.policy, self.theta_0, self.store, self.checkpoint),
@@ -157,6 +160,7 @@ class CoordinatorRig:
 
     def _show(self, event: ProgressEvent) -> None:
         self.shown.append(event)
+        self.on_shown(event)
         self._news.set()
 
     @asynccontextmanager

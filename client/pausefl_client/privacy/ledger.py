@@ -141,8 +141,7 @@ class Ledger:
             if keeps:
                 self._db.execute("INSERT INTO kept VALUES (?, ?)", (charge.participation, noised))
         self.released, self.epsilon_spent, self._chain = charge.participation, charge.epsilon_spent, chain
-        with self._errors():
-            self._head.write(self.released)
+        self._head.write(self.released)
         self._log_bytes += _ROW_BYTES + (len(noised) if keeps else 0)
         self._is_settled = False
 

@@ -1,8 +1,10 @@
 """Why jobs failed, read from the clients' own log: in a private run the server is not told, as it might hold data."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 # As `pausefl_client.session` writes it.
@@ -15,7 +17,9 @@ class FailureLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read_bytes = path.stat().st_size if path.exists() else 0
+        self._inode, self._read_bytes = 0, 0
+        if path.exists():
+            self._inode, self._read_bytes = path.stat().st_ino, path.stat().st_size
         self._seen: set[str] = set()
 
     def news(self) -> Iterator[str]:
@@ -27,16 +31,28 @@ class FailureLog:
                 yield f"client {match[1]} failed at round {match[2]}: {match[3]}"
 
     def _unread(self) -> bytes:
-        """Whole lines written since the last call."""
+        """Whole lines written since the last call, also those before the log was rotated (`lifetime`)."""
         try:
             with self._path.open("rb") as file:
+                found, rest = os.fstat(file.fileno()), b""
+                if found.st_ino != self._inode or found.st_size < self._read_bytes:
+                    rest = self._rest_of_rotated()
+                    self._inode, self._read_bytes = found.st_ino, 0
                 file.seek(self._read_bytes)
                 data = file.read()
         except FileNotFoundError:
             return b""
         whole = data[: data.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
-        return whole
+        return rest + whole
+
+    def _rest_of_rotated(self) -> bytes:
+        """What was written to the file before its name became another's."""
+        with suppress(FileNotFoundError), self._path.with_name(f"{self._path.name}.1").open("rb") as file:
+            if os.fstat(file.fileno()).st_ino == self._inode:
+                file.seek(self._read_bytes)
+                return file.read()
+        return b""
 
 
 def _message(line: str) -> str:

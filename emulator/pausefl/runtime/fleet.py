@@ -2,7 +2,9 @@
 
 import multiprocessing
 import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
-from pausefl_process.ending import DRAIN_S
+from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import (
     Done,
     Failed,
@@ -65,6 +67,27 @@ SILENT: View = _SilentView()
 """Shows nothing of a run."""
 
 
+class OneAtATime:
+    """A view that a signal's handler may show an event while another is shown: it waits for its turn."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._waiting: deque[ProgressEvent] = deque()
+        self._is_showing = False
+
+    def show(self, event: ProgressEvent) -> None:
+        """Take one event."""
+        self._waiting.append(event)
+        if self._is_showing:
+            return
+        self._is_showing = True
+        try:
+            while self._waiting:
+                self._view.show(self._waiting.popleft())
+        finally:
+            self._is_showing = False
+
+
 @dataclass
 class _Host:
     """A client process to be: its clients belong to one group."""
@@ -78,6 +101,16 @@ class _Host:
     """In a row."""
     starts_at_s: float = 0.0
     """When it was started, or is to be started again (the monotonic clock)."""
+
+    def has_left(self, round: int) -> bool:
+        """Whether its clients are gone for good by this round."""
+        return self.group.leave_round is not None and round >= self.group.leave_round
+
+    def stop_calling(self) -> None:
+        """Ask the process to leave, if it is told of rounds."""
+        if self.roll_calls is not None:
+            self.roll_calls.close()
+            self.roll_calls = None
 
     def is_to_return(self) -> bool:
         """Count one more restart, and say when it is due; False when there were too many."""
@@ -109,6 +142,7 @@ class Fleet:
         self._hosts = [] if self._is_virtual else list(_hosts(experiment))
         self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
         self._returning: list[_Host] = []  # those to be started again
+        self._called = 0  # the last round with which clients came or went
         self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
         self._failures = FailureLog(run_dir / "clients.log") if experiment.privacy.enabled else None
         self._interrupts = 0
@@ -126,6 +160,7 @@ class Fleet:
 
         KeyboardInterrupt where a signal ended it before it had anything to write, or a second one at once.
         """
+        view = OneAtATime(view)
         with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as self._experiment:
             try:
                 self._watch(self._start_server(), view)
@@ -218,7 +253,7 @@ class Fleet:
     def _start_again(self) -> None:
         due = [host for host in self._returning if host.starts_at_s <= time.monotonic()]
         self._returning = [host for host in self._returning if host not in due]
-        self._start_hosts(due)
+        self._start_hosts(host for host in due if not host.has_left(self._called))
 
     def _start_hosts(self, hosts: Iterable[_Host]) -> None:
         context = client_context(needs_torch=self._experiment.workload.model != "synthetic")
@@ -234,23 +269,26 @@ class Fleet:
             for end in (theirs, told):
                 if end is not None:
                     end.close()
+            self._call(host)
 
     def _sync_clients(self, round: int) -> None:
         """Start, notify and end processes, so that the clients of this round are there."""
         assert self._presence is not None
-        present = self._presence.at(round)
-        self._start_hosts(h for h in self._hosts if h.process is None and not present.isdisjoint(h.client_ids))
+        self._called, present = round, self._presence.at(round)
         for host in self._hosts:
-            if host.process is None or host.roll_calls is None:
-                continue
-            if host.group.leave_round is None or round < host.group.leave_round:
-                with suppress(OSError):  # it has died, which `_on_exit` reports
-                    host.roll_calls.send(round)
-                continue
-            if host.group.leave == "kill":
-                host.process.kill()
-            host.roll_calls.close()
-            host.roll_calls = None
+            if not host.has_left(round):
+                self._call(host)
+            elif host.process is not None and host.roll_calls is not None:
+                if host.group.leave == "kill":
+                    host.process.kill()
+                host.stop_calling()
+        self._start_hosts(h for h in self._hosts if h.process is None and not present.isdisjoint(h.client_ids))
+
+    def _call(self, host: _Host) -> None:
+        """Tell a process which round was called last, if it is there and is told of rounds."""
+        if host.roll_calls is not None:
+            with suppress(OSError):  # it has died, which `_on_exit` reports
+                host.roll_calls.send(self._called)
 
     def _on_exit(self, process: ForkServerProcess, view: View, playing: bool) -> None:
         """A client process has ended: expected at the end of a run, fatal before its first round."""
@@ -263,8 +301,10 @@ class Fleet:
         if not playing:
             raise PauseflError(f"{message}: {last_line(self._run_dir / 'clients.log')}")
         host = next(h for h in self._hosts if h.process is process)
-        # Where clients come and go, each round says which of them are to be there.
-        if self._presence is None and process.exitcode != BAD_INPUT and not self._interrupts and host.is_to_return():
+        was_asked_to = self._presence is not None and host.roll_calls is None
+        host.stop_calling()
+        may_return = not was_asked_to and process.exitcode != BAD_INPUT and not self._interrupts
+        if may_return and host.is_to_return():
             self._returning.append(host)
             message += f"; it is started again in {2 ** (host.restarts - 1)} s ({host.restarts} of {_RESTARTS_MAX})"
         view.show(Notice(message))
@@ -272,8 +312,7 @@ class Fleet:
     def _end_all(self) -> None:
         """Wait a while for all processes to end by themselves, then kill those that remain."""
         for host in self._hosts:
-            if host.roll_calls is not None:
-                host.roll_calls.close()
+            host.stop_calling()
         processes = [p for p in (self._server, *self._clients.values()) if p is not None]
         at_once = self._interrupts > 1 or self._is_late()
         until_s = time.monotonic() + (0.0 if at_once else _END_WITHIN_S)
@@ -286,10 +325,15 @@ class Fleet:
 
     @contextmanager
     def _interruptible(self, view: View) -> Iterator[None]:
-        """The first Ctrl-C asks the server to finish, the second ends everything at once."""
+        """The first Ctrl-C asks the server to finish, the second ends everything at once.
+
+        A view whose reader takes nothing keeps this process from its end no longer than the server may take.
+        """
+        limits: list[threading.Timer] = []
 
         def interrupt(number: int, _: object) -> None:
             self._interrupts += 1
+            limits.append(end_within(DRAIN_S + _SERVER_LATE_S + _END_WITHIN_S))
             self.was_terminated = number == signal.SIGTERM
             self._ends_by_s = time.monotonic() + DRAIN_S + _SERVER_LATE_S
             if self._server is None:
@@ -309,6 +353,8 @@ class Fleet:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            for limit in limits:
+                limit.cancel()
 
 
 def _play_virtually(clients: ClientPlan, server: ServerPlan, *arguments: Any) -> None:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -123,7 +123,10 @@ def probe(kinds: set[str]) -> None:
 
 
 def enter_namespace(latency: LatencyTable, plans: Mapping[str, LinkPlan], run_dir: Path, client_id: str) -> None:
-    """Move this process (its main thread, before it starts others) into its namespace and shape the way up there."""
+    """Move this process (its main thread, before it starts others) into its namespace and shape the way up there.
+
+    A process that was killed and is started again finds the address and the shape of the one before.
+    """
     pyroute2 = _pyroute2()
     with _NAMESPACES.joinpath(_name(run_dir, client_id)).open() as namespace:
         pyroute2.netns.setns(namespace.fileno(), fork=False)
@@ -132,16 +135,17 @@ def enter_namespace(latency: LatencyTable, plans: Mapping[str, LinkPlan], run_di
     _, up = shapes(plans[client_id], latency.down_share, latency.time_scale)
     with pyroute2.IPRoute() as ip:
         (index,) = ip.link_lookup(ifname=f"{_digest(run_dir)}-{k}p")
-        ip.addr("add", index=index, address=str(subnet[k + 2]), prefixlen=subnet.prefixlen)
+        ip.addr("replace", index=index, address=str(subnet[k + 2]), prefixlen=subnet.prefixlen)
         ip.link("set", index=index, state="up")
         for qdisc in up.qdiscs():
-            ip.tc("add", index=index, **qdisc)
+            ip.tc("replace", index=index, **qdisc)
 
 
 def _build(run_dir: Path, links: dict[str, tuple[Shape, Shape]], subnet: IPv4Network, undo: ExitStack) -> None:
     pyroute2 = _pyroute2()
     ip = undo.enter_context(pyroute2.IPRoute())
     bridge = _digest(run_dir)
+    _remove_left_over(ip, bridge)
     ip.link("add", ifname=bridge, kind="bridge")
     (bridge_index,) = ip.link_lookup(ifname=bridge)
     undo.callback(ip.link, "del", index=bridge_index)
@@ -157,6 +161,17 @@ def _build(run_dir: Path, links: dict[str, tuple[Shape, Shape]], subnet: IPv4Net
         (peer,) = ip.link_lookup(ifname=f"{bridge}-{k}p")
         with _NAMESPACES.joinpath(name).open() as namespace:
             ip.link("set", index=peer, net_ns_fd=namespace.fileno())
+
+
+def _remove_left_over(ip: Any, bridge: str) -> None:
+    """Remove what a run of this directory that was killed has left; no other process plays it, as it is locked."""
+    for namespace in sorted(_NAMESPACES.glob(f"{bridge}-*")):
+        _ip_netns("delete", namespace.name)
+    for link in ip.get_links():
+        name = link.get_attr("IFLA_IFNAME")
+        if name == bridge or name.startswith(f"{bridge}-"):
+            with suppress(_pyroute2().NetlinkError):  # the other end of a pair went with it, or with its namespace
+                ip.link("del", index=link["index"])
 
 
 def _ip_netns(*arguments: str) -> None:

@@ -27,13 +27,17 @@ from pausefl_process.events import (
     RoundCommitted,
     WaitingForClients,
     print_event,
+    write_event,
 )
 from pausefl_process.logs import is_json, is_quiet
+from pausefl_process.outbox import posted
 
 LAST_ROUNDS = 8
 LAST_MESSAGES = 3
 NAMED_CLIENTS = 5
 PLAIN_INTERVAL_S = 0.5
+# A reader that has not taken a process's last events by then gets no more.
+_READ_WITHIN_S = 3.0
 
 
 class LiveView(Protocol):
@@ -63,7 +67,8 @@ def printed_events(title: str) -> Iterator[Report]:
     if is_quiet():
         yield QuietView().show
     elif is_json() or not console.is_terminal:
-        yield print_event
+        with posted(write_event, end_within_s=_READ_WITHIN_S) as report:
+            yield report
     else:
         with PlainView(console, title) as view:
             yield view.show

@@ -16,12 +16,12 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, RoundRecord
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
-from pausefl_server.rounds.deadline import answers_needed, derived_deadline_s
-from pausefl_server.rounds.evaluation import Evaluate, EvaluatorActor
+from pausefl_server.rounds.deadline import Patience, answers_needed, derived_deadline_s
+from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import Acknowledge, JobDropped, Lost, Pinged, Refusal, Register, Shutdown, Update
-from pausefl_server.rounds.open_round import OpenRound, aggregate, observe, reconciled
+from pausefl_server.rounds.open_round import OpenRound, aggregate, observe, reconciled, unsettled
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop
 from pausefl_server.rounds.stopwatch import RunStopwatch
@@ -96,6 +96,8 @@ class Coordinator(Actor[_Message]):
 
     async def receive(self, message: _Message) -> pb.Welcome | None:
         """Take in what clients send and what happens to them, also while a round is open."""
+        if isinstance(message, Update | Refusal | JobDropped):
+            self._members.answered(message)
         match message:
             case Register():
                 return self._register(message)
@@ -109,7 +111,7 @@ class Coordinator(Actor[_Message]):
                     self._observer.pinged(row, ping_s)
             case Refusal():
                 self._take_refusal(message)
-            case JobDropped(client_id, round_):
+            case JobDropped(client_id, round_, _):
                 self._unlogged.events.add(LogEvent("withdrawn", client_id, f"dropped its job of round {round_} unpaid"))
             case Shutdown(reason):
                 self._stop("interrupted", reason)
@@ -205,10 +207,10 @@ class Coordinator(Actor[_Message]):
     async def _collect(self, open_round: OpenRound) -> None:
         """Handle messages until enough clients have answered or all are overdue, or the run is to end."""
         while open_round.due and not open_round.is_answered and not self.stopped_because:
-            patience_s = min(open_round.due.values()) - self._now_s()
-            if patience_s > 0 and await self.pump(patience_s):
-                await self.drain()
-            else:
+            # At least what has come is heard, also where the server is late itself.
+            await self.pump(max(0.0, min(open_round.due.values()) - self._now_s()))
+            await self.drain()
+            if not open_round.is_answered and not self.stopped_because:
                 for client_id in open_round.give_up(self._now_s()):
                     self._unlogged.events.add(LogEvent("missed", client_id, "gave no answer in time"))
         if open_round.is_answered:
@@ -224,9 +226,8 @@ class Coordinator(Actor[_Message]):
         while open_round.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
         self._open = None
-        asked = f"may have released for round {open_round.job.round}"
-        unsettled = [LogEvent("unsettled", client_id, asked) for client_id in open_round.due if is_private]
-        self._unlogged.events.put_back([*open_round.abandoned(), *self._unlogged.events.take(), *unsettled])
+        owed = [unsettled(client_id, open_round.job.round) for client_id in open_round.due if is_private]
+        self._unlogged.events.put_back([*open_round.abandoned(), *self._unlogged.events.take(), *owed])
 
     async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
         """Make the model and the round durable, then the run's state."""
@@ -272,8 +273,8 @@ class Coordinator(Actor[_Message]):
         end = budgets_end(self.state.table, self._settings.budget, self.state.round, self.state.policy.m)
         self._observer.round_committed(record, self.state, end)
         every = self._settings.evaluation_every
-        if every and record.round % every == 0 and record.round < self._settings.rounds and not self._evaluator.stopped:
-            await self._evaluator.tell(Evaluate(record.round, self.theta, subset=True))
+        if every and record.round % every == 0 and record.round < self._settings.rounds:
+            self._evaluator.consider(record.round, self.theta)
         self._members.send_pings(self._now_s(), busy)
 
     # -- waiting for clients
@@ -320,10 +321,9 @@ class Coordinator(Actor[_Message]):
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Handle messages until `condition` holds or the run is to end; False after `timeout_s`."""
-        until_s = self._now_s() + timeout_s
+        patience = Patience(timeout_s, self._now_s())
         while not condition() and not self.stopped_because:
-            left_s = until_s - self._now_s()
-            if left_s <= 0:
+            if (left_s := patience.left_s(self._now_s())) <= 0:
                 return False
             await self.pump(left_s)
         return True
@@ -338,8 +338,9 @@ class Coordinator(Actor[_Message]):
         if self._open is not None and (job := self._open.returned(client_id, now_s)) is not None:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
             self._members.offer(client_id, job)
-        else:
-            self._members.withdraw_job(client_id)  # it may still work on the job that it had when its stream broke
+        elif (withdrawn := self._members.withdraw_job(client_id)) is not None and self._settings.budget is not None:
+            # It may still work on the job that it had when its stream broke, and charge it after this hello.
+            self._unlogged.events.add(unsettled(client_id, withdrawn.round))
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:

@@ -14,6 +14,8 @@ UNSEEN_S = 60.0
 LEAST_S, GREATEST_S = 10.0, 600.0
 RETRY_FACTOR = 3.0
 """How much longer each further attempt at a round waits: all clients may be slower than they were thought to be."""
+# A server that notices the end of a wait so late has stood still.
+_STALL_S = 0.25
 
 
 def derived_deadline_s(
@@ -31,6 +33,31 @@ def derived_deadline_s(
     expected_s = np.where(is_unseen, np.fmax(expected_s, UNSEEN_S * stretch), expected_s)
     deadline_s = RETRY_FACTOR**failed_attempts * max(LEAST_S, float(expected_s.max()))
     return min(GREATEST_S * stretch, deadline_s)
+
+
+def second_wait_s(late_s: float, wait_s: float) -> float:
+    """Seconds to wait once more after a wait of `wait_s` whose end was noticed `late_s` late; 0 unless by a stall.
+
+    A process that was stopped, or whose machine was, wakes to a timer that has run out and to messages that it has not
+    read yet.
+    """
+    return min(late_s, wait_s) if _STALL_S <= late_s < math.inf else 0.0
+
+
+class Patience:
+    """A wait that begins now, and the second one after it where the server stood still."""
+
+    def __init__(self, wait_s: float, now_s: float) -> None:
+        self._wait_s = wait_s
+        self._until_s = now_s + wait_s
+        self._is_first = True
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds that are left of it; not positive when it is over."""
+        if self._is_first and now_s >= self._until_s:
+            self._is_first = False
+            self._until_s = now_s + second_wait_s(now_s - self._until_s, self._wait_s)
+        return self._until_s - now_s
 
 
 def answers_needed(asked: int, m: int, spare: int, quorum: float) -> int:

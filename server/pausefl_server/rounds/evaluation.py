@@ -12,6 +12,9 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
 from pausefl_server.storage.store_actor import SaveEvaluations, StoreActor
 
+_WAITING_MAX = 256
+_WAITING_BYTES_MAX = 1_000_000_000
+
 
 class EvaluateModel(Protocol):
     """Evaluates a model, in this process or in another."""
@@ -72,16 +75,28 @@ class EvaluatorActor(Actor[Evaluate]):
         observer: RunObserver,
         best: Best | None = None,
         file: BestModelFile | None = None,
+        waiting_max: int = _WAITING_MAX,
     ) -> None:
-        """`best` is the best model of the run so far; `file` keeps each one that is better."""
-        # A slow evaluator keeps at most this many models in memory, then rounds' evaluations wait their turn.
-        super().__init__("evaluator", capacity=256)
+        """`best` is the best model of the run so far; `file` keeps each one that is better.
+
+        At most `waiting_max` models wait, in memory, for their evaluation.
+        """
+        super().__init__("evaluator", capacity=waiting_max)
         self.best = best
         self._file = file
         self._evaluate = evaluate
         self._store = store
         self._observer = observer
         self._is_lost = False
+        self._is_behind = False
+
+    def consider(self, round: int, theta: Vector) -> None:
+        """Evaluate θ_t on the subsets when its turn comes, or leave it out where too many models wait already."""
+        if self.stopped or self.offer(Evaluate(round, theta, subset=True)):
+            return
+        if not self._is_behind:
+            self._observer.noticed(f"round {round} is not evaluated, nor may later ones be: the evaluator is too slow")
+        self._is_behind = True
 
     async def receive(self, message: Evaluate) -> Sequence[Evaluation]:
         """Evaluate, write down, and keep the best; nothing where the evaluator is lost."""
@@ -120,6 +135,11 @@ class EvaluatorActor(Actor[Evaluate]):
         if self._is_lost:
             self._observer.noticed(f"the evaluator is back: accuracy goes on with round {round}")
         self._is_lost = False
+
+
+def waiting_models_max(model_bytes: int) -> int:
+    """How many models of this size may wait for a slow evaluator: 1 GB of them at most."""
+    return min(_WAITING_MAX, max(1, _WAITING_BYTES_MAX // model_bytes))
 
 
 def _is_rating(evaluation: Evaluation) -> bool:

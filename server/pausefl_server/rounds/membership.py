@@ -9,7 +9,18 @@ from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import PingRota
 from pausefl_server.records import LogEvent
 from pausefl_server.rounds.admission import check_hello, joined
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Peer, Register, SendPing, Withdraw
+from pausefl_server.rounds.messages import (
+    Acknowledge,
+    Dismiss,
+    Dispatch,
+    JobDropped,
+    Peer,
+    Refusal,
+    Register,
+    SendPing,
+    Update,
+    Withdraw,
+)
 from pausefl_server.settings import ServerSettings
 
 
@@ -25,7 +36,7 @@ class Membership:
         self._rota = PingRota(settings.pings_per_s)
         self._claims: dict[str, int] = {}  # how many releases each client counted when it first joined
         self._jobs: Counter[str] = Counter()  # how many each client was handed
-        self._last_jobs: dict[str, Withdraw] = {}  # how to take each client's last job back
+        self._last_jobs: dict[str, Withdraw] = {}  # how to take each client's last job back, until it answers
         self._expected: frozenset[str] = frozenset()  # the clients of the last roll call
         self._coming: frozenset[str] = frozenset()  # those that were new in it
         self._going: frozenset[str] = frozenset()  # those that were no longer in it
@@ -86,10 +97,17 @@ class Membership:
                 self._last_jobs[client_id] = Withdraw(message.round, message.attempt)
             peer.offer(message)
 
-    def withdraw_job(self, client_id: str) -> None:
-        """Take a client's last job back, if it is connected; nothing comes of it where that is answered already."""
-        if (peer := self._peers.get(client_id)) is not None and client_id in self._last_jobs:
-            peer.offer(self._last_jobs[client_id])
+    def answered(self, answer: Update | Refusal | JobDropped) -> None:
+        """Note that a job needs not be taken back."""
+        if self._last_jobs.get(answer.client_id) == Withdraw(answer.round, answer.attempt):
+            del self._last_jobs[answer.client_id]
+
+    def withdraw_job(self, client_id: str) -> Withdraw | None:
+        """Take a connected client's last job back, if it has not answered it; returns which."""
+        job = self._last_jobs.get(client_id)
+        if job is not None and (peer := self._peers.get(client_id)) is not None:
+            peer.offer(job)
+        return job
 
     def send_pings(self, now_s: float, busy: Container[str]) -> None:
         """Ping the idle clients whose turn it is."""

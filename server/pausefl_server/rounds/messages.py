@@ -139,6 +139,7 @@ class JobDropped:
 
     client_id: str
     round: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

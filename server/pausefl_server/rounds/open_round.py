@@ -14,6 +14,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import capped_shares, outliers
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord, Timing
+from pausefl_server.rounds.deadline import second_wait_s
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from pausefl_server.selection.base import Selection
 from pausefl_server.settings import ServerSettings
@@ -74,6 +75,8 @@ class OpenRound:
     """The clients no longer waited for; their latencies are still real seconds."""
     capped: list[LogEvent] = field(default_factory=list)
     """What clients said of themselves and was cut to what is plausible."""
+    extended_until_s: float = -math.inf
+    """Until when all are waited for where the server itself stood still; once a round."""
     outliers: dict[str, str] = field(default_factory=dict)
     """The clients whose updates were too great beside the others', and what to say of each."""
 
@@ -82,8 +85,8 @@ class OpenRound:
 
     @property
     def deadline_s(self) -> float:
-        """Until when the round waits; nothing moves it."""
-        return self.sent_s + self.timeout_s
+        """Until when the round waits; no client moves it."""
+        return max(self.sent_s + self.timeout_s, self.extended_until_s)
 
     def lacks(self, update: Update) -> bool:
         """Whether this is an answer that is still waited for."""
@@ -136,12 +139,23 @@ class OpenRound:
 
     def give_up(self, now_s: float) -> list[str]:
         """Wait no longer for the clients that are overdue; returns them."""
+        self._make_up_for_stall(now_s)
         overdue = [client_id for client_id, until_s in self.due.items() if until_s <= now_s]
         for client_id in overdue:
             is_lost = client_id in self.gone
             reason = "its stream broke and it did not come back in time" if is_lost else "gave no answer in time"
             self.miss(client_id, "lost" if is_lost else "timeout", reason, now_s)
         return overdue
+
+    def _make_up_for_stall(self, now_s: float) -> None:
+        """Wait for all clients once more where this is called late: their answers may lie unread."""
+        first_s = min((until_s for until_s in self.due.values() if until_s > -math.inf), default=now_s)
+        more_s = second_wait_s(now_s - first_s, self.timeout_s)
+        if more_s and self.extended_until_s == -math.inf:
+            self.extended_until_s = now_s + more_s
+            for client_id, until_s in self.due.items():
+                if until_s > -math.inf:
+                    self.due[client_id] = max(until_s, self.extended_until_s)
 
     def miss(self, client_id: str, kind: MissKind, reason: str, now_s: float) -> None:
         """Wait no longer for a client that is due, without an update that can be used."""
@@ -240,6 +254,11 @@ def reconciled(message: Update | Refusal) -> LogEvent:
         epsilon_spent=release.epsilon_spent,
         released=release.participation,
     )
+
+
+def unsettled(client_id: str, round: int) -> LogEvent:
+    """What the log is to know of a client that may charge a job of which it says no more."""
+    return LogEvent("unsettled", client_id, f"may have released for round {round}")
 
 
 def aggregate(

@@ -29,6 +29,8 @@ class PendingEvents:
         elif event.kind in _MERGED and (place := self._places.get(key)) is not None:
             self._merge(place, event)
         else:
+            if event.kind == "unsettled" and self._repeats.get(key, ("", 0))[0] == event.detail:
+                del self._events[self._places[key]]  # the same job: said after all that would settle it
             self._append(event)
             self._repeats[key] = event.detail, 1
 

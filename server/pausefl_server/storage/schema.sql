@@ -105,7 +105,7 @@ CREATE INDEX events_by_round ON events(round);
 
 -- What the rows were when they were written: a changed bit that SQLite cannot see is found when the run is resumed.
 CREATE TABLE seals (
-    subject TEXT PRIMARY KEY,          -- 'round 17': its rows in all tables of the log; or a table's name
+    subject TEXT PRIMARY KEY,          -- 'round 17': its rows in the tables of the log; 'evaluations 17'; or a table's name
     digest TEXT NOT NULL               -- SHA-256
 ) STRICT, WITHOUT ROWID;
 

@@ -1,13 +1,10 @@
 """The observation log on disk (run.db)."""
 
-import hashlib
-import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import fields, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib import resources
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +12,32 @@ import numpy as np
 
 from pausefl_process.files import sqlite_synchronous
 from pausefl_process.head import Head
-from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
-from pausefl_server.records import ACCURACY, Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
-
-SCHEMA_VERSION = 3
-
-_ROUND = (
-    *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
-    *("wall_clock_s", "selection_s", "model_digest", "details", "suspect", "deadline_s"),
+from pausefl_server.records import ACCURACY, Evaluation, LogEvent, Miss, RoundRecord
+from pausefl_server.storage.rows import (
+    EVENT_COLUMNS,
+    HOST_COLUMNS,
+    MISS_COLUMNS,
+    OBSERVATION_COLUMNS,
+    ROUND_COLUMNS,
+    event_values,
+    miss_values,
+    observation_of,
+    observation_row,
+    record_of,
+    round_row,
 )
-_EVENT = tuple(f.name for f in fields(LogEvent))
-_MISS = tuple(f.name for f in fields(Miss))
-_TIMING = tuple(f.name for f in fields(Timing))
-_HOST = tuple(f.name for f in fields(HostReport))
-_SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "host", "statistics"})
-_OBSERVATION = (*_SCALARS, *_TIMING, *_HOST, "statistics")
+from pausefl_server.storage.seals import (
+    SCHEMA_VERSION,
+    digest_of_evaluations,
+    digest_of_round,
+    digest_of_table,
+    evaluated_rounds,
+    unusable_log,
+    verify_log,
+)
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -50,7 +55,7 @@ class Store:
         self._head = Head(path)
         try:
             if verify and path.exists():
-                _verify(path, self._head.read())
+                verify_log(path, self._head.read())
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 self._open(path)
@@ -58,7 +63,7 @@ class Store:
                 self._db.close()
                 raise
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where what SQLite complains of is damaged
-            raise _unusable(path, error) from error
+            raise unusable_log(path, error) from error
 
     def _open(self, path: Path) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -93,7 +98,7 @@ class Store:
         """Write a round, its pings and optimizer's state, and what the next will have to know, in one transaction."""
         with self._transaction():
             self._write_attempt(_INSERT_ROUND, record, pings)
-            rows = [_observation_row(record.round, o) for o in record.observations]
+            rows = [observation_row(record.round, o) for o in record.observations]
             self._db.executemany(_INSERT_OBSERVATION, rows)
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(record.round, optimizer_state)
@@ -128,7 +133,7 @@ class Store:
         rows = [(round, e.split, int(e.subset), e.n_examples, e.accuracy, e.loss) for e in evaluations]
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._seal_table("evaluations")
+            self._seal_evaluations(round)
             for metric in {e.metric for e in evaluations} - {self.meta("metric")}:
                 self._set_meta("metric", metric)
 
@@ -144,7 +149,7 @@ class Store:
 
     def late_events(self) -> list[LogEvent]:
         """Events that no attempt at a round knows of yet."""
-        query = f"SELECT {', '.join(_EVENT)} FROM events WHERE attempt = 0 ORDER BY round, sequence"
+        query = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE attempt = 0 ORDER BY round, sequence"
         return [LogEvent(*row) for row in self._db.execute(query)]
 
     def failed_attempts(self) -> list[RoundRecord]:
@@ -163,7 +168,6 @@ class Store:
                 self._forget_round(taken_back)
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(round, optimizer_state)
-            self._seal_table("evaluations")
 
     def attempts(self) -> dict[int, int]:
         """Which attempt at a round comes next, for each that was taken back or has failed; 1 for all others."""
@@ -191,6 +195,7 @@ class Store:
         for table in ("observations", "misses", "evaluations", "failed_attempts", "rounds"):
             self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
         self._seal_round(round)
+        self._seal_evaluations(round)
 
     def _set_meta(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
@@ -202,10 +207,17 @@ class Store:
         self._seal_table("optimizer_states")
 
     def _seal_round(self, round: int) -> None:
-        self._seal(f"round {round}", _digest_of_round(self._db, round))
+        self._seal(f"round {round}", digest_of_round(self._db, round))
+
+    def _seal_evaluations(self, round: int) -> None:
+        rounds = {round}
+        if self._db.execute("DELETE FROM seals WHERE subject = 'evaluations'").rowcount:  # an earlier version's, of all
+            rounds |= set(evaluated_rounds(self._db))
+        for evaluated in rounds:
+            self._seal(f"evaluations {evaluated}", digest_of_evaluations(self._db, evaluated))
 
     def _seal_table(self, table: str) -> None:
-        self._seal(table, _digest_of_table(self._db, table))
+        self._seal(table, digest_of_table(self._db, table))
 
     def _seal(self, subject: str, digest: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO seals VALUES (?, ?)", (subject, digest))
@@ -227,18 +239,24 @@ class Store:
 
     def _write_attempt(self, insert: str, record: RoundRecord, pings: Iterable[Ping]) -> None:
         key = record.round, record.attempt
-        self._db.execute(insert, _round_row(record))
+        self._db.execute(insert, round_row(record))
         self._replace_late_events(record.round, ())
         self._insert_events(*key, record.events)
-        self._db.executemany(_INSERT_MISS, [(*key, *_miss_values(miss)) for miss in record.misses])
+        self._db.executemany(_INSERT_MISS, [(*key, *miss_values(miss)) for miss in record.misses])
         self._db.executemany(_INSERT_PING, [(p.round, p.client_id, p.ping_s) for p in pings])
 
     def _replace_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
-        self._db.execute("DELETE FROM events WHERE round = ? AND attempt = 0", (round,))
+        """Write what no attempt knows of yet. Where rounds were taken back, some of it stands with later ones."""
+        later = self._db.execute(
+            "SELECT DISTINCT round FROM events WHERE round > ? AND attempt = 0", (round,)
+        ).fetchall()
+        self._db.execute("DELETE FROM events WHERE round >= ? AND attempt = 0", (round,))
         self._insert_events(round, 0, events)
+        for (taken_back,) in later:
+            self._seal_round(taken_back)
 
     def _insert_events(self, round: int, attempt: int, events: Iterable[LogEvent]) -> None:
-        self._db.executemany(_INSERT_EVENT, [(round, attempt, *_event_values(event)) for event in events])
+        self._db.executemany(_INSERT_EVENT, [(round, attempt, *event_values(event)) for event in events])
 
 
 def read_rounds(database: sqlite3.Connection) -> list[RoundRecord]:
@@ -246,7 +264,7 @@ def read_rounds(database: sqlite3.Connection) -> list[RoundRecord]:
     failed: dict[int, list[RoundRecord]] = {}
     for attempt in _read_attempts(database, "failed_attempts", {}):
         failed.setdefault(attempt.round, []).append(attempt)
-    observations = _grouped(database, "observations", ("round",), _OBSERVATION, "client_id", _observation)
+    observations = _grouped(database, "observations", ("round",), OBSERVATION_COLUMNS, "client_id", observation_of)
     records = _read_attempts(database, "rounds", observations)
     return [replace(r, failed_attempts=tuple(failed[r.round])) if r.round in failed else r for r in records]
 
@@ -261,56 +279,12 @@ def _read_attempts(
     database: sqlite3.Connection, table: str, observations: dict[tuple[Any, ...], list[Any]]
 ) -> list[RoundRecord]:
     key = "round", "attempt"
-    events = _grouped(database, "events", key, _EVENT, "sequence", lambda row: LogEvent(*row))
-    misses = _grouped(database, "misses", key, _MISS, "client_id", lambda row: Miss(*row))
-    rows = database.execute(f"SELECT {', '.join((*_ROUND, *_HOST))} FROM {table} ORDER BY round, attempt")
+    events = _grouped(database, "events", key, EVENT_COLUMNS, "sequence", lambda row: LogEvent(*row))
+    misses = _grouped(database, "misses", key, MISS_COLUMNS, "client_id", lambda row: Miss(*row))
+    rows = database.execute(f"SELECT {', '.join((*ROUND_COLUMNS, *HOST_COLUMNS))} FROM {table} ORDER BY round, attempt")
     return [
-        _record(row, observations.get(row[:1], []), events.get(row[:2], []), misses.get(row[:2], [])) for row in rows
+        record_of(row, observations.get(row[:1], []), events.get(row[:2], []), misses.get(row[:2], [])) for row in rows
     ]
-
-
-def _verify(path: Path, commits: int) -> None:
-    """ConfigError where the log is not what was written, `commits` of them at least. Changes nothing."""
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
-        if found != "ok":
-            raise _unusable(path, found)
-        (held,) = database.execute("PRAGMA user_version").fetchone()
-        if held < commits:
-            raise _unusable(path, f"its last {commits - held} commits, which stood in {path.name}-wal, are lost")
-        if not _is_readable(database):
-            return  # it is empty, another program's or another version's, which opening it tells
-        seals = dict(database.execute("SELECT subject, digest FROM seals"))
-        rounds = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")}
-        for subject in sorted(seals.keys() | rounds | {"meta"}):
-            kind, _, number = subject.partition(" ")
-            read = _digest_of_round(database, int(number)) if kind == "round" else _digest_of_table(database, kind)
-            if seals.get(subject) != read:
-                raise _unusable(path, f"{subject} is not what was written")
-
-
-def _is_readable(database: sqlite3.Connection) -> bool:
-    """Whether it is a log of this version."""
-    if database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'seals'").fetchone() is None:
-        return False
-    version = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    return bool(version == (str(SCHEMA_VERSION),))
-
-
-def _unusable(path: Path, reason: object) -> ConfigError:
-    return ConfigError(f"{path}: cannot be used as a run's log ({reason}); restore it from a copy")
-
-
-def _digest_of_round(database: sqlite3.Connection, round: int) -> str:
-    parts = (database.execute(query, (round,)).fetchall() for query in _SELECT_ROUND)
-    return hashlib.sha256(repr([*parts]).encode()).hexdigest()
-
-
-def _digest_of_table(database: sqlite3.Connection, table: str) -> str:
-    if table not in _SEALED_TABLES:
-        return "of a table that is not sealed"
-    rows = database.execute(f"SELECT * FROM {table} ORDER BY 1, 2")
-    return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
 
 
 def _grouped(
@@ -329,12 +303,12 @@ def _grouped(
     return found
 
 
-_INSERT_ROUND = _insert("rounds", (*_ROUND, *_HOST))
-_INSERT_OBSERVATION = _insert("observations", ("round", *_OBSERVATION))
-_INSERT_FAILED = _insert("failed_attempts", (*_ROUND, *_HOST))
-_INSERT_MISS = _insert("misses", ("round", "attempt", *_MISS))
+_INSERT_ROUND = _insert("rounds", (*ROUND_COLUMNS, *HOST_COLUMNS))
+_INSERT_OBSERVATION = _insert("observations", ("round", *OBSERVATION_COLUMNS))
+_INSERT_FAILED = _insert("failed_attempts", (*ROUND_COLUMNS, *HOST_COLUMNS))
+_INSERT_MISS = _insert("misses", ("round", "attempt", *MISS_COLUMNS))
 _INSERT_PING = _insert("pings", ("round", "client_id", "ping_s"))
-_INSERT_EVENT = _insert("events", ("round", "attempt", *_EVENT))
+_INSERT_EVENT = _insert("events", ("round", "attempt", *EVENT_COLUMNS))
 _SELECT_ROUNDS_AFTER = (
     "SELECT round FROM rounds WHERE round > ? UNION SELECT round FROM failed_attempts WHERE round > ? ORDER BY 1 DESC"
 )
@@ -343,56 +317,4 @@ _SELECT_LAST_ATTEMPT = (
     " (SELECT round, attempt FROM rounds UNION ALL SELECT round, attempt FROM failed_attempts)"
     " WHERE round = ?"
 )
-_SELECT_ROUND = (
-    f"SELECT {', '.join((*_ROUND, *_HOST))} FROM rounds WHERE round = ?",
-    f"SELECT {', '.join((*_ROUND, *_HOST))} FROM failed_attempts WHERE round = ? ORDER BY attempt",
-    f"SELECT {', '.join(_OBSERVATION)} FROM observations WHERE round = ? ORDER BY client_id",
-    f"SELECT attempt, {', '.join(_MISS)} FROM misses WHERE round = ? ORDER BY attempt, client_id",
-    f"SELECT attempt, {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence",
-)
-_SEALED_TABLES = ("meta", "evaluations", "optimizer_states")
-_SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(_EVENT)} FROM events WHERE round = ? ORDER BY sequence"
-
-
-_event_values = attrgetter(*_EVENT)
-_miss_values = attrgetter(*_MISS)
-_scalar_values = attrgetter(*_SCALARS)
-_timing_values = attrgetter(*_TIMING)
-_host_values = attrgetter(*_HOST)
-
-
-def _round_row(record: RoundRecord) -> tuple[Any, ...]:
-    as_json = {
-        "chosen": json.dumps(record.chosen),
-        "weights": None if record.weights is None else json.dumps(record.weights),
-        "details": json.dumps(dict(record.details)),
-        "suspect": json.dumps(record.suspect),
-    }
-    values = (as_json[name] if name in as_json else getattr(record, name) for name in _ROUND)
-    return (*values, *_host_values(record.host))
-
-
-def _record(
-    row: tuple[Any, ...], observations: list[Observation], events: list[LogEvent], misses: list[Miss]
-) -> RoundRecord:
-    values = dict(zip(_ROUND, row[: len(_ROUND)], strict=True))
-    values["chosen"] = tuple(json.loads(values["chosen"]))
-    values["weights"] = None if values["weights"] is None else tuple(json.loads(values["weights"]))
-    values["details"] = json.loads(values["details"])
-    values["suspect"] = tuple(json.loads(values["suspect"]))
-    host = HostReport(*row[len(_ROUND) :])
-    return RoundRecord(
-        observations=tuple(observations), events=tuple(events), misses=tuple(misses), host=host, **values
-    )
-
-
-def _observation_row(round: int, o: Observation) -> tuple[Any, ...]:
-    statistics = json.dumps(dict(o.statistics)) if o.statistics else "{}"
-    return (round, *_scalar_values(o), *_timing_values(o.timing), *_host_values(o.host), statistics)
-
-
-def _observation(row: tuple[Any, ...]) -> Observation:
-    n, m = len(_SCALARS), len(_SCALARS) + len(_TIMING)
-    scalars = dict(zip(_SCALARS, row[:n], strict=True))
-    timing, host = Timing(*row[n:m]), HostReport(*row[m:-1])
-    return Observation(timing=timing, host=host, statistics=json.loads(row[-1]), **scalars)
+_SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? ORDER BY sequence"

@@ -30,6 +30,7 @@ from pausefl_process.lifetime import (
     write_output_to,
 )
 from pausefl_process.logs import is_json, set_up_log
+from pausefl_process.outbox import posted
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
@@ -76,13 +77,14 @@ def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable
     keep_freed_memory()
     write_output_to(run_dir / "server.log")
     set_up_log()
-    try:
-        work(_logged(events.send))
-    except PauseflError as error:
-        log.error("%s", error, exc_info=error.__cause__)
-        events.send(Failed(str(error), isinstance(error, ConfigError)))
-    else:
-        events.send(Done())
+    with posted(events.send) as report:
+        try:
+            work(_logged(report))
+        except PauseflError as error:
+            log.error("%s", error, exc_info=error.__cause__)
+            report(Failed(str(error), isinstance(error, ConfigError)))
+        else:
+            report(Done())
 
 
 def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:

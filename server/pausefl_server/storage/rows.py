@@ -1,0 +1,67 @@
+"""The rows of run.db's tables, and the records they stand for."""
+
+import json
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+from pausefl_process.host_monitor import HostReport
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+
+ROUND_COLUMNS = (
+    *("round", "attempt", "chosen", "weights", "round_latency_s", "cluster_penalty_s"),
+    *("wall_clock_s", "selection_s", "model_digest", "details", "suspect", "deadline_s"),
+)
+EVENT_COLUMNS = tuple(f.name for f in fields(LogEvent))
+MISS_COLUMNS = tuple(f.name for f in fields(Miss))
+_TIMING = tuple(f.name for f in fields(Timing))
+HOST_COLUMNS = tuple(f.name for f in fields(HostReport))
+_SCALARS = tuple(f.name for f in fields(Observation) if f.name not in {"timing", "host", "statistics"})
+OBSERVATION_COLUMNS = (*_SCALARS, *_TIMING, *HOST_COLUMNS, "statistics")
+
+event_values = attrgetter(*EVENT_COLUMNS)
+miss_values = attrgetter(*MISS_COLUMNS)
+_scalar_values = attrgetter(*_SCALARS)
+_timing_values = attrgetter(*_TIMING)
+_host_values = attrgetter(*HOST_COLUMNS)
+
+
+def round_row(record: RoundRecord) -> tuple[Any, ...]:
+    """A round as a row of `rounds` or `failed_attempts`."""
+    as_json = {
+        "chosen": json.dumps(record.chosen),
+        "weights": None if record.weights is None else json.dumps(record.weights),
+        "details": json.dumps(dict(record.details)),
+        "suspect": json.dumps(record.suspect),
+    }
+    values = (as_json[name] if name in as_json else getattr(record, name) for name in ROUND_COLUMNS)
+    return (*values, *_host_values(record.host))
+
+
+def record_of(
+    row: tuple[Any, ...], observations: list[Observation], events: list[LogEvent], misses: list[Miss]
+) -> RoundRecord:
+    """The round that a row, with those of the other tables, stands for."""
+    values = dict(zip(ROUND_COLUMNS, row[: len(ROUND_COLUMNS)], strict=True))
+    values["chosen"] = tuple(json.loads(values["chosen"]))
+    values["weights"] = None if values["weights"] is None else tuple(json.loads(values["weights"]))
+    values["details"] = json.loads(values["details"])
+    values["suspect"] = tuple(json.loads(values["suspect"]))
+    host = HostReport(*row[len(ROUND_COLUMNS) :])
+    return RoundRecord(
+        observations=tuple(observations), events=tuple(events), misses=tuple(misses), host=host, **values
+    )
+
+
+def observation_row(round: int, o: Observation) -> tuple[Any, ...]:
+    """An observation as a row of `observations`."""
+    statistics = json.dumps(dict(o.statistics)) if o.statistics else "{}"
+    return (round, *_scalar_values(o), *_timing_values(o.timing), *_host_values(o.host), statistics)
+
+
+def observation_of(row: tuple[Any, ...]) -> Observation:
+    """The observation that a row, without its round, stands for."""
+    n, m = len(_SCALARS), len(_SCALARS) + len(_TIMING)
+    scalars = dict(zip(_SCALARS, row[:n], strict=True))
+    timing, host = Timing(*row[n:m]), HostReport(*row[m:-1])
+    return Observation(timing=timing, host=host, statistics=json.loads(row[-1]), **scalars)

@@ -1,0 +1,88 @@
+"""Seals: digests of what was written to run.db, so that a resume finds a changed bit that SQLite cannot see."""
+
+import hashlib
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from pausefl_proto.errors import ConfigError
+from pausefl_server.storage.rows import EVENT_COLUMNS, HOST_COLUMNS, MISS_COLUMNS, OBSERVATION_COLUMNS, ROUND_COLUMNS
+
+SCHEMA_VERSION = 3
+
+_SELECT_ROUND = (
+    f"SELECT {', '.join((*ROUND_COLUMNS, *HOST_COLUMNS))} FROM rounds WHERE round = ?",
+    f"SELECT {', '.join((*ROUND_COLUMNS, *HOST_COLUMNS))} FROM failed_attempts WHERE round = ? ORDER BY attempt",
+    f"SELECT {', '.join(OBSERVATION_COLUMNS)} FROM observations WHERE round = ? ORDER BY client_id",
+    f"SELECT attempt, {', '.join(MISS_COLUMNS)} FROM misses WHERE round = ? ORDER BY attempt, client_id",
+    f"SELECT attempt, {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? ORDER BY sequence",
+)
+_SEALED_TABLES = ("meta", "evaluations", "optimizer_states")
+
+
+def verify_log(path: Path, commits: int) -> None:
+    """ConfigError where the log is not what was written, `commits` of them at least. Changes nothing."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise unusable_log(path, found)
+        (held,) = database.execute("PRAGMA user_version").fetchone()
+        if held < commits:
+            raise unusable_log(path, f"its last {commits - held} commits, which stood in {path.name}-wal, are lost")
+        if not _is_readable(database):
+            return  # it is empty, another program's or another version's, which opening it tells
+        seals = dict(database.execute("SELECT subject, digest FROM seals"))
+        subjects = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")} | {"meta"}
+        if "evaluations" not in seals:  # all of them, as an earlier version sealed them
+            subjects |= {f"evaluations {round_}" for round_ in evaluated_rounds(database)}
+        for subject in sorted(seals.keys() | subjects):
+            if seals.get(subject) != _digest(database, subject):
+                raise unusable_log(path, f"{subject} is not what was written")
+
+
+def evaluated_rounds(database: sqlite3.Connection) -> list[int]:
+    """The rounds whose models were evaluated."""
+    return [row[0] for row in database.execute("SELECT DISTINCT round FROM evaluations ORDER BY round")]
+
+
+def _digest(database: sqlite3.Connection, subject: str) -> str:
+    kind, _, number = subject.partition(" ")
+    if number.isdecimal() and kind in _DIGESTS_BY_ROUND:
+        return _DIGESTS_BY_ROUND[kind](database, int(number))
+    return digest_of_table(database, subject)
+
+
+def _is_readable(database: sqlite3.Connection) -> bool:
+    """Whether it is a log of this version."""
+    if database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'seals'").fetchone() is None:
+        return False
+    version = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    return bool(version == (str(SCHEMA_VERSION),))
+
+
+def unusable_log(path: Path, reason: object) -> ConfigError:
+    """What to say of a damaged log."""
+    return ConfigError(f"{path}: cannot be used as a run's log ({reason}); restore it from a copy")
+
+
+def digest_of_round(database: sqlite3.Connection, round: int) -> str:
+    """The seal of a round: of its rows in all tables."""
+    parts = (database.execute(query, (round,)).fetchall() for query in _SELECT_ROUND)
+    return hashlib.sha256(repr([*parts]).encode()).hexdigest()
+
+
+def digest_of_evaluations(database: sqlite3.Connection, round: int) -> str:
+    """The seal of a round's evaluations, which may come when the round has long been committed."""
+    rows = database.execute("SELECT * FROM evaluations WHERE round = ? ORDER BY split, subset", (round,))
+    return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
+
+
+def digest_of_table(database: sqlite3.Connection, table: str) -> str:
+    """The seal of a whole table."""
+    if table not in _SEALED_TABLES:
+        return "of a table that is not sealed"
+    rows = database.execute(f"SELECT * FROM {table} ORDER BY 1, 2")
+    return hashlib.sha256(repr(rows.fetchall()).encode()).hexdigest()
+
+
+_DIGESTS_BY_ROUND = {"round": digest_of_round, "evaluations": digest_of_evaluations}

@@ -1,0 +1,77 @@
+"""A client process that is killed in mid-run is started again, also where clients come and go."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rigs.command import query, rounds_in
+from rigs.waiting import wait_for
+
+pytestmark = pytest.mark.end_to_end
+
+EXPERIMENT = """
+[experiment]
+rounds = 100000
+[clients]
+connect_timeout_s = 30.0
+[clients.groups.original]
+count = 1
+[clients.groups.victim]
+count = 1
+{coming}
+[selection]
+policy = "all"
+m = 1
+[latency.delay]
+kind = "none"
+[workload]
+model = "synthetic"
+train_s = 0.02
+[metrics]
+enabled = false
+"""
+COMING = "[clients.groups.late]\ncount = 1\njoin_round = 3"
+
+
+def process_of(client_id: str, run: int) -> psutil.Process | None:
+    """The process that has this client's ledger open."""
+    for process in psutil.Process(run).children(recursive=True):
+        try:
+            if any(Path(file.path).name == f"{client_id}.db" for file in process.open_files()):
+                return process
+        except psutil.Error:
+            continue
+    return None
+
+
+@pytest.mark.parametrize("coming", ["", COMING], ids=["all are there", "some come later"])
+def test_a_client_process_that_was_killed_is_back_soon(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], coming: str
+) -> None:
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT.format(coming=coming))
+    run_dir = tmp_path / "run"
+    run = background("run", tmp_path / "experiment.toml", "--run-dir", run_dir)
+    wait_for(lambda: rounds_in(run_dir) >= 5, "five rounds", running=run)
+    victim = process_of("victim-000", run.pid)
+    assert victim is not None
+    killed_in = rounds_in(run_dir)
+    victim.kill()
+
+    def is_back() -> bool:
+        joined = query(
+            run_dir,
+            f"SELECT round FROM events WHERE kind = 'joined' AND client_id = 'victim-000' AND round > {killed_in}",
+        )
+        ((chosen,),) = query(run_dir, "SELECT chosen FROM rounds ORDER BY round DESC LIMIT 1")
+        return bool(joined) and "victim-000" in json.loads(str(chosen))
+
+    wait_for(is_back, "the client to take part again", 20.0, running=run)
+    os.kill(run.pid, signal.SIGINT)
+    assert run.wait(30) in (0, 130)
+    assert "pausefl-victim-000 ended (exit code -9)" in (tmp_path / "output").read_text()
