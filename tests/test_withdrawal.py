@@ -264,7 +264,7 @@ async def test_only_the_latest_withdrawn_jobs_are_remembered() -> None:
             result = pb.Result(round=t, attempt=1, status=pb.STATUS_WITHDRAWN)
             r.stream.give(pb.ClientMessage(result=result).SerializeToString())
         assert "which it was not asked for" in (await r.refused()).reason
-        assert await r.told() == JobDropped("client-1", 200)
+        assert await r.told() == JobDropped("client-1", 200, 1)
 
 
 async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
@@ -283,7 +283,7 @@ async def test_dropping_a_job_of_an_earlier_stream_leaves_the_job_at_hand_alone(
         await r.dispatch(round=2)
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
         r.stream.give(pb.ClientMessage(result=result).SerializeToString())
-        assert await r.told() == JobDropped("client-1", 1)
+        assert await r.told() == JobDropped("client-1", 1, 1)
         r.stream.give(upload(vector(5), round=2)[0])
         assert isinstance(await r.told(), Update)
 
