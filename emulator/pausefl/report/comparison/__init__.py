@@ -280,7 +280,7 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
 
 
 def _win_rate(row: Row) -> tuple[str, str]:
-    return ("–", "") if row.time_difference_s is None else (f"{100 * row.time_difference_s.win_rate:.0f} %", "")
+    return ("–", "") if row.time_difference_s is None else (f"{100 * row.time_difference_s.win_rate:.0f}%", "")
 
 
 def _cell(spread: Spread | None, form: Callable[[float], str]) -> tuple[str, str]:
