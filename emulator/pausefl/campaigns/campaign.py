@@ -12,6 +12,7 @@ from pausefl.exit_status import RunInterrupted
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
+from pausefl.runtime.run_dir import is_run_of
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -55,8 +56,8 @@ class Player(Protocol):
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """Play every run that is not finished yet and return all run directories, in order.
 
-        `go_on` is the command that goes on with the campaign. CampaignInterrupted when the user ends a run: none of
-        the others is begun.
+        ConfigError, before any is played, where a finished run is not the planned one. `go_on` is the command that
+        goes on with the campaign. CampaignInterrupted when the user ends a run: none of the others is begun.
         """
 
 
@@ -71,23 +72,32 @@ class OneByOne:
 
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """As of `Player`."""
-        directories = [folder / run.name for run in runs]
-        for number, (run, run_dir) in enumerate(zip(runs, directories, strict=True), start=1):
-            if is_finished(run_dir):
-                continue
+        left = [(number, run) for number, run in enumerate(runs, start=1) if not is_played(run, folder)]
+        for number, run in left:
             where = f"in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
             try:
                 with self.show(f"{run.name} ({number} of {len(runs)})") as view:
-                    summary = run_experiment(run.experiment, run_dir, view, resume=True)
+                    summary = run_experiment(run.experiment, folder / run.name, view, resume=True)
             except KeyboardInterrupt:
                 raise CampaignInterrupted(f"interrupted twice {where}") from None
             if summary["outcome"] == "interrupted":
                 raise CampaignInterrupted(f"interrupted {where}")
-        return directories
+        return [folder / run.name for run in runs]
 
 
 def begin(folder: Path, plan: Plan) -> None:
-    """Make the campaign's folder and write down what it is."""
+    """Make the campaign's folder and write down what it is; ConfigError where it holds another campaign."""
+    begun = plan_of(folder)
+    if begun is not None and asdict(begun) != json.loads(json.dumps(asdict(plan))):
+        raise ConfigError(
+            f"{folder}: holds another campaign (pausefl {begun.command}); choose another folder, or go on with that"
+            " one by --resume"
+        )
+    write_plan(folder, plan)
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Make the campaign's folder and write down what it is, in the place of what stood there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
@@ -115,10 +125,9 @@ def read_plan(folder: Path, command: str) -> Plan:
 
 def finished(runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
     """All run directories of a campaign, in order; ConfigError unless every run is finished."""
-    directories = [folder / run.name for run in runs]
-    if n_left := sum(not is_finished(run_dir) for run_dir in directories):
+    if n_left := sum(not is_played(run, folder) for run in runs):
         raise ConfigError(f"{folder}: {n_left} of its {len(runs)} runs are not finished; go on with: {go_on}")
-    return directories
+    return [folder / run.name for run in runs]
 
 
 def resume_campaign(command: str, folder: Path) -> str:
@@ -129,6 +138,19 @@ def resume_campaign(command: str, folder: Path) -> str:
 def is_finished(run_dir: Path) -> bool:
     """Whether a run has come to its own end there; ConfigError when an older version has played it."""
     return (run_dir / "summary.json").exists() and read_summary(run_dir)["outcome"] != "interrupted"
+
+
+def is_played(run: Planned, folder: Path) -> bool:
+    """Whether a planned run is finished in its campaign's folder; ConfigError when another experiment was played."""
+    run_dir = folder / run.name
+    if not is_finished(run_dir):
+        return False
+    if not is_run_of(run.experiment, run_dir):
+        raise ConfigError(
+            f"{run_dir}: holds a finished run of another experiment; delete it to play the planned one, or choose"
+            " another folder"
+        )
+    return True
 
 
 def check_all_played(run_dirs: Sequence[Path], go_on: str) -> None:
