@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pausefl
-from pausefl.campaigns.campaign import PLAN, OneByOne, Planned, Player
+from pausefl.campaigns.campaign import PLAN, OneByOne, Plan, Planned, Player, begin
 from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.campaigns.sweep import resume_sweep, run_sweep
@@ -86,3 +86,21 @@ def test_a_campaign_that_goes_on_takes_no_run_of_another(tmp_path: Path) -> None
     for gather in (lambda: resume_sweep(tmp_path, ALONE), lambda: report_folder(tmp_path, csv=False)):
         with pytest.raises(ConfigError, match="holds a finished run of another experiment"):
             gather()
+
+
+@pytest.mark.parametrize(
+    ("plan", "again"),
+    [
+        (Plan("reproduce", "", {"name": "small_mnist"}), "pausefl reproduce small_mnist --resume --out {folder}"),
+        (Plan("tune", "", {"by": "run"}), "pausefl tune --resume {folder}"),
+    ],
+)
+def test_the_report_of_a_campaign_that_it_does_not_know_names_the_command_that_does(
+    tmp_path: Path, plan: Plan, again: str
+) -> None:
+    begin(tmp_path, plan)
+    with pytest.raises(ConfigError) as error:
+        report_folder(tmp_path, csv=False)
+    assert str(error.value).endswith(
+        f"pausefl {plan.command}; to write its files again: {again.format(folder=tmp_path)}"
+    )

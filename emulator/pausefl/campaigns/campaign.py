@@ -131,7 +131,7 @@ def finished(runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
 
 
 def resume_campaign(command: str, folder: Path) -> str:
-    """The command that goes on with a comparison or a sweep."""
+    """The command that goes on with a comparison, a sweep or a search."""
     return f"pausefl {command} --resume {folder}"
 
 

@@ -12,7 +12,8 @@ from pausefl.report.comparison import Comparison, as_group_table, as_table, comp
 from pausefl.results.fitting import FittingTable
 from pausefl_proto.errors import ConfigError
 
-_OF_RUNS = "compare --runs"
+OF_RUNS = "compare --runs"
+"""The command of a comparison of runs that it did not play."""
 
 
 def compare_policies(
@@ -35,7 +36,7 @@ def resume_comparison(folder: Path, player: Player) -> Comparison:
 
 def redraw_comparison(plan: Plan, folder: Path) -> list[Path]:
     """Write a finished comparison's page and figures again; returns its run directories."""
-    if plan.command == _OF_RUNS:
+    if plan.command == OF_RUNS:
         by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
     else:
         runs = _planned_in(plan, folder)
@@ -55,7 +56,7 @@ def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) 
         by_label[label].append(run_dir)
     comparison = compare(by_label)
     where = {label: [str(run_dir.absolute()) for run_dir in dirs] for label, dirs in by_label.items()}
-    begin(folder, Plan(_OF_RUNS, "", {"runs": where}))
+    begin(folder, Plan(OF_RUNS, "", {"runs": where}))
     write_comparison(comparison, folder)
     return comparison
 
