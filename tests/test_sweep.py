@@ -156,3 +156,11 @@ def test_lists_and_tables_can_be_varied(tmp_path: Path, values: list[Any]) -> No
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(value) for value in values]
     assert (tmp_path / "sweep.png").exists()
     assert len(draw_sweep(rows, ["key", "m"]).axes) == 2
+
+
+def test_a_sweep_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:
+    shared = {**BASE, "selection.m": [2], "privacy.ledger_dir": [str(tmp_path / "ledgers")]}
+    for grid, seeds in ({**shared, "selection.m": [1, 2]}, 1), (shared, 2):
+        with pytest.raises(ConfigError, match=r"privacy\.ledger_dir, whose budgets"):
+            run_sweep(read_source("demo"), grid, seeds, tmp_path / "s", OneByOne(Quiet()))
+    assert not (tmp_path / "s").exists()

@@ -113,6 +113,14 @@ def plan_of(folder: Path) -> Plan | None:
         return None
 
 
+def check_own_budgets(runs: Sequence[Planned]) -> None:
+    """ConfigError for private runs that share a `privacy.ledger_dir`: each would find what those before it left."""
+    tables = [run.experiment.privacy for run in runs]
+    shared = [table.ledger_dir for table in tables if table.enabled and table.ledger_dir]
+    if len(set(shared)) < len(shared):
+        raise ConfigError(f"{len(runs)} runs: go without privacy.ledger_dir, whose budgets they would share")
+
+
 def read_plan(folder: Path, command: str) -> Plan:
     """The plan of a campaign that is to go on; ConfigError when the folder holds none of this command."""
     plan = plan_of(folder)
