@@ -284,3 +284,21 @@ def test_an_interrupt_on_a_fresh_seed_ends_the_search_and_says_how_to_go_on(
     asked = plan(search=["selection.pause.alpha=1..100"], trials=2)
     with pytest.raises(RunInterrupted, match=f"^interrupted; go on with: pausefl tune --resume {tmp_path}$"):
         tune_experiment(asked, tmp_path, Console(quiet=True))
+
+
+def test_an_objective_that_is_0_when_published_does_not_rank(tmp_path: Path) -> None:
+    def measure(point: Point, seed: int) -> Figures:
+        alpha = point.get("selection.pause.alpha", 9.0)
+        return {"total_latency_s": alpha, "max_epsilon_spent": 4.0, "imbalance": 0.0 if alpha == 9.0 else 0.1}
+
+    found = SearchResult([*TRIED.front], [*reversed(TRIED.front)], pruned=0, refused=())
+    front = compared(plan(), found, measure, pytest.fail)
+    assert [point.figures["total_latency_s"] for point in front] == [1.0, 2.0, 9.0]
+    assert "imbalance" not in front[0].changes
+
+
+def test_a_key_that_changes_what_is_measured_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--search privacy\.enabled: decides whether leakage is measured; search with"
+    ):
+        _ = plan(search=["privacy.enabled=true,false"]).space

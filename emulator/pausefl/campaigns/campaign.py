@@ -1,6 +1,7 @@
 """Plays several runs one after the other, in one folder; an interrupted campaign goes on where it stopped."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -111,6 +112,13 @@ def plan_of(folder: Path) -> Plan | None:
         return Plan(**json.loads((folder / PLAN).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def check_named_once(runs: Sequence[Planned]) -> None:
+    """ConfigError for two runs of one name: one would be played, and counted as two."""
+    counts = Counter(run.name for run in runs)
+    if twice := next((name for name, n in counts.items() if n > 1), None):
+        raise ConfigError(f"{twice}: two of the runs have this name; name each policy and each value once")
 
 
 def check_own_budgets(runs: Sequence[Planned]) -> None:

@@ -5,7 +5,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.campaigns.campaign import Plan, Planned, Player, begin, finished, read_plan, resume_campaign
+from pausefl.campaigns.campaign import (
+    Plan,
+    Planned,
+    Player,
+    begin,
+    check_named_once,
+    finished,
+    read_plan,
+    resume_campaign,
+)
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
@@ -98,6 +107,7 @@ def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> lis
             variant = variant_of(experiment, policy, i)
             name = f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
             runs.append((policy, Planned(name, variant)))
+    check_named_once([planned for _, planned in runs])
     return runs
 
 

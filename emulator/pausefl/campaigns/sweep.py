@@ -13,6 +13,7 @@ from pausefl.campaigns.campaign import (
     Planned,
     Player,
     begin,
+    check_named_once,
     check_own_budgets,
     finished,
     read_plan,
@@ -119,6 +120,7 @@ def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any
                 update={"experiment": experiment.experiment.model_copy(update={"seed": seed})}
             )
             runs.append((point, Planned(_name(point, grid, seed), variant)))
+    check_named_once([planned for _, planned in runs])
     check_own_budgets([planned for _, planned in runs])
     return runs
 

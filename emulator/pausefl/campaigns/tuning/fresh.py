@@ -16,7 +16,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 PUBLISHED = "published"
 REAL_CLOCK: Point = {"experiment.clock": "real"}
-Say = Callable[[str], None]
+TellLeftOut = Callable[[str], None]
 """Is told of each setting that is left out."""
 
 
@@ -30,10 +30,13 @@ class FrontPoint:
     figures: Mapping[str, float]
     """The mean of each objective over the fresh seeds."""
     changes: Mapping[str, Interval]
-    """How much greater each mean is than the published setting's, as a share of it; empty for that setting itself."""
+    """How much greater each mean is than the published setting's, as a share of it.
+
+    Empty for that setting itself, and without the objectives in which its mean is 0.
+    """
 
 
-def compared(plan: TuningPlan, tried: SearchResult, measure: Measure, say: Say) -> list[FrontPoint]:
+def compared(plan: TuningPlan, tried: SearchResult, measure: Measure, say: TellLeftOut) -> list[FrontPoint]:
     """The front on fresh seeds, the recommended setting first, and the published setting last.
 
     The search has picked the best of many means, which flatters them (the winner's curse); fresh seeds do not.
@@ -53,7 +56,7 @@ def compared(plan: TuningPlan, tried: SearchResult, measure: Measure, say: Say) 
     return [*named, FrontPoint(PUBLISHED, {}, _means(published), {})]
 
 
-def on_real_clock(plan: TuningPlan, recommended: Point, measure: Measure, say: Say) -> list[FrontPoint]:
+def on_real_clock(plan: TuningPlan, recommended: Point, measure: Measure, say: TellLeftOut) -> list[FrontPoint]:
     """The recommended and the published setting on the real clock, under seeds that nothing has seen before.
 
     The recommended one is left out where a run of it failed. PauseflError where the published one's failed.
@@ -82,7 +85,7 @@ def _published(
 
 
 def _measured_or_none(
-    objectives: Sequence[Objective], point: Point, seeds: Sequence[int], measure: Measure, say: Say
+    objectives: Sequence[Objective], point: Point, seeds: Sequence[int], measure: Measure, say: TellLeftOut
 ) -> Mapping[str, FloatArray] | None:
     """Each objective on every seed; None for a setting with a run that failed, which the search survives as well."""
     try:
@@ -106,7 +109,8 @@ def _front_point(
     objectives: Sequence[Objective], point: Point, found: Mapping[str, FloatArray], published: Mapping[str, FloatArray]
 ) -> FrontPoint:
     changes = {o.name: relative_difference(found[o.name], published[o.name]) for o in objectives}
-    return FrontPoint("", point, _means(found), changes)
+    known = {name: change for name, change in changes.items() if change is not None}
+    return FrontPoint("", point, _means(found), known)
 
 
 def _means(found: Mapping[str, FloatArray]) -> dict[str, float]:
@@ -115,8 +119,9 @@ def _means(found: Mapping[str, FloatArray]) -> dict[str, float]:
 
 def _rank(point: FrontPoint, objectives: Sequence[Objective]) -> tuple[float, float]:
     """The recommended first: as little worse as possible in its worst objective, then the best on the whole."""
-    worse = [point.changes[o.name].mean * (1 if o.greatest is None else -1) for o in objectives]
-    return max(0.0, *worse), sum(worse)
+    changes = [(point.changes[o.name].mean, o) for o in objectives if o.name in point.changes]
+    worse = [change * (1 if objective.greatest is None else -1) for change, objective in changes]
+    return max([0.0, *worse]), sum(worse)
 
 
 def _name(place: int) -> str:
