@@ -275,3 +275,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         compare({"pause": [pause], "random": [other_unit]})
     with pytest.raises(ConfigError, match="at least one policy"):
         compare({})
+
+
+def test_a_run_is_one_seed(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "pause-1", "pause", 1)
+    with pytest.raises(ConfigError, match=r"^pause: was run with seeds \[1, 1\]: each may be there once$"):
+        compare({"pause": [run_dir, run_dir]})

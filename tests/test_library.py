@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 import pausefl
+from pausefl.config.experiment import parse_experiment
+from pausefl_proto.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {
@@ -103,3 +105,22 @@ def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path)
     alone = pausefl.simulate(pausefl.load("demo", {**SIX, "selection.policy": "random"}), 50, tmp_path / "alone")
     assert float(rows[3]["total_latency_s"]) == alone.summary["total_latency_s"]
     assert (found.folder / "simulations.png").stat().st_size > 10_000
+
+
+def test_policies_with_unlike_regrets_are_not_drawn_together(tmp_path: Path) -> None:
+    newcomers = """
+[clients.groups.old]
+count = 4
+[clients.groups.late]
+count = 2
+join_round = 4
+drift = { kind = "lognormal", mean = 1.0, sd = 0.2 }
+[selection]
+policy = "fed-ts"
+m = 2
+"""
+    with pytest.raises(
+        ConfigError, match=r"^--policies: fed-ts is simulated by drifts and pause by latencies; simulate"
+    ):
+        pausefl.simulate(parse_experiment(newcomers), 9, tmp_path / "out", policies=["fed-ts", "pause"])
+    assert not (tmp_path / "out").exists()

@@ -266,3 +266,11 @@ def test_a_section_shows_intervals_censored_seeds_and_published_values() -> None
     assert "- Some seeds did not reach 60 %: waits for it count up to 90 s." in page
     assert "150 [140, 160]; archived 106" in row
     assert "`pause` less `random`: total latency -9.0 [-12.0, -5.0] s, shorter in 75 % of the seeds" in page
+
+
+def test_a_reproduction_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:
+    own = (*SMALL, f"privacy.ledger_dir={tmp_path / 'ledgers'}")
+    shared = Request(find_reproduction("small_mnist"), ("pause", "random"), 1, "full", own, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"privacy\.ledger_dir, whose budgets"):
+        reproduce(shared, OneByOne(InterruptedAt(1)), resume=False)
+    assert not (tmp_path / "out").exists()

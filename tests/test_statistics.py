@@ -8,6 +8,7 @@ from scipy import stats
 
 from pausefl.results.statistics import (
     FEWEST_SEEDS,
+    Interval,
     Waits,
     common_horizon_s,
     first_reached,
@@ -19,6 +20,7 @@ from pausefl.results.statistics import (
     restricted_mean,
     smoothed,
 )
+from pausefl_proto.arrays import FloatArray
 
 few = settings(max_examples=40, deadline=None)  # the machine may be busy
 NUMBERS = st.floats(-1e3, 1e3)
@@ -161,17 +163,34 @@ def test_a_band_is_the_interval_of_each_point() -> None:
         assert (mean, low, high) == (pytest.approx(point.mean), pytest.approx(point.low), pytest.approx(point.high))
 
 
+def share_of(first: list[float] | FloatArray, second: list[float] | FloatArray) -> Interval:
+    found = relative_difference(first, second)
+    assert found is not None
+    return found
+
+
 @few
 @given(st.lists(st.floats(0.1, 1e3), min_size=FEWEST_SEEDS, max_size=12), st.floats(0.1, 10))
 def test_a_relative_difference_is_paired(values: list[float], factor: float) -> None:
-    found = relative_difference(factor * np.array(values), values)
+    found = share_of(factor * np.array(values), np.array(values))
     assert (found.mean, found.low, found.high) == pytest.approx([factor - 1] * 3), "no seed says otherwise"
 
 
 def test_a_relative_difference_spreads_as_its_pairs_do() -> None:
-    found = relative_difference([8.0, 21.0, 24.0, 35.0, 50.0], [10.0, 20.0, 30.0, 40.0, 50.0])
+    found = share_of([8.0, 21.0, 24.0, 35.0, 50.0], [10.0, 20.0, 30.0, 40.0, 50.0])
     assert found.low is not None
     assert found.high is not None
     assert found.mean == pytest.approx(138 / 150 - 1)
     assert found.low < found.mean < found.high
-    assert relative_difference([8.0], [10.0]).low is None
+    assert share_of([8.0], [10.0]).low is None
+
+
+@pytest.mark.parametrize("second", [[0.0] * 6, [1e-17, 0.0, 3e-17, 0.0, 0.0, 0.0]])
+def test_nothing_is_compared_with_a_mean_of_0(second: list[float]) -> None:
+    for first in ([1.0] * 6, [0.0] * 6):
+        assert relative_difference(first, second) is None
+
+
+def test_a_mean_that_may_be_0_has_a_share_without_an_interval() -> None:
+    found = share_of([1.0] * 5, [0.0, 0.0, 0.0, 0.0, 5.0])
+    assert (found.mean, found.low, found.high) == (0.0, None, None)

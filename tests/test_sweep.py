@@ -146,3 +146,21 @@ def test_only_a_campaign_of_the_same_command_can_go_on(tmp_path: Path) -> None:
     begin(tmp_path, Plan("compare", "", {}))
     with pytest.raises(ConfigError, match="was begun by pausefl compare"):
         read_plan(tmp_path, "sweep")
+
+
+@pytest.mark.parametrize("values", [[[0.01], [0.1]], [{"kind": "none"}, {"kind": "constant", "value_s": 0.2}]])
+def test_lists_and_tables_can_be_varied(tmp_path: Path, values: list[Any]) -> None:
+    rows = [{"key": value, "m": m, "final_accuracy": 0.5, "total_latency_s": m} for value in values for m in (1, 2)]
+    write_sweep(rows, ["key"], tmp_path)
+    (axes, _) = draw_sweep(rows, ["key"]).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == [str(value) for value in values]
+    assert (tmp_path / "sweep.png").exists()
+    assert len(draw_sweep(rows, ["key", "m"]).axes) == 2
+
+
+def test_a_sweep_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:
+    shared = {**BASE, "selection.m": [2], "privacy.ledger_dir": [str(tmp_path / "ledgers")]}
+    for grid, seeds in ({**shared, "selection.m": [1, 2]}, 1), (shared, 2):
+        with pytest.raises(ConfigError, match=r"privacy\.ledger_dir, whose budgets"):
+            run_sweep(read_source("demo"), grid, seeds, tmp_path / "s", OneByOne(Quiet()))
+    assert not (tmp_path / "s").exists()

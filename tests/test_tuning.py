@@ -13,13 +13,14 @@ import pausefl
 from pausefl.campaigns.campaign import plan_of
 from pausefl.campaigns.tuning import resume_tuning, tune_experiment
 from pausefl.campaigns.tuning import study as study_module
+from pausefl.campaigns.tuning.fresh import compared, on_real_clock
 from pausefl.campaigns.tuning.measure import Figures, figures_of_run, simulated
 from pausefl.campaigns.tuning.plan import ACCURACY, LATENCY, LEAKAGE, TuningPlan
 from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, parse_search, published_point
-from pausefl.campaigns.tuning.study import dominates, tried
+from pausefl.campaigns.tuning.study import SearchResult, TrialResult, dominates, tried
 from pausefl.config.experiment import parse_experiment
 from pausefl.exit_status import RunInterrupted
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from rigs.command import run
 
 SMALL = """
@@ -228,3 +229,76 @@ def test_the_command_prints_the_front(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("pausefl: --search selection.pause.alhpa: ")
     assert not (tmp_path / "no").exists()
+
+
+class FailingAt:
+    """Measures settings by their alpha; the seeds named fail."""
+
+    def __init__(self, *failing: tuple[float | None, int], error: PauseflError | None = None) -> None:
+        self._failing = failing
+        self._error = error or PauseflError("runs/ab12: the run failed (too few updates)")
+
+    def __call__(self, point: Point, seed: int) -> Figures:
+        alpha = point.get("selection.pause.alpha")
+        if (alpha, seed) in self._failing:
+            raise self._error
+        return {
+            "total_latency_s": 9.0 if alpha is None else alpha, "max_epsilon_spent": 4.0, "imbalance": 0.5,
+            "final_accuracy": 0.7,
+        }  # fmt: skip
+
+
+TRIED = SearchResult(
+    trials=[], front=[TrialResult({"selection.pause.alpha": alpha}, ()) for alpha in (1.0, 2.0)], pruned=0, refused=()
+)
+
+
+def test_a_setting_that_fails_on_a_fresh_seed_leaves_the_front(tmp_path: Path) -> None:
+    asked, said = plan(), list[str]()
+    front = compared(asked, TRIED, FailingAt((1.0, asked.unseen_seeds[1])), said.append)
+    assert [(point.name, point.figures["total_latency_s"]) for point in front] == [
+        ("recommended", 2.0), ("published", 9.0),
+    ]  # fmt: skip
+    (line,) = said
+    assert line.startswith("left out, as it failed on a fresh seed: {'selection.pause.alpha': 1.0} (runs/ab12: ")
+    with pytest.raises(PauseflError, match="every setting of the front had a run that failed"):
+        compared(asked, TRIED, FailingAt((1.0, 3), (2.0, 3)), said.append)
+    with pytest.raises(PauseflError, match=r"published setting failed .*: runs/ab12: .*; .* delete that folder, then"):
+        compared(asked, TRIED, FailingAt((None, 4)), said.append)
+
+
+def test_a_recommended_setting_that_fails_on_the_real_clock_is_left_out() -> None:
+    asked, said = plan(source=SMALL.replace('model = "synthetic"', ""), real_seeds=1), list[str]()
+    (seed,) = asked.real_clock_seeds
+    (published,) = on_real_clock(asked, TRIED.front[0].point, FailingAt((1.0, seed)), said.append)
+    assert published.name == "published"
+    assert len(said) == 1
+
+
+def test_an_interrupt_on_a_fresh_seed_ends_the_search_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted = RunInterrupted("interrupted in run 1 of 1 (runs/ab12-seed4); go on with: tune")
+    measure = FailingAt((None, 4), error=interrupted)
+    monkeypatch.setattr("pausefl.campaigns.tuning.measure_of", lambda *_: measure)
+    asked = plan(search=["selection.pause.alpha=1..100"], trials=2)
+    with pytest.raises(RunInterrupted, match=f"^interrupted; go on with: pausefl tune --resume {tmp_path}$"):
+        tune_experiment(asked, tmp_path, Console(quiet=True))
+
+
+def test_an_objective_that_is_0_when_published_does_not_rank(tmp_path: Path) -> None:
+    def measure(point: Point, seed: int) -> Figures:
+        alpha = point.get("selection.pause.alpha", 9.0)
+        return {"total_latency_s": alpha, "max_epsilon_spent": 4.0, "imbalance": 0.0 if alpha == 9.0 else 0.1}
+
+    found = SearchResult([*TRIED.front], [*reversed(TRIED.front)], pruned=0, refused=())
+    front = compared(plan(), found, measure, pytest.fail)
+    assert [point.figures["total_latency_s"] for point in front] == [1.0, 2.0, 9.0]
+    assert "imbalance" not in front[0].changes
+
+
+def test_a_key_that_changes_what_is_measured_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--search privacy\.enabled: decides whether leakage is measured; search with"
+    ):
+        _ = plan(search=["privacy.enabled=true,false"]).space

@@ -1,6 +1,7 @@
 """Plays several runs one after the other, in one folder; an interrupted campaign goes on where it stopped."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from pausefl.exit_status import RunInterrupted
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
+from pausefl.runtime.run_dir import is_run_of
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -55,8 +57,8 @@ class Player(Protocol):
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """Play every run that is not finished yet and return all run directories, in order.
 
-        `go_on` is the command that goes on with the campaign. CampaignInterrupted when the user ends a run: none of
-        the others is begun.
+        ConfigError, before any is played, where a finished run is not the planned one. `go_on` is the command that
+        goes on with the campaign. CampaignInterrupted when the user ends a run: none of the others is begun.
         """
 
 
@@ -71,23 +73,32 @@ class OneByOne:
 
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """As of `Player`."""
-        directories = [folder / run.name for run in runs]
-        for number, (run, run_dir) in enumerate(zip(runs, directories, strict=True), start=1):
-            if is_finished(run_dir):
-                continue
+        left = [(number, run) for number, run in enumerate(runs, start=1) if not is_played(run, folder)]
+        for number, run in left:
             where = f"in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
             try:
                 with self.show(f"{run.name} ({number} of {len(runs)})") as view:
-                    summary = run_experiment(run.experiment, run_dir, view, resume=True)
+                    summary = run_experiment(run.experiment, folder / run.name, view, resume=True)
             except KeyboardInterrupt:
                 raise CampaignInterrupted(f"interrupted twice {where}") from None
             if summary["outcome"] == "interrupted":
                 raise CampaignInterrupted(f"interrupted {where}")
-        return directories
+        return [folder / run.name for run in runs]
 
 
 def begin(folder: Path, plan: Plan) -> None:
-    """Make the campaign's folder and write down what it is."""
+    """Make the campaign's folder and write down what it is; ConfigError where it holds another campaign."""
+    begun = plan_of(folder)
+    if begun is not None and asdict(begun) != json.loads(json.dumps(asdict(plan))):
+        raise ConfigError(
+            f"{folder}: holds another campaign (pausefl {begun.command}); choose another folder, or go on with that"
+            " one by --resume"
+        )
+    write_plan(folder, plan)
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Make the campaign's folder and write down what it is, in the place of what stood there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
@@ -103,6 +114,21 @@ def plan_of(folder: Path) -> Plan | None:
         return None
 
 
+def check_named_once(runs: Sequence[Planned]) -> None:
+    """ConfigError for two runs of one name: one would be played, and counted as two."""
+    counts = Counter(run.name for run in runs)
+    if twice := next((name for name, n in counts.items() if n > 1), None):
+        raise ConfigError(f"{twice}: two of the runs have this name; name each policy and each value once")
+
+
+def check_own_budgets(runs: Sequence[Planned]) -> None:
+    """ConfigError for private runs that share a `privacy.ledger_dir`: each would find what those before it left."""
+    tables = [run.experiment.privacy for run in runs]
+    shared = [table.ledger_dir for table in tables if table.enabled and table.ledger_dir]
+    if len(set(shared)) < len(shared):
+        raise ConfigError(f"{len(runs)} runs: go without privacy.ledger_dir, whose budgets they would share")
+
+
 def read_plan(folder: Path, command: str) -> Plan:
     """The plan of a campaign that is to go on; ConfigError when the folder holds none of this command."""
     plan = plan_of(folder)
@@ -115,20 +141,32 @@ def read_plan(folder: Path, command: str) -> Plan:
 
 def finished(runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
     """All run directories of a campaign, in order; ConfigError unless every run is finished."""
-    directories = [folder / run.name for run in runs]
-    if n_left := sum(not is_finished(run_dir) for run_dir in directories):
+    if n_left := sum(not is_played(run, folder) for run in runs):
         raise ConfigError(f"{folder}: {n_left} of its {len(runs)} runs are not finished; go on with: {go_on}")
-    return directories
+    return [folder / run.name for run in runs]
 
 
 def resume_campaign(command: str, folder: Path) -> str:
-    """The command that goes on with a comparison or a sweep."""
+    """The command that goes on with a comparison, a sweep or a search."""
     return f"pausefl {command} --resume {folder}"
 
 
 def is_finished(run_dir: Path) -> bool:
     """Whether a run has come to its own end there; ConfigError when an older version has played it."""
     return (run_dir / "summary.json").exists() and read_summary(run_dir)["outcome"] != "interrupted"
+
+
+def is_played(run: Planned, folder: Path) -> bool:
+    """Whether a planned run is finished in its campaign's folder; ConfigError when another experiment was played."""
+    run_dir = folder / run.name
+    if not is_finished(run_dir):
+        return False
+    if not is_run_of(run.experiment, run_dir):
+        raise ConfigError(
+            f"{run_dir}: holds a finished run of another experiment; delete it to play the planned one, or choose"
+            " another folder"
+        )
+    return True
 
 
 def check_all_played(run_dirs: Sequence[Path], go_on: str) -> None:

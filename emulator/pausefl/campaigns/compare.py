@@ -5,14 +5,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.campaigns.campaign import Plan, Planned, Player, begin, finished, read_plan, resume_campaign
+from pausefl.campaigns.campaign import (
+    Plan,
+    Planned,
+    Player,
+    begin,
+    check_named_once,
+    finished,
+    read_plan,
+    resume_campaign,
+)
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
 from pausefl.results.fitting import FittingTable
 from pausefl_proto.errors import ConfigError
 
-_OF_RUNS = "compare --runs"
+OF_RUNS = "compare --runs"
+"""The command of a comparison of runs that it did not play."""
 
 
 def compare_policies(
@@ -35,7 +45,7 @@ def resume_comparison(folder: Path, player: Player) -> Comparison:
 
 def redraw_comparison(plan: Plan, folder: Path) -> list[Path]:
     """Write a finished comparison's page and figures again; returns its run directories."""
-    if plan.command == _OF_RUNS:
+    if plan.command == OF_RUNS:
         by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
     else:
         runs = _planned_in(plan, folder)
@@ -55,7 +65,7 @@ def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) 
         by_label[label].append(run_dir)
     comparison = compare(by_label)
     where = {label: [str(run_dir.absolute()) for run_dir in dirs] for label, dirs in by_label.items()}
-    begin(folder, Plan(_OF_RUNS, "", {"runs": where}))
+    begin(folder, Plan(OF_RUNS, "", {"runs": where}))
     write_comparison(comparison, folder)
     return comparison
 
@@ -97,6 +107,7 @@ def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> lis
             variant = variant_of(experiment, policy, i)
             name = f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
             runs.append((policy, Planned(name, variant)))
+    check_named_once([planned for _, planned in runs])
     return runs
 
 

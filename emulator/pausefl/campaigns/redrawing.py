@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from pausefl.campaigns.campaign import plan_of
-from pausefl.campaigns.compare import redraw_comparison
+from pausefl.campaigns.campaign import plan_of, resume_campaign
+from pausefl.campaigns.compare import OF_RUNS, redraw_comparison
 from pausefl.campaigns.sweep import redraw_sweep
 from pausefl.report import report_runs
+from pausefl_proto.errors import ConfigError
 
 
 def report_folder(folder: Path, *, csv: bool) -> list[Path]:
@@ -18,4 +19,9 @@ def report_folder(folder: Path, *, csv: bool) -> list[Path]:
         return report_runs([folder], csv=csv)
     if plan.command == "sweep":
         return [*report_runs(redraw_sweep(plan, folder), csv=csv), folder / "sweep.csv"]
-    return [*report_runs(redraw_comparison(plan, folder), csv=csv), folder / "comparison.html"]
+    if plan.command in ("compare", OF_RUNS):
+        return [*report_runs(redraw_comparison(plan, folder), csv=csv), folder / "comparison.html"]
+    again = resume_campaign(plan.command, folder)
+    if plan.command == "reproduce":
+        again = f"pausefl reproduce {plan.arguments['name']} --resume --out {folder}"
+    raise ConfigError(f"{folder}: was begun by pausefl {plan.command}; to write its files again: {again}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pausefl.campaigns.campaign import CampaignInterrupted, Planned, is_finished
+from pausefl.campaigns.campaign import CampaignInterrupted, Planned, is_played
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl.runtime.fleet import SILENT
@@ -47,7 +47,7 @@ class SideBySide:
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """As of `Player`. The first error of a run is raised once the others that were begun have ended."""
         self.check(runs)
-        waiting = deque(run for run in runs if not is_finished(folder / run.name))
+        waiting = deque(run for run in runs if not is_played(run, folder))
         campaign = _Campaign(folder, len(runs), len(runs) - len(waiting), self.say)
         with _forwarding_signals(campaign):
             while campaign.playing or (waiting and campaign.may_begin):

@@ -10,10 +10,13 @@ import numpy as np
 
 from pausefl.campaigns.compare import variant_of
 from pausefl.config.experiment import Experiment
+from pausefl.config.server_records import selected_policy
 from pausefl.report.bands import SimulatedCurves, draw_simulations
 from pausefl.report.style import save_png
 from pausefl.simulation.outputs import run_simulation
 from pausefl_process.files import write_durably
+from pausefl_proto.errors import ConfigError
+from pausefl_server.selection.newcomers import NewcomerPolicy
 
 _SUMMED = ("total_latency_s", "max_epsilon_spent", "regret", "genie_regret")
 """The figures of each simulation that are summarised over the seeds, where it has them."""
@@ -24,9 +27,11 @@ def run_simulations(
 ) -> dict[str, Any]:
     """Simulate each policy with the same seeds, so the same latencies; write simulations.json, .csv and .png.
 
-    Each simulation has a folder of its own. Returns what simulations.json holds.
+    Each simulation has a folder of its own. Returns what simulations.json holds. ConfigError for policies that
+    are simulated in unlike ways.
     """
     variants = {policy: [variant_of(experiment, policy, i) for i in range(seeds)] for policy in policies}
+    _check_alike(variants)
     summaries: dict[str, list[dict[str, Any]]] = {}
     curves: dict[str, list[SimulatedCurves]] = {}
     for policy, of_policy in variants.items():
@@ -46,6 +51,15 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     for policy, found in summary["policies"].items():
         spreads = (f"{name} {s['mean']:.4g} ({s['least']:.4g} to {s['greatest']:.4g})" for name, s in found.items())
         yield f"{policy}: {', '.join(spreads)}"
+
+
+def _check_alike(variants: Mapping[str, Sequence[Experiment]]) -> None:
+    """ConfigError for policies for newcomers beside others: their regrets are not of one kind."""
+    kinds = {isinstance(selected_policy(v.selection), NewcomerPolicy): policy for policy, (v, *_) in variants.items()}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"--policies: {kinds[True]} is simulated by drifts and {kinds[False]} by latencies; simulate them apart"
+        )
 
 
 def _read(path: Path) -> SimulatedCurves:

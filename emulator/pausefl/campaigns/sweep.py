@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pausefl.campaigns.campaign import Plan, Planned, Player, begin, finished, read_plan, resume_campaign
+from pausefl.campaigns.campaign import (
+    Plan,
+    Planned,
+    Player,
+    begin,
+    check_named_once,
+    check_own_budgets,
+    finished,
+    read_plan,
+    resume_campaign,
+)
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.sweep import write_sweep
@@ -110,6 +120,8 @@ def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any
                 update={"experiment": experiment.experiment.model_copy(update={"seed": seed})}
             )
             runs.append((point, Planned(_name(point, grid, seed), variant)))
+    check_named_once([planned for _, planned in runs])
+    check_own_budgets([planned for _, planned in runs])
     return runs
 
 

@@ -86,7 +86,12 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
 
 
 def _levels(rows: ResultRows, key: str) -> list[Any]:
-    return list(dict.fromkeys(row[key] for row in rows))
+    """The values of a key, in order; they may be lists or tables, which have no hash."""
+    levels: list[Any] = []
+    for row in rows:
+        if row[key] not in levels:
+            levels.append(row[key])
+    return levels
 
 
 def _of(rows: ResultRows, point: Mapping[str, Any], name: str) -> NDArray[np.float64]:

@@ -17,6 +17,8 @@ FEWEST_SEEDS = 5
 """With fewer seeds there is no interval: the bootstrap then gives little more than the least and the greatest value."""
 CONFIDENCE = 0.95
 _RESAMPLES = 5_000
+_ZERO = 1e-12
+"""A mean up to this is 0 but for rounding."""
 _TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 
 
@@ -26,7 +28,7 @@ class Interval:
 
     mean: float
     low: float | None
-    """None with fewer than `FEWEST_SEEDS` seeds."""
+    """None with fewer than `FEWEST_SEEDS` seeds, and for a share of a mean that may be 0."""
     high: float | None
     n_seeds: int
 
@@ -78,17 +80,21 @@ def paired_difference(first: Sequence[float] | FloatArray, second: Sequence[floa
     return PairedDifference(mean_interval(one - other), float(np.mean((one < other) + 0.5 * (one == other))))
 
 
-def relative_difference(first: Sequence[float] | FloatArray, second: Sequence[float] | FloatArray) -> Interval:
+def relative_difference(first: Sequence[float] | FloatArray, second: Sequence[float] | FloatArray) -> Interval | None:
     """The mean of `first` over the mean of `second`, less 1; seeds are paired, and resampled in pairs.
 
-    The means are of figures that are never below 0. A mean of 0 is no figure to compare with: NaN.
+    The means are of figures that are never below 0. A mean of 0 is no figure to compare with: None.
     """
     one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if one.shape != other.shape:
         raise ValueError(f"{one.size} values cannot be paired with {other.size}")
-    shares = _resampled(len(one))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return _interval(float(one.mean() / other.mean() - 1), (shares @ one) / (shares @ other) - 1, len(one))
+    if other.mean() <= _ZERO:
+        return None
+    mean, shares = float(one.mean() / other.mean() - 1), _resampled(len(one))
+    others = shares @ other
+    if others.min() <= _ZERO:
+        return Interval(mean, None, None, len(one))
+    return _interval(mean, (shares @ one) / others - 1, len(one))
 
 
 def first_reached(seconds: Sequence[FloatArray], accuracies: Sequence[FloatArray], accuracy: float) -> Waits:

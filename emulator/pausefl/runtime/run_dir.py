@@ -91,6 +91,11 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
             store.set_meta(_CONFIG_DIGEST, _digest(text))
 
 
+def is_run_of(experiment: Experiment, run_dir: Path) -> bool:
+    """Whether a run directory holds a run of this experiment, wherever its files lie; ConfigError without any run."""
+    return _without_places(stored_experiment(run_dir)) == _without_places(experiment)
+
+
 def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
     """The same experiment with another number of rounds."""
     return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"rounds": rounds})})

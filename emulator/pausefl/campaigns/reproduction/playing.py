@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pausefl.campaigns.campaign import Plan, Planned, Player, begin, check_all_played, is_finished, plan_of
+from pausefl.campaigns.campaign import (
+    Plan,
+    Planned,
+    Player,
+    check_all_played,
+    check_own_budgets,
+    is_finished,
+    plan_of,
+    write_plan,
+)
 from pausefl.campaigns.reproduction.figure import draw_reproduction
 from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.config.server_records import check_policies
@@ -72,8 +81,9 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
     experiments = {series: request.experiment(series) for series in request.series}
     _check_folder(request, experiments, resume=resume)
     runs = planned(request, experiments)
+    check_own_budgets([run for _, run in runs])
     player.check([run for _, run in runs])
-    begin(request.folder, _plan(request, experiments))
+    write_plan(request.folder, _plan(request, experiments))
     directories = player.play([run for _, run in runs], request.folder, request.go_on)
     check_all_played(directories, request.go_on)
     found: dict[str, list[RunData]] = {series: [] for series in experiments}

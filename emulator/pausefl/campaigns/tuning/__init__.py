@@ -6,6 +6,7 @@ May live here: the search space, what a trial measures, the search itself and wh
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -65,12 +66,13 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
 
     show = _shower(console)
     measure = measure_of(plan, folder, show)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     try:
         tried = search(plan, folder, measure, console)
-        front = compared(plan, tried, measure)
-        confirmed = on_real_clock(plan, front[0].point, measure_by_run(plan, folder, show))
+        front = compared(plan, tried, measure, say)
+        confirmed = on_real_clock(plan, front[0].point, measure_by_run(plan, folder, show), say)
         tuning = Tuning(folder, plan, tried, front, confirmed)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RunInterrupted):  # the latter by a run, which does not know its search
         raise RunInterrupted(f"interrupted; go on with: pausefl tune --resume {folder}") from None
     write_tuning(tuning)
     return tuning

@@ -79,9 +79,12 @@ def parse_search(settings: Sequence[str], experiment: Experiment) -> SearchSpace
     for key, dimension in space.items():
         for value in dimension.ends:
             try:
-                experiment_at(source, {key: value})
+                found = experiment_at(source, {key: value})
             except ConfigError as error:
                 raise ConfigError(f"--search {key}: {error}") from None
+            if found.privacy.enabled != experiment.privacy.enabled:
+                apart = "search with privacy and without it apart"
+                raise ConfigError(f"--search {key}: decides whether leakage is measured; {apart}")
     return space
 
 

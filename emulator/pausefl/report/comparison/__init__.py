@@ -137,6 +137,8 @@ def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
     first = next(iter(runs))
     for policy, of_policy in runs.items():
         own, others = _seeds(of_policy), _seeds(runs[first])
+        if len(set(own)) < len(own):
+            raise ConfigError(f"{policy}: was run with seeds {own}: each may be there once")
         if own != others:
             raise ConfigError(f"{policy} was run with seeds {own}, {first} with {others}: they must be the same")
     _refuse_mixed_units(runs)
