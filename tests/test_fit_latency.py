@@ -23,7 +23,7 @@ from pausefl.delays import (
     Weibull,
 )
 from pausefl.offline.fit_plot import draw_fit, greatest_distance
-from pausefl.offline.fitting import LEAST_VALUES, fit_law
+from pausefl.offline.fitting import LEAST_VALUES, fit_law, kaplan_meier
 from pausefl.offline.latencies import ClientLatencies
 from pausefl_proto.errors import ConfigError
 from rigs.command import run
@@ -98,6 +98,63 @@ def test_a_link_with_two_states_keeps_them(every: int) -> None:
 def test_independent_latencies_get_no_memory() -> None:
     kinds = [fit_law(drawn(LogNormal(0.2, 0.1), 300, seed)).table["kind"] for seed in range(20)]
     assert "markov" not in kinds
+
+
+def cut(law: Delay, others: Delay, n: int) -> ClientLatencies:
+    """Latencies of rounds that end when another client answers."""
+    rng = np.random.default_rng(6)
+    seconds, ends_s = law.sample(rng, n), others.sample(rng, n)
+    came = seconds <= ends_s
+    return ClientLatencies(seconds[came], np.flatnonzero(came) + 1, ends_s[~came])
+
+
+@pytest.mark.parametrize(
+    ("law", "kind"),
+    [
+        (LogNormal(0.5, 0.2), "lognormal"),
+        (Gamma(0.5, 3.0), "gamma"),
+        (Weibull(0.5, 2.5), "weibull"),
+        (Normal(0.5, 0.1), "normal"),
+        (Exponential(0.5), "weibull"),  # with a shape of 1.0
+        (Pareto(0.3, 4.0), "pareto"),
+    ],
+)
+def test_a_slow_client_that_is_seldom_waited_for_keeps_its_law(law: Delay, kind: str) -> None:
+    """Two fifths of its answers and more are not waited for, the slow ones rather than the fast ones."""
+    latencies = cut(law, LogNormal(0.45, 0.25), N)
+    assert len(latencies.bounds_s) > 0.4 * N
+    fitted = fit_law(latencies)
+    assert fitted.table["kind"] == kind
+    assert fitted.law.mean_s == pytest.approx(law.mean_s, rel=0.05)
+
+
+@pytest.mark.parametrize("n", [15, 300])
+def test_values_stand_for_those_that_were_not_waited_for(n: int) -> None:
+    latencies = cut(Mixture((Normal(0.2, 0.01), Normal(0.9, 0.02)), (0.5, 0.5)), LogNormal(0.8, 0.4), n)
+    fitted = fit_law(latencies)
+    assert fitted.table["kind"] == "values"
+    assert fitted.law.mean_s == pytest.approx(0.55, rel=0.15)
+    assert fitted.law.mean_s > latencies.seconds.mean() + 0.1
+
+
+def test_a_lower_bound_hands_its_share_to_what_is_later() -> None:
+    points, shares = kaplan_meier(np.array([3.0, 1.0]), np.array([2.0, 4.0]))
+    assert points.tolist() == [1.0, 3.0, 4.0]
+    assert shares == pytest.approx([1 / 4, 3 / 8, 3 / 8])
+    never = ClientLatencies(np.empty(0), np.empty(0, np.int64), np.array([0.5, 0.7]))
+    assert fit_law(never).table == {"kind": "values", "values_s": [0.5, 0.7]}
+
+
+def test_a_run_gives_the_bounds_of_those_it_did_not_wait_for(tmp_path: Path) -> None:
+    changes = {"experiment.rounds": 20, "experiment.clock": "virtual", "clients.count": 6, "selection.policy": "random"}
+    over = {"selection.m": 2, "selection.over_selection": 1.0, "workload.model": "synthetic"}
+    played = pausefl.run(pausefl.load("demo", changes | over), tmp_path / "run", progress=False)
+    fit = pausefl.fit_latency(tmp_path / "run")
+    assert sum(len(of.bounds_s) for of in fit.latencies.values()) == played.summary["unneeded_jobs"] == 40
+    slowest = max(fit.latencies, key=lambda name: len(fit.latencies[name].bounds_s))
+    note = f"{len(fit.latencies[slowest].bounds_s)} lower bounds): few of its exchanges were waited for"
+    assert note in fit.to_toml()
+    assert draw_fit(fit).axes
 
 
 # -- files

@@ -21,7 +21,8 @@ from pausefl.config.server_records import selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.population.availability import Presence
 from pausefl.population.simulated_drifts import DRIFTS, BernoulliDrift, DriftLaw, LogNormalDrift
-from pausefl.simulation.engine import growth_fits, is_compiled, simulate
+from pausefl.simulation.engine import is_compiled, simulate
+from pausefl.simulation.growth import growth_fits
 from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
 from pausefl.simulation.outputs import run_simulation, setting_of
 from pausefl_proto.errors import ConfigError

@@ -16,6 +16,7 @@ from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.offline.counterfactual import Counterfactual, play_on_log
 from pausefl.offline.replay import RecordedLog, check_same, choices_on, read_log, replay_log
 from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_server.records import Miss
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.base import Oracle
 from pausefl_server.selection.policies.uniform import Random
@@ -128,6 +129,38 @@ def test_a_client_that_the_log_never_asked_is_told_apart() -> None:
     assert (estimate.never_observed == len(IDS) - 4).all()
     assert (estimate.extrapolated == len(IDS) - 4).all()
     assert (estimate.asked == len(IDS)).all()
+
+
+def cut_short(log: RecordedLog, m: int) -> RecordedLog:
+    """The log of rounds that end with their first m answers."""
+    records = []
+    for record in log.records:
+        ordered = sorted(record.observations, key=lambda o: o.latency_s)
+        end_s = ordered[m - 1].latency_s
+        misses = tuple(Miss(o.client_id, "unneeded", end_s, end_s) for o in ordered[m:])
+        kept = tuple(ordered[:m])
+        records.append(dataclasses.replace(record, observations=kept, misses=misses, round_latency_s=end_s))
+    return RecordedLog(records, ())
+
+
+@pytest.mark.parametrize(("asked", "waited_for", "error"), [(6, 5, 0.03), (7, 5, 0.1)])
+def test_a_client_that_the_log_did_not_wait_for_answers_later(asked: int, waited_for: int, error: float) -> None:
+    """Rounds that end early tell what waiting for all would cost; too little only by the answers at their bounds."""
+    play = Play(policy_of("random", m=asked)).rounds(120)
+    log = cut_short(RecordedLog(play.records, ()), waited_for)
+    estimate = play_on_log(experiment_of("random", m=5), log, draws=5)
+    truth_s = sum(max(play.observation(c, t).latency_s for c in of) for t, of in enumerate(estimate.first, start=1))
+    assert estimate.waited_s.sum(axis=1).mean() == pytest.approx(truth_s, rel=error)
+    assert 0 < estimate.at_bounds.sum() / estimate.asked.sum() < 1.1 * error
+
+
+def test_a_logs_own_rounds_need_no_draw_though_some_were_not_waited_for() -> None:
+    log = cut_short(RecordedLog(Play(policy_of("random", m=7)).rounds(20).records, ()), m=5)
+    estimate = play_on_log(experiment_of("random", "over_selection = 0.4", m=5), log, draws=3)
+    assert estimate.first == tuple(record.chosen for record in log.records)
+    assert estimate.waited_s.sum(axis=1) == pytest.approx([total_s(log)] * 3)
+    assert not estimate.extrapolated.any()
+    assert not estimate.at_bounds.any()
 
 
 def test_misses_stay_misses_and_cost_what_they_cost() -> None:

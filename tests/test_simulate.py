@@ -16,17 +16,18 @@ from matplotlib.figure import Figure
 
 from pausefl.bench import selection
 from pausefl.config.experiment import parse_experiment
+from pausefl.config.server_records import selected_policy
 from pausefl.delays import FlooredNormal, published_halves
 from pausefl.simulation import kernel
 from pausefl.simulation.engine import (
     Setting,
     genie_of,
-    growth_fits,
     least_gap,
     regret_bound,
     simulate,
     simulate_pause,
 )
+from pausefl.simulation.growth import growth_fits
 from pausefl.simulation.outputs import in_words, run_simulation, setting_of
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
@@ -176,6 +177,36 @@ def test_with_a_phi_of_ones_own_there_is_no_regret(monkeypatch: pytest.MonkeyPat
     assert summary["bound_17"] == {}
     assert summary["total_latency_s"] > 0
     assert "regret undefined" in list(in_words(summary))
+
+
+@pytest.mark.parametrize("policy", ["random", "pause"])
+@pytest.mark.parametrize(
+    ("time_scale", "timeout_s", "deadline_s"), [(0.1, 0.5, 5.0), (4.0, 2.0, 0.5), (0.1, "auto", 600.0)]
+)
+def test_the_deadline_is_in_real_seconds_and_the_latencies_are_not(
+    policy: str, time_scale: float, timeout_s: float | str, deadline_s: float
+) -> None:
+    """All answer just below the deadline and miss just above it; "auto" waits 60 real seconds for unknown clients."""
+    for delay_s, missed in ((0.9 * deadline_s, 0), (1.1 * deadline_s, 3 * 30)):
+        text = CONFIG.format(policy=policy, partition="iid").replace("[experiment]", "[experiment]\nrounds = 30")
+        text += f"[server]\nround_timeout_s = {json.dumps(timeout_s)}\n"
+        text += f"[latency]\ntime_scale = {time_scale}\n[latency.delay]\nkind = 'constant'\nvalue_s = {delay_s}\n"
+        experiment = parse_experiment(text)
+        setting = dataclasses.replace(setting_of(experiment), rest_rounds_max=0)
+        result = simulate(selected_policy(experiment.selection), setting, 30)
+        assert (0 if result.missed is None else result.missed.sum()) == missed
+
+
+def test_no_client_counts_for_more_of_the_data_than_in_a_run() -> None:
+    """PAUSE's g weighs clients by their share of the data, `aggregation.weight_share_max` at most."""
+    shares = []
+    for share_max in (1.0, 0.2):
+        text = CONFIG.format(policy="pause", partition="iid") + f"[aggregation]\nweight_share_max = {share_max}\n"
+        setting = setting_of(parse_experiment(text))
+        examples = dict.fromkeys(setting.laws, 100) | {min(setting.laws): 2000}
+        setting = dataclasses.replace(setting, examples=examples, examples_max=10_000)
+        shares.append(simulate(Pause(3, gamma=0.0), setting, 60).chosen[0] / 180)
+    assert shares[1] < 0.9 * shares[0]
 
 
 def test_what_cannot_be_played_is_not_simulated() -> None:

@@ -1,5 +1,6 @@
 """Whole runs on the virtual clock: exact, repeatable, and as they would be on the real one."""
 
+import json
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -210,6 +211,25 @@ def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:
     play(tmp_path / "run", {**overrides, "experiment.rounds": 3})
     later = log_of(tmp_path / "run")[-1]
     assert {round(o.timing.train_s / 3, 9) for o in later.observations} == {step_s}
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        {"kind": "local-epochs", "choices": [40]},
+        {"kind": "slow-device", "factor": 40.0},
+        {"kind": "dropout", "probability": 1.0},
+    ],
+)
+def test_a_step_is_that_of_an_honest_device(behaviour: dict[str, Any], tmp_path: Path) -> None:
+    """The first client's behaviours change its own rounds, not the step that all devices have."""
+    groups = {"first": {"count": 1, "behaviours": [behaviour]}, "plain": {"count": 4}}
+    overrides = {key: value for key, value in TRAINING.items() if key not in ("workload.step_s", "workload.max_steps")}
+    steps_s = []
+    for name, changes in (("with", {"clients.groups": groups}), ("without", {})):
+        play(tmp_path / name, {**overrides, "experiment.rounds": 1, **changes})
+        steps_s.append(json.loads((tmp_path / name / "step.json").read_text("utf-8"))["step_s"])
+    assert steps_s[0] < 10 * steps_s[1]
 
 
 @pytest.mark.parametrize(

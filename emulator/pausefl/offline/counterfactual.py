@@ -2,9 +2,10 @@
 
 The policy plays the run again from round 1. A client that it chooses answers as the log says where the log has that
 client in that round: every delay is a function of (seed, client, round), whatever else was chosen. Elsewhere its answer
-is drawn from what the log has of the client, and of a client that the log never has from another client's. Each of many
-draws first resamples every client's answers with replacement (the bootstrap; Efron, Annals of Statistics, 1979), so
-that the interval over the draws holds what the log leaves open of the laws as well.
+is drawn from what the log has of the client, and of a client that the log never has from another client's. An answer
+that the log did not wait for is drawn from the client's later ones; where it has none, it comes at its bound. Each of
+many draws first resamples every client's answers with replacement (the bootstrap; Efron, Annals of Statistics, 1979),
+so that the interval over the draws holds what the log leaves open of the laws as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,13 @@ import numpy as np
 
 from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
-from pausefl.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices
+from pausefl.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices, is_open
 from pausefl.offline.replay import RecordedLog
 from pausefl.runtime.server.plan import oracle_of, settings_of
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord
+from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.budget_exhaustion import used_up
 from pausefl_server.rounds.choosing import choose
 from pausefl_server.rounds.deadline import answers_needed
@@ -42,9 +43,11 @@ class Counterfactual:
     waited_s: FloatArray
     """(draws, rounds) the round's latency."""
     extrapolated: IntArray
-    """(draws, rounds) how many of the clients chosen are not in the log's round."""
+    """(draws, rounds) how many of the clients chosen did what the log's round does not tell."""
     never_observed: IntArray
     """(draws, rounds) how many of those have no answer in all of the log."""
+    at_bounds: IntArray
+    """(draws, rounds) how many answers come at a lower bound of their latency, as the log has no later ones."""
     asked: IntArray
     """(draws, rounds) how many clients were chosen."""
     max_epsilon_spent: FloatArray
@@ -71,6 +74,7 @@ class _PlayedDraw:
     waited_s: list[float]
     extrapolated: list[int]
     never_observed: list[int]
+    at_bounds: list[int]
     max_epsilon_spent: float
 
 
@@ -85,11 +89,12 @@ def _play(
     rng = generator(settings.seed, "counterfactual", draw)
     pools = outcomes.resampled(rng)
     state = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
-    played = _PlayedDraw([], [], [], [], 0.0)
+    played = _PlayedDraw([], [], [], [], [], 0.0)
     for record in records:
         state.before_round(record.round, _events(record, state.table))
         state.before_round(record.round, used_up(state.table, settings.budget))
         if not state.table.eligible().size:
+            answers: dict[str, LoggedAnswer] = {}
             chosen: tuple[str, ...] = ()
             waited_s = 0.0
         else:
@@ -102,9 +107,10 @@ def _play(
             state.before_round(record.round, _charged(imagined, state.table, settings))
         played.chosen.append(chosen)
         played.waited_s.append(waited_s)
-        unseen = [c for c in dict.fromkeys(chosen) if not outcomes.has(record.round, c)]
+        unseen = [c for c in answers if not outcomes.tells(record.round, c, waited_s)]
         played.extrapolated.append(len(unseen))
         played.never_observed.append(sum(not pools.get(c) for c in unseen))
+        played.at_bounds.append(sum(is_open(a) and a.latency_s <= waited_s for a in answers.values()))
     spent = float(state.table.epsilon_spent.max(initial=0.0))
     return replace(played, max_epsilon_spent=spent)
 
@@ -126,7 +132,7 @@ def _record(
 ) -> RoundRecord:
     """The round as the server would have written it down: it ends with the answer that is the last one needed."""
     needed = answers_needed(len(answers), policy.m - settings.spare, settings.spare, settings.quorum)
-    came_s = sorted(answer.latency_s for answer in answers.values() if isinstance(answer, Observation))
+    came_s = sorted(a.latency_s for a in answers.values() if isinstance(a, Observation) or is_open(a))
     is_answered = len(came_s) >= needed
     waited_s = came_s[needed - 1] if is_answered else max(answer.latency_s for answer in answers.values())
     observations: list[Observation] = []
@@ -134,7 +140,7 @@ def _record(
     for client_id, answer in answers.items():
         if answer.latency_s > waited_s:
             misses.append(Miss(client_id, "unneeded", waited_s, waited_s))
-        elif isinstance(answer, Miss):
+        elif isinstance(answer, Miss) and not is_open(answer):
             misses.append(answer)
         else:
             observations.append(_observation(record.round, answer, table, settings, outcomes))
@@ -154,9 +160,11 @@ def _record(
 
 
 def _observation(
-    round: int, answer: Observation, table: ClientTable, settings: ServerSettings, outcomes: LoggedOutcomes
+    round: int, answer: LoggedAnswer, table: ClientTable, settings: ServerSettings, outcomes: LoggedOutcomes
 ) -> Observation:
     """The logged answer, as a release of this history: its ε_i follows from how often the client was chosen here."""
+    if isinstance(answer, Miss):  # not waited for in the log: it comes at its bound
+        answer = Observation(answer.client_id, Timing(answer.waited_s), answer.latency_s, 0, 0, 0.0, 0.0)
     row, budget = table.row_of[answer.client_id], settings.budget
     i = int(table.released[row]) + 1 if budget else 0
     return replace(
@@ -191,6 +199,7 @@ def _gathered(client_ids: tuple[str, ...], draws: Sequence[_PlayedDraw]) -> Coun
         waited_s=np.array([draw.waited_s for draw in draws]),
         extrapolated=np.array([draw.extrapolated for draw in draws]),
         never_observed=np.array([draw.never_observed for draw in draws]),
+        at_bounds=np.array([draw.at_bounds for draw in draws]),
         asked=np.array([[len(set(c)) for c in draw.chosen] for draw in draws]),
         max_epsilon_spent=np.array([draw.max_epsilon_spent for draw in draws]),
         chosen=chosen,

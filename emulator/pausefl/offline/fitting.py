@@ -2,6 +2,9 @@
 
 Families are fitted by maximum likelihood (scipy.stats) and compared by Akaike's criterion (IEEE TAC, 1974),
 AIC = 2k − 2 ln L. Where the best one is refuted by the Kolmogorov–Smirnov test, the values themselves are the law.
+
+Latencies of which a lower bound is known are right-censored: in the likelihood they count with the probability of a
+greater one, among the values they stand at the later ones (Kaplan and Meier, JASA, 1958).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +20,7 @@ from pausefl.extras import require
 from pausefl.offline.latencies import ClientLatencies
 from pausefl.offline.markov import fit_markov
 from pausefl_proto.arrays import FloatArray
+from pausefl_proto.draws import generator
 
 LEAST_VALUES = 20
 """With fewer latencies, no family can be told from another: the values themselves are the law."""
@@ -24,6 +28,8 @@ LEAST_PAIRS = 50
 """With fewer pairs of latencies one round apart, nothing is said of their correlation."""
 REFUTED_BELOW = 0.01
 """The p-value of the tests below which a family, or independence, is refuted."""
+BOUNDED_MAX = 0.05
+"""With a greater share of lower bounds, a law with two states is not tried: it is fitted to answers alone."""
 VALUES_MAX = 1000
 """Of more values than these, as many of their quantiles are the law."""
 
@@ -64,36 +70,73 @@ class Family:
 def fit_law(latencies: ClientLatencies) -> FittedLaw:
     """The law of one client's latencies; ConfigError where scipy is not installed."""
     require("latency")
-    from scipy import stats
-
-    values = latencies.seconds
-    if np.ptp(values) == 0:
+    values, bounds = latencies.seconds, latencies.bounds_s
+    is_same = len(values) > 0 and np.ptp(values) == 0
+    if is_same and not (bounds > values[0]).any():
         return FittedLaw({"kind": "constant", "value_s": float(values[0])}, "all values are the same")
     if len(values) < LEAST_VALUES:
-        return FittedLaw(_values(values), f"the values: fewer than {LEAST_VALUES}")
-    best = min(families(values), key=lambda family: family.aic)
-    if is_correlated(latencies):
-        markov = fit_markov(latencies.seconds, latencies.round)
-        if markov is not None and markov.aic < best.aic:
-            return FittedLaw(markov.table, f"correlated from round to round: AIC {markov.aic:.1f} < {best.aic:.1f}")
-    if stats.kstest(values, best.cdf).pvalue < REFUTED_BELOW:
-        return FittedLaw(_values(values), f"the values: {best.table['kind']}, the best family, is refuted")
+        return FittedLaw(_values(latencies), f"the values: fewer than {LEAST_VALUES}")
+    if is_same:
+        return FittedLaw(_values(latencies), "the values: the same but for lower bounds")
+    best = min(families(values, bounds), key=lambda family: family.aic)
+    if len(bounds) <= BOUNDED_MAX * (len(bounds) + len(values)) and is_correlated(latencies):
+        markov, alone = fit_markov(values, latencies.round), min(family.aic for family in families(values))
+        if markov is not None and markov.aic < alone:
+            return FittedLaw(markov.table, f"correlated from round to round: AIC {markov.aic:.1f} < {alone:.1f}")
+    if _p_value(best, values, bounds) < REFUTED_BELOW:
+        return FittedLaw(_values(latencies), f"the values: {best.table['kind']}, the best family, is refuted")
     return FittedLaw(best.table, f"AIC {best.aic:.1f}")
 
 
-def families(values: FloatArray) -> list[Family]:
-    """Every family fitted to n > 1 different values above 0."""
+def kaplan_meier(values: FloatArray, bounds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Points, ascending, and their shares of a law with these values, and with more that exceed these bounds.
+
+    Each bound hands its share on, equally, to all that is later (redistribution to the right); a bound that exceeds
+    every value keeps its own.
+    """
+    points, is_value = np.concatenate([values, bounds]), np.arange(len(values) + len(bounds)) < len(values)
+    order = np.lexsort((~is_value, points))  # of equal ones, values come first
+    points, is_value = points[order], is_value[order]
+    later = np.arange(len(points))[::-1]
+    hands_on = ~is_value & (np.cumsum(is_value[::-1])[::-1] > 0)
+    growth = np.where(hands_on, 1 + 1 / np.maximum(later, 1), 1.0)
+    shares = np.cumprod(np.concatenate([[1 / len(points)], growth[:-1]]))
+    return points[~hands_on], shares[~hands_on]
+
+
+def _p_value(family: Family, values: FloatArray, bounds: FloatArray) -> float:
+    """The Kolmogorov–Smirnov test of the values; what exceeds a bound is drawn from the family itself."""
     from scipy import stats
 
-    log_mean, log_sd = float(np.log(values).mean()), float(np.log(values).std())
-    gamma_shape, _, gamma_scale = stats.gamma.fit(values, floc=0)
-    weibull_shape, _, weibull_scale = stats.weibull_min.fit(values, floc=0)
-    least, mean, sd = float(values.min()), float(values.mean()), float(values.std())
-    pareto_shape = 1 / float(np.log(values / least).mean())
+    beyond = family.cdf(bounds)
+    drawn = beyond + (1 - beyond) * generator(0, "fit-latency").random(len(bounds))
+    return float(stats.kstest(np.concatenate([family.cdf(values), drawn]), "uniform").pvalue)
+
+
+def families(values: FloatArray, bounds: FloatArray | None = None) -> list[Family]:
+    """Every family fitted to n > 1 different values above 0, and to lower bounds of further ones."""
+    from scipy import stats
+
+    bounds = np.empty(0) if bounds is None else bounds
+
+    def known(change: Callable[[FloatArray], FloatArray]) -> Any:
+        return stats.CensoredData(change(values), right=change(bounds)) if len(bounds) else change(values)
+
+    log_mean, log_sd = map(float, stats.norm.fit(known(np.log)))
+    gamma_shape, _, gamma_scale = stats.gamma.fit(known(np.asarray), floc=0)
+    weibull_shape, _, weibull_scale = stats.weibull_min.fit(known(np.asarray), floc=0)
+    normal_mean, normal_sd = map(float, stats.norm.fit(known(np.asarray)))
+    least, mean = float(values.min()), float(values.sum() + bounds.sum()) / len(values)
+    log_excess = np.log(values / least).sum() + np.log(bounds / least).clip(0.0).sum()
+    pareto_shape = len(values) / float(log_excess)
     lognormal_mean = float(np.exp(log_mean + log_sd**2 / 2))
     lognormal = {"kind": "lognormal", "mean_s": lognormal_mean, "sd_s": lognormal_mean * np.sqrt(np.expm1(log_sd**2))}
     found: list[tuple[LawTable, int, Any]] = [
-        ({"kind": "normal", "mean_s": mean, "sd_s": sd, "floor_s": least}, 2, stats.norm(mean, sd)),
+        (
+            {"kind": "normal", "mean_s": normal_mean, "sd_s": normal_sd, "floor_s": least},
+            2,
+            stats.norm(normal_mean, normal_sd),
+        ),
         (lognormal, 2, stats.lognorm(log_sd, scale=np.exp(log_mean))),
         ({"kind": "exponential", "mean_s": mean}, 1, stats.expon(scale=mean)),
         (
@@ -109,7 +152,7 @@ def families(values: FloatArray) -> list[Family]:
         ({"kind": "pareto", "minimum_s": least, "shape": pareto_shape}, 2, stats.pareto(pareto_shape, scale=least)),
     ]
     return [
-        Family(_plain(table), k, float(law.logpdf(values).sum()), law.cdf)
+        Family(_plain(table), k, float(law.logpdf(values).sum() + law.logsf(bounds).sum()), law.cdf)
         for table, k, law in found
         if np.isfinite(law.logpdf(values)).all()
     ]
@@ -126,8 +169,16 @@ def is_correlated(latencies: ClientLatencies) -> bool:
     return bool(stats.spearmanr(before, after, alternative="greater").pvalue < REFUTED_BELOW)
 
 
-def _values(values: FloatArray) -> LawTable:
+def equal_values(latencies: ClientLatencies) -> FloatArray:
+    """As many equally likely values, ascending, as there are latencies and lower bounds of latencies together."""
+    points, shares = kaplan_meier(latencies.seconds, latencies.bounds_s)
+    count = len(latencies.seconds) + len(latencies.bounds_s)
+    return points[np.searchsorted(shares.cumsum(), (np.arange(count) + 0.5) / count).clip(max=len(points) - 1)]
+
+
+def _values(latencies: ClientLatencies) -> LawTable:
     """The values as they are, or as many quantiles as can stand for them."""
+    values = equal_values(latencies)
     if len(values) > VALUES_MAX:
         values = np.quantile(values, (np.arange(VALUES_MAX) + 0.5) / VALUES_MAX)
     return {"kind": "values", "values_s": [float(f"{value:.6g}") for value in np.sort(values)]}

@@ -17,6 +17,7 @@ from pausefl_server.storage.store import read_rounds
 
 COLUMNS = ("client", "time", "seconds")
 """The columns that a CSV file must have: whose exchange, when, and how long it took."""
+_BOUNDING = ("unneeded", "timeout")
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,18 @@ class ClientLatencies:
     """(n,) all above 0."""
     round: IntArray
     """(n,) ascending: the round of each, or its place where rounds are not known."""
+    bounds_s: FloatArray = field(default_factory=lambda: np.empty(0))
+    """(k,) lower bounds of further latencies: of answers that were not waited for, or not in time."""
     missed: int = 0
-    """How many of its jobs had no answer: latencies of which a lower bound is known, left out."""
+    """How many other jobs had no answer: these say nothing of a latency."""
 
 
 @dataclass(frozen=True)
 class _MeasuredRows:
     when: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    bounds_s: list[float] = field(default_factory=list)
+    others: list[Miss] = field(default_factory=list)
 
 
 def latencies_of(source: Path) -> Mapping[str, ClientLatencies]:
@@ -50,22 +55,26 @@ def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
     with open_database(run_dir) as database:
         records = read_rounds(database)
     rows: dict[str, _MeasuredRows] = {}
-    missed: dict[str, int] = {}
     for record in records:
         for o in record.observations:
             of_client = rows.setdefault(o.client_id, _MeasuredRows())
             of_client.when.append(record.round)
             of_client.seconds.append(o.latency_s)
         for miss in _misses(record.attempts):
-            missed[miss.client_id] = missed.get(miss.client_id, 0) + 1
+            of_client = rows.setdefault(miss.client_id, _MeasuredRows())
+            if miss.kind in _BOUNDING and miss.latency_s > 0:
+                of_client.bounds_s.append(miss.latency_s)
+            else:
+                of_client.others.append(miss)
     return {
-        client_id: ClientLatencies(np.array(r.seconds), np.array(r.when, np.int64), missed.get(client_id, 0))
+        client_id: ClientLatencies(np.array(r.seconds), np.array(r.when, np.int64), np.array(r.bounds_s), len(r.others))
         for client_id, r in sorted(rows.items())
+        if r.seconds or r.bounds_s
     }
 
 
 def _misses(attempts: Sequence[RoundRecord]) -> list[Miss]:
-    return [miss for attempt in attempts for miss in attempt.missed]
+    return [miss for attempt in attempts for miss in attempt.misses]
 
 
 def _of_csv(file: Path) -> dict[str, ClientLatencies]:

@@ -47,8 +47,11 @@ class LatencyFit:
         for name, fitted in self.laws.items():
             latencies, client_id = self.latencies[name], self.client_ids[name]
             who = client_id if name == client_id else f"{client_id} is {name!r}"
+            measured, bounds = len(latencies.seconds), len(latencies.bounds_s)
+            more = f", {bounds} lower bounds" if bounds else ""
             missed = f", {latencies.missed} missed jobs left out" if latencies.missed else ""
-            yield f"{who}: {fitted.table['kind']} ({fitted.why}; {len(latencies.seconds)} latencies{missed})"
+            doubt = ": few of its exchanges were waited for, so its law is uncertain" if bounds > measured else ""
+            yield f"{who}: {fitted.table['kind']} ({fitted.why}; {measured} latencies{more}{missed}){doubt}"
 
 
 def fit_latency(source: Path) -> LatencyFit:
@@ -97,7 +100,8 @@ def _run_document(experiment: Experiment, latencies: Mapping[str, ClientLatencie
     document["latency"] = {**kept, "mode": "additive" if kept else "total", "tau_min_s": tau_min_s}
     if set(experiment.client_ids) - set(latencies):
         shuffled = generator(experiment.experiment.seed, "fit-latency").permutation(_together(latencies))
-        of_all = fit_law(ClientLatencies(shuffled, np.arange(1, len(shuffled) + 1)))
+        bounds = np.concatenate([of_client.bounds_s for of_client in latencies.values()])
+        of_all = fit_law(ClientLatencies(shuffled, np.arange(1, len(shuffled) + 1), bounds))
         document["latency"]["delay"] = dict(of_all.table)
     return document
 

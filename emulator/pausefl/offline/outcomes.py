@@ -1,6 +1,7 @@
 """What clients answered in a log, by round and client, and what a policy may ask of it."""
 
-from bisect import bisect_left
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -24,7 +25,7 @@ class LoggedOutcomes:
     by_round: Mapping[tuple[int, str], LoggedAnswer]
     """That of each round's last attempt, by round and client."""
     by_client: Mapping[str, Sequence[LoggedAnswer]]
-    """All that a client ever did, in order."""
+    """All that a client ever did, by ascending latency."""
     losses: Mapping[str, Sequence[tuple[int, float]]]
     """The round and the training loss of each answer that disclosed it, in order."""
 
@@ -45,11 +46,14 @@ class LoggedOutcomes:
             for o in record.observations:
                 if o.loss is not None:
                     losses.setdefault(o.client_id, []).append((record.round, o.loss))
+        for found in by_client.values():
+            found.sort(key=_latency_s)
         return cls(tuple(sorted(ids)), by_round, by_client, losses)
 
-    def has(self, round: int, client_id: str) -> bool:
-        """Whether the log has the client in this round."""
-        return (round, client_id) in self.by_round
+    def tells(self, round: int, client_id: str, waited_s: float) -> bool:
+        """Whether the log has what the client did in this round up to `waited_s`."""
+        logged = self.by_round.get((round, client_id))
+        return logged is not None and (not is_open(logged) or logged.latency_s >= waited_s)
 
     @property
     def has_labels(self) -> bool:
@@ -57,22 +61,30 @@ class LoggedOutcomes:
         return any("label_0" in o.statistics for o in self.by_round.values() if isinstance(o, Observation))
 
     def resampled(self, rng: np.random.Generator) -> Mapping[str, Sequence[LoggedAnswer]]:
-        """Every client's answers, as many, drawn with replacement."""
+        """Every client's answers, as many, drawn with replacement, by ascending latency."""
         return {
-            client_id: [found[i] for i in rng.integers(len(found), size=len(found))]
+            client_id: [found[i] for i in np.sort(rng.integers(len(found), size=len(found)))]
             for client_id, found in self.by_client.items()
         }
 
     def answer(
         self, round: int, client_id: str, pools: Mapping[str, Sequence[LoggedAnswer]], rng: np.random.Generator
     ) -> LoggedAnswer:
-        """The client's own of this round, else one drawn from its pool, else one of another client's."""
-        logged = self.by_round.get((round, client_id))
-        if logged is not None:
-            return logged
+        """The client's own of this round, else one drawn from its pool, else one of another client's.
+
+        Where the log did not wait for it, it is drawn from the later ones of the pool. Such draws together follow the
+        Kaplan–Meier estimate (redistribution to the right; Efron, Fifth Berkeley Symposium, 1967). It stays open
+        (`is_open`) where the pool has no later one.
+        """
         owners = list(pools)
         pool = pools.get(client_id) or pools[owners[int(rng.integers(len(owners)))]]
-        return replace(pool[int(rng.integers(len(pool)))], client_id=client_id)
+        answer = self.by_round.get((round, client_id)) or pool[int(rng.integers(len(pool)))]
+        while is_open(answer):
+            later = bisect_right(pool, answer.latency_s, key=_latency_s)
+            if later == len(pool):
+                break
+            answer = pool[int(rng.integers(later, len(pool)))]
+        return replace(answer, client_id=client_id)
 
     def loss(self, client_id: str, round: int) -> float | None:
         """The client's training loss in the round nearest to this one in which it disclosed any; None: in none."""
@@ -83,8 +95,20 @@ class LoggedOutcomes:
         return min(known[max(after - 1, 0) : after + 1], key=lambda each: abs(each[0] - round))[1]
 
 
+def is_open(answer: LoggedAnswer) -> bool:
+    """Whether the log did not wait for the answer: the client would have given it after `latency_s`."""
+    return isinstance(answer, Miss) and answer.kind == "unneeded"
+
+
 def _answers(attempt: RoundRecord) -> Sequence[LoggedAnswer]:
-    return [*attempt.observations, *attempt.misses]
+    """What the clients of an attempt did; an answer that was not waited for comes after the end of the round."""
+    ended_s = math.nextafter(attempt.round_latency_s, math.inf)
+    misses = [replace(m, latency_s=max(m.latency_s, ended_s)) if is_open(m) else m for m in attempt.misses]
+    return [*attempt.observations, *misses]
+
+
+def _latency_s(answer: LoggedAnswer) -> float:
+    return answer.latency_s
 
 
 def check_log_suffices(policy: Policy, name: str, outcomes: LoggedOutcomes) -> None:

@@ -76,6 +76,13 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         f"{rests['rounds']:.0%} of rounds and {rests['choices']:.0%} of choices rest on extrapolation,"
         f" {rests['choices_of_clients_never_observed']:.0%} on other clients' latencies"
     )
+    if rests["choices_at_lower_bounds"]:
+        yield (
+            f"{rests['choices_at_lower_bounds']:.1%} of choices answer at a lower bound: the log did not wait for these"
+            " clients and has no later answers of theirs; the estimate is too low there"
+        )
+    if failed_s := summary["recorded_failed_attempts_s"]:
+        yield f"{summary['recorded_policy']} waited {failed_s:.1f} s more in failed attempts, which no estimate has"
     same = summary["on_the_logs_history"]
     yield (
         f"on the log's own history it would choose the same set in {same['same_sets']} of {same['attempts']} attempts,"
@@ -125,7 +132,7 @@ def _own_summary(experiment: Experiment, log: RecordedLog, choices: Sequence[Rep
         "rounds": len(log.records),
         "attempts": len(choices),
         "same_choices": sum(choice.is_same for choice in choices),
-        "total_latency_s": sum(_recorded_s(log)),
+        "total_latency_s": sum(attempt.round_latency_s for record in log.records for attempt in record.attempts),
     }
 
 
@@ -143,13 +150,15 @@ def _summary(
         "recorded_policy": recorded.selection.policy,
         "rounds": len(log.records),
         "draws": len(played.waited_s),
-        "recorded_total_latency_s": sum(_recorded_s(log)),
+        "recorded_total_latency_s": sum(record.round_latency_s for record in log.records),
+        "recorded_failed_attempts_s": sum(a.round_latency_s for r in log.records for a in r.failed_attempts),
         "total_latency_s": _interval(played.waited_s.sum(axis=1)),
         "max_epsilon_spent": _interval(played.max_epsilon_spent) if is_private else None,
         "extrapolated": {
             "rounds": float((played.extrapolated > 0).mean()),
             "choices": int(played.extrapolated.sum()) / max(asked, 1),
             "choices_of_clients_never_observed": int(played.never_observed.sum()) / max(asked, 1),
+            "choices_at_lower_bounds": int(played.at_bounds.sum()) / max(asked, 1),
         },
         "on_the_logs_history": {
             "attempts": len(choices),
@@ -163,22 +172,17 @@ def _summary(
 
 def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
     low, high = np.quantile(played.waited_s, (0.025, 0.975), axis=0)
-    for t, (record, recorded_s) in enumerate(zip(log.records, _recorded_s(log), strict=True)):
+    for t, record in enumerate(log.records):
         yield {
             "round": record.round,
             "recorded": record.chosen,
             "chosen": played.first[t],
-            "recorded_s": recorded_s,
+            "recorded_s": record.round_latency_s,
             "waited_s": float(played.waited_s[:, t].mean()),
             "low_s": float(low[t]),
             "high_s": float(high[t]),
             "extrapolated": float((played.extrapolated[:, t] > 0).mean()),
         }
-
-
-def _recorded_s(log: RecordedLog) -> list[float]:
-    """The wait for each round, its failed attempts included."""
-    return [sum(attempt.round_latency_s for attempt in record.attempts) for record in log.records]
 
 
 def _interval(values: FloatArray) -> dict[str, float]:

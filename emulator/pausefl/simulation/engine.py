@@ -49,14 +49,18 @@ class Setting:
     presence: Presence | None = None
     """Who is there in which round; None: everyone, always."""
     deadline_s: float | None = math.inf
-    """How long a round waits; None: as the server derives it (`pausefl_server.rounds.deadline`). A client that takes
-    longer misses it; the policy learns no more than that."""
+    """How long a round waits, in the laws' seconds; None: as the server derives it (`pausefl_server.rounds.deadline`).
+    A client that takes longer misses it; the policy learns no more than that."""
+    time_scale: float = 1.0
+    """Real seconds for one of the laws' seconds: a server derives its deadlines from real seconds."""
     rest_rounds_max: int = 64
     """The longest rest after misses in a row, in rounds (`pausefl_server.rounds.resting`)."""
     latency_seed: int | None = None
     """Of the latencies alone; None: `seed`."""
     examples_max: int | None = None
     """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
+    weight_share_max: float = 1.0
+    """The greatest share of the data that one client counts for."""
 
     @cached_property
     def oracle(self) -> Oracle:
@@ -65,12 +69,14 @@ class Setting:
 
     def waits_s(self, table: ClientTable, rows: IntArray) -> float:
         """How long a round with these rows waits."""
-        return derived_deadline_s(table, rows) if self.deadline_s is None else self.deadline_s
+        if self.deadline_s is not None:
+            return self.deadline_s
+        return derived_deadline_s(table, rows, time_scale=self.time_scale) / self.time_scale
 
     @property
     def least_wait_s(self) -> float:
         """What any round waits at least."""
-        return LEAST_S if self.deadline_s is None else self.deadline_s
+        return LEAST_S / self.time_scale if self.deadline_s is None else self.deadline_s
 
     def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
         """Blocks of (n, K) draws, columns in the order of the sorted ids; the same for every policy."""
@@ -141,6 +147,7 @@ def simulate(
                 epsilon_budget=setting.budget.epsilon_budget if setting.budget else None,
                 oracle=setting.oracle if policy.needs_oracle else None,
                 clock=time.monotonic,
+                weight_share_max=setting.weight_share_max,
             )
             if len(table) == len(ids) and table.retired.all():
                 return curves.result(table, penalty_s)
@@ -154,7 +161,7 @@ def simulate(
             problem = genie.choice(None, unrested) if genie else None
             deadline_s = setting.waits_s(table, selection.rows)
             gained = _gained(selection, problem, setting, latency_s, deadline_s)
-            record = _record(t, selection, latency_s, table, setting.budget, deadline_s)
+            record = _record(t, selection, latency_s, table, setting, deadline_s)
             table.apply_round(record)
             table.apply_events(_late_releases(record, table, setting.budget), t)
             _retire(table, setting.budget, selection.rows)
@@ -171,7 +178,7 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     options the compiled rounds do not know.
     """
     if not is_compiled(policy, setting):
-        raise ValueError("only pause with R1, a plain mean, m <= K, everyone there and no epsilon_floor is compiled")
+        raise ValueError("only pause with R1, a plain mean, m <= K, everyone there, no floor or share_max is compiled")
     table, oracle = ClientTable(setting.seed, setting.tau_min_s, setting.examples_max), setting.oracle
     table.apply_events(arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples), 1)
     order = np.argsort(table.tie_key)
@@ -219,7 +226,7 @@ def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
     """Whether `simulate_pause` knows this policy and setting."""
     if setting.presence or (setting.budget and setting.budget.epsilon_floor) or policy.m > len(setting.laws):
         return False
-    return isinstance(policy, Pause) and policy.is_plain
+    return setting.weight_share_max == 1 and isinstance(policy, Pause) and policy.is_plain
 
 
 def genie_of(policy: Policy) -> Genie | None:
@@ -265,22 +272,6 @@ def printed_delta(setting: Setting) -> float:
 def least_gap(values: FloatArray | Sequence[float]) -> float:
     """δ = min over i ≠ j of |values_i − values_j|; the paper takes values = E[τ_k]."""
     return float(np.diff(np.sort(values)).min()) if len(values) > 1 else math.inf
-
-
-def growth_fits(rounds: IntArray, regret: FloatArray) -> dict[str, dict[str, float]]:
-    """Least-squares fits regret ≈ a + b·f(n) over the recorded rounds of the last nine tenths, f = ln n, √n and n."""
-    late = (rounds > rounds[-1] / 10) & np.isfinite(regret)
-    n, regret = rounds[late].astype(np.float64), regret[late]
-    if len(n) < 3:
-        return {}
-    fits = {}
-    for name, f in {"ln n": np.log(n), "sqrt n": np.sqrt(n), "n": n}.items():
-        b, a = np.polyfit(f, regret, 1)
-        residual = regret - a - b * f
-        scatter = float(((regret - regret.mean()) ** 2).sum())
-        r_squared = 1 - float((residual**2).sum()) / scatter if np.ptp(regret) else 1.0
-        fits[name] = {"a": float(a), "b": float(b), "r_squared": r_squared}
-    return fits
 
 
 def recorded_rounds(rounds: int) -> IntArray:
@@ -352,9 +343,10 @@ def _gained(
 
 
 def _record(
-    t: int, selection: Selection, latency_s: FloatArray, table: ClientTable, budget: Budget | None, deadline_s: float
+    t: int, selection: Selection, latency_s: FloatArray, table: ClientTable, setting: Setting, deadline_s: float
 ) -> RoundRecord:
     """What the server would have written down: a client answers, or it misses the deadline."""
+    budget, real_deadline_s = setting.budget, deadline_s * setting.time_scale
     chosen = dict.fromkeys(selection.rows.tolist())
     late = [row for row in chosen if latency_s[row] >= deadline_s]
     observations = []
@@ -363,7 +355,7 @@ def _record(
         observations.append(
             Observation(
                 client_id=table.ids[row],
-                timing=Timing(round_trip_s=float(latency_s[row])),
+                timing=Timing(round_trip_s=float(latency_s[row]) * setting.time_scale),
                 latency_s=float(latency_s[row]),
                 n_examples=int(table.n_examples[row]),
                 participation=i,
@@ -382,8 +374,8 @@ def _record(
         wall_clock_s=0.0,
         selection_s=0.0,
         model_digest="",
-        misses=tuple(Miss(table.ids[row], "timeout", deadline_s, deadline_s) for row in late),
-        deadline_s=deadline_s,
+        misses=tuple(Miss(table.ids[row], "timeout", real_deadline_s, deadline_s) for row in late),
+        deadline_s=real_deadline_s,
     )
 
 

@@ -18,7 +18,6 @@ from pausefl.simulation.engine import (
     Setting,
     SimulationResult,
     genie_of,
-    growth_fits,
     is_compiled,
     least_gap,
     printed_delta,
@@ -26,6 +25,7 @@ from pausefl.simulation.engine import (
     simulate,
     simulate_pause,
 )
+from pausefl.simulation.growth import growth_fits
 from pausefl.simulation.newcomer_outputs import (
     CsvTable,
     draw_fits,
@@ -113,7 +113,7 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         seed=experiment.experiment.seed_of("split"),
         owners=np.arange(labels.size) * len(ids) // labels.size,  # equal shares stand for unknown owners
     )
-    laws = experiment.delays()
+    laws, timeout_s = experiment.delays(), experiment.round_timeout_s
     return Setting(
         laws=laws,
         examples={client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)},
@@ -122,9 +122,11 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         seed=experiment.experiment.seed,
         latency_seed=experiment.experiment.seed_of("latency"),
         presence=presence_of(experiment.groups, rounds or experiment.experiment.rounds, experiment.experiment.seed),
-        deadline_s=experiment.round_timeout_s,
+        deadline_s=None if timeout_s is None else timeout_s / experiment.latency.time_scale,
+        time_scale=experiment.latency.time_scale,
         rest_rounds_max=experiment.server.rest_rounds_max,
         examples_max=experiment.clients.examples_max,
+        weight_share_max=experiment.aggregation.weight_share_max,
     )
 
 

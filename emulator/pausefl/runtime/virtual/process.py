@@ -137,9 +137,10 @@ def _with_step_time(plan: TrainingPlan, run_dir: Path) -> TrainingPlan:
 
 
 def _measured_step_s(plan: TrainingPlan) -> float:
-    """The seconds of one training step of the first client on this machine, to three digits."""
+    """The seconds of one training step of the first client on this machine, to three digits; without its behaviours."""
     client_id = plan.client_ids[0]
-    trainer = make_trainers(plan, [client_id])[client_id]
+    honest = replace(plan, behaviours={**plan.behaviours, client_id: ()})
+    trainer = make_trainers(honest, [client_id])[client_id]
     theta, least_s = np.zeros(trainer.manifest.size, np.float32), math.inf
     for _ in range(_TRIALS):
         began_s = time.perf_counter()

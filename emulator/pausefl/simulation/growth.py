@@ -1,0 +1,21 @@
+"""How fast a regret grows."""
+
+import numpy as np
+
+from pausefl_proto.arrays import FloatArray, IntArray
+
+
+def growth_fits(rounds: IntArray, regret: FloatArray) -> dict[str, dict[str, float]]:
+    """Least-squares fits regret ≈ a + b·f(n) over the recorded rounds of the last nine tenths, f = ln n, √n and n."""
+    late = (rounds > rounds[-1] / 10) & np.isfinite(regret)
+    n, regret = rounds[late].astype(np.float64), regret[late]
+    if len(n) < 3:
+        return {}
+    fits = {}
+    for name, f in {"ln n": np.log(n), "sqrt n": np.sqrt(n), "n": n}.items():
+        b, a = np.polyfit(f, regret, 1)
+        residual = regret - a - b * f
+        scatter = float(((regret - regret.mean()) ** 2).sum())
+        r_squared = 1 - float((residual**2).sum()) / scatter if np.ptp(regret) else 1.0
+        fits[name] = {"a": float(a), "b": float(b), "r_squared": r_squared}
+    return fits
