@@ -62,7 +62,7 @@ async def test_an_evaluator_that_is_too_slow_delays_no_round(rig: MakeRig) -> No
         await is_over.wait()
         return ()
 
-    async with rig(rounds=5, round_timeout_s=0.5, evaluation_every=1, evaluate=evaluate).running() as r:
+    async with rig(rounds=5, round_timeout_s=5.0, evaluation_every=1, evaluate=evaluate).running() as r:
         for c in "ab":
             await r.join(c)
         await r.played()
