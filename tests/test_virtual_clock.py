@@ -240,7 +240,8 @@ def test_the_runs_of_a_campaign_have_the_same_step(tmp_path: Path, monkeypatch: 
 def test_a_step_is_that_of_an_honest_device(behaviour: dict[str, Any], tmp_path: Path) -> None:
     """The first client's behaviours change its own rounds, not the step that all devices have."""
     groups = {"first": {"count": 1, "behaviours": [behaviour]}, "plain": {"count": 4}}
-    overrides = {key: value for key, value in TRAINING.items() if key not in ("workload.step_s", "workload.max_steps")}
+    overrides = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
+    overrides["workload.max_steps"] = 1000
     steps_s = []
     for name, changes in (("with", {"clients.groups": groups}), ("without", {})):
         play(tmp_path / name, {**overrides, "experiment.rounds": 1, **changes})
