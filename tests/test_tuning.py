@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from rich.console import Console
 
 import pausefl
-from pausefl.campaigns.campaign import plan_of
+from pausefl.campaigns.campaign import OneByOne, Planned, plan_of
+from pausefl.campaigns.tuning import measure as measure_module
 from pausefl.campaigns.tuning import resume_tuning, tune_experiment
 from pausefl.campaigns.tuning import study as study_module
 from pausefl.campaigns.tuning.fresh import compared, on_real_clock
-from pausefl.campaigns.tuning.measure import Figures, figures_of_run, simulated
+from pausefl.campaigns.tuning.measure import Figures, figures_of_run, measure_by_run, simulated
 from pausefl.campaigns.tuning.plan import ACCURACY, LATENCY, LEAKAGE, TuningPlan
 from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, parse_search, published_point
 from pausefl.campaigns.tuning.study import SearchResult, TrialResult, dominates, tried
@@ -177,6 +179,26 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, monkeypa
     assert len({repr(trial.point) for trial in tuning.tried.trials}) == len(tuning.tried.trials), "none is drawn again"
 
 
+def test_short_rounds_that_teach_nothing_do_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """m = 2 is the published setting. A miss costs twice its total, or the run's own where that is greater."""
+    totals_s = {1: 42.0, 2: 152.0, 3: 300.0}
+
+    def play(_: OneByOne, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
+        return [folder / str(run.experiment.selection.m) for run in runs]
+
+    def figures(run_dir: Path, target_accuracy: float | None) -> Figures:
+        m = int(run_dir.name)
+        return {"total_latency_s": totals_s[m], "latency_to_target_s": 100.0 if m == 2 else math.inf}
+
+    monkeypatch.setattr(OneByOne, "play", play)
+    monkeypatch.setattr(measure_module, "figures_of_run", figures)
+    learning = SMALL.replace('model = "synthetic"', 'model = "mlp"')
+    asked = plan(source=learning, by="run", target_accuracy=0.6)
+    measure = measure_by_run(asked, tmp_path, lambda _: pytest.fail("shows nothing"))
+    found = [measure({"selection.m": m}, 1)["latency_to_target_s"] for m in (1, 2, 3)]
+    assert found == [2 * 152.0, 100.0, 2 * 300.0]
+
+
 @pytest.mark.slow
 def test_runs_are_measured_by_what_they_reached(tmp_path: Path) -> None:
     tiny = {"experiment.rounds": 4, "clients.count": 3, "clients.per_process": 3, "selection.m": 2}
@@ -184,7 +206,8 @@ def test_runs_are_measured_by_what_they_reached(tmp_path: Path) -> None:
     pausefl.run(pausefl.load("demo", tiny | quick), tmp_path / "run", progress=False)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     found = figures_of_run(tmp_path / "run", target_accuracy=0.999999)
-    assert found["latency_to_target_s"] == 2 * summary["total_latency_s"], "never reached"
+    assert found["latency_to_target_s"] == math.inf, "never reached"
+    assert found["total_latency_s"] == summary["total_latency_s"]
     assert found["final_accuracy"] == summary["final_accuracy"]
     reached = figures_of_run(tmp_path / "run", target_accuracy=0.01)["latency_to_target_s"]
     assert 0 <= reached < summary["total_latency_s"]

@@ -11,8 +11,10 @@ import pytest
 
 import pausefl
 from pausefl.bench.latency.twin import compared
+from pausefl.campaigns.campaign import Plan, begin
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import server_plan
+from pausefl.runtime.virtual import steps
 from pausefl.runtime.virtual.process import play_virtually
 from pausefl_process.events import ProgressEvent
 from pausefl_server.records import RoundRecord
@@ -213,6 +215,20 @@ def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:
     assert {round(o.timing.train_s / 3, 9) for o in later.observations} == {step_s}
 
 
+def test_the_runs_of_a_campaign_have_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where their folders lie one deeper; a batch of another size has a step of its own."""
+    measured = iter([0.25, 0.5])
+    monkeypatch.setattr(steps, "_measured_step_s", lambda _: next(measured))
+    begin(tmp_path, Plan("compare", "", {}))
+    found = {}
+    for name, more in (("one", {}), ("runs/other", {"experiment.seed": 2}), ("large", {"workload.batch_size": 64})):
+        overrides = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
+        plan = client_plan(pausefl.load("demo", {"experiment.clock": "virtual", **overrides, **more})).training
+        (tmp_path / name).mkdir(parents=True)
+        found[name] = steps.with_step_time(plan, tmp_path / name).step_s
+    assert found == {"one": 0.25, "runs/other": 0.25, "large": 0.5}
+
+
 @pytest.mark.parametrize(
     "behaviour",
     [
@@ -224,7 +240,8 @@ def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:
 def test_a_step_is_that_of_an_honest_device(behaviour: dict[str, Any], tmp_path: Path) -> None:
     """The first client's behaviours change its own rounds, not the step that all devices have."""
     groups = {"first": {"count": 1, "behaviours": [behaviour]}, "plain": {"count": 4}}
-    overrides = {key: value for key, value in TRAINING.items() if key not in ("workload.step_s", "workload.max_steps")}
+    overrides = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
+    overrides["workload.max_steps"] = 1000
     steps_s = []
     for name, changes in (("with", {"clients.groups": groups}), ("without", {})):
         play(tmp_path / name, {**overrides, "experiment.rounds": 1, **changes})

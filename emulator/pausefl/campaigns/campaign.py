@@ -13,7 +13,7 @@ from pausefl.exit_status import RunInterrupted
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
-from pausefl.runtime.run_dir import is_run_of
+from pausefl.runtime.run_dir import SHARED_STEPS, is_run_of
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -102,6 +102,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
+        (folder / SHARED_STEPS).touch()
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
 

@@ -173,7 +173,9 @@ def equal_values(latencies: ClientLatencies) -> FloatArray:
     """As many equally likely values, ascending, as there are latencies and lower bounds of latencies together."""
     points, shares = kaplan_meier(latencies.seconds, latencies.bounds_s)
     count = len(latencies.seconds) + len(latencies.bounds_s)
-    return points[np.searchsorted(shares.cumsum(), (np.arange(count) + 0.5) / count).clip(max=len(points) - 1)]
+    places = np.searchsorted(shares.cumsum(), (np.arange(count) + 0.5) / count)
+    values: FloatArray = points[places.clip(max=len(points) - 1)]
+    return values
 
 
 def _values(latencies: ClientLatencies) -> LawTable:

@@ -21,6 +21,9 @@ _MADE = (
 )
 _CONFIG_DIGEST = "config_digest"
 
+SHARED_STEPS = "steps.json"
+"""The file in a campaign's folder through which its runs share what a training step takes on the virtual clock."""
+
 
 def new_run_dir(name: str, run_dir: str | None) -> Path:
     """The directory asked for, or runs/<name>-<time>; ConfigError when it holds a run already."""

@@ -1,5 +1,6 @@
 """Measures a setting: by a simulation, or by a run with real processes."""
 
+import math
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -22,8 +23,9 @@ Measure = Callable[[Point, int], Figures]
 """Plays a setting under a seed. ConfigError for a setting that is no experiment, PauseflError for a run that failed."""
 
 NOT_REACHED = 2.0
-"""A run that never reaches the target accuracy counts with so many times its total latency (PAR2, as Hutter, Hoos,
-Leyton-Brown and Stützle, JAIR 2009, score runs that do not end)."""
+"""A run that never reaches the target accuracy counts with so many times a common cutoff, the published setting's
+total latency under that seed, or its own where that is greater (PAR2, as Hutter, Hoos, Leyton-Brown and Stützle, JAIR
+2009, score runs that do not end)."""
 
 
 def measure_of(plan: TuningPlan, folder: Path, show: Show) -> Measure:
@@ -38,13 +40,22 @@ def measure_of(plan: TuningPlan, folder: Path, show: Show) -> Measure:
 def measure_by_run(plan: TuningPlan, folder: Path, show: Show) -> Measure:
     """Measures by runs, which lie in `folder`/runs; finished ones are not played again."""
 
-    def by_run(point: Point, seed: int) -> Figures:
+    def played(point: Point, seed: int) -> Path:
         experiment = experiment_at(plan.source, point, seed)
         # One setting is played once, however it was found.
         name = sha256(experiment.to_toml().encode()).hexdigest()[:12]
         planned = Planned(f"runs/{name}-seed{seed}", experiment)
         (run_dir,) = OneByOne(show).play([planned], folder, "tune")
-        return figures_of_run(run_dir, plan.target_accuracy)
+        return run_dir
+
+    def by_run(point: Point, seed: int) -> Figures:
+        found = figures_of_run(played(point, seed), plan.target_accuracy)
+        if found.get("latency_to_target_s") != math.inf:
+            return found
+        # A cutoff of the run's own would let short rounds that teach nothing win.
+        published = {key: value for key, value in point.items() if key == "experiment.clock"}
+        cutoff_s = figures_of_run(played(published, seed), None)["total_latency_s"]
+        return {**found, "latency_to_target_s": NOT_REACHED * max(cutoff_s, found["total_latency_s"])}
 
     return by_run
 
@@ -75,7 +86,10 @@ def imbalance(result: SimulationResult, examples: Mapping[str, int]) -> float:
 
 
 def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
-    """Total latency, greatest leakage and final accuracy, and the latency to the target where there is one."""
+    """Total latency, greatest leakage and final accuracy, and the latency to the target where there is one.
+
+    The latter is infinite for a run that never reaches it.
+    """
     run = read_run(run_dir)
     accuracy, total_s = run.summary["final_accuracy"], run.summary["total_latency_s"]
     if run.summary["outcome"] == "failed" or accuracy is None:
@@ -88,5 +102,5 @@ def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
     if target_accuracy is not None:
         latency_s, accuracies = run.curve("test")
         reached = np.flatnonzero(accuracies >= target_accuracy)
-        found["latency_to_target_s"] = float(latency_s[reached[0]]) if reached.size else NOT_REACHED * total_s
+        found["latency_to_target_s"] = float(latency_s[reached[0]]) if reached.size else math.inf
     return found

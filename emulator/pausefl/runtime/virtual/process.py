@@ -1,9 +1,6 @@
 """The one process of a run on the virtual clock: its server, its clients and its evaluator on one event loop."""
 
 import asyncio
-import json
-import math
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -12,20 +9,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan
 from pausefl.evaluator.rehearsal import rehearsed_evaluator
-from pausefl.runtime.client.plan import ClientPlan, TrainingPlan
-from pausefl.runtime.client.process import AtOnce, Surroundings, live, make_trainers, takes_no_time
+from pausefl.runtime.client.plan import ClientPlan
+from pausefl.runtime.client.process import AtOnce, Surroundings, live, takes_no_time
 from pausefl.runtime.server.plan import ServerPlan
 from pausefl.runtime.server.process import play, work_for_fleet
 from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
+from pausefl.runtime.virtual.steps import with_step_time
 from pausefl.runtime.virtual.transport import InProcessTransport
 from pausefl.runtime.virtual.workers import Workers
-from pausefl_client.training.paced import steps_of
 from pausefl_process.events import ProgressEvent, Ready, Report, RollCall
-from pausefl_process.files import Lock, survive_this_process_alone, write_durably
+from pausefl_process.files import Lock, survive_this_process_alone
 from pausefl_process.host_monitor import UNWATCHED
 from pausefl_process.lifetime import first_error
 from pausefl_process.plugins import errors_of_own_code
@@ -36,9 +31,6 @@ from pausefl_server.service import Endpoints, Platform, RunResult
 
 if TYPE_CHECKING:
     from pausefl.evaluator.model import Evaluator
-
-# How often the training of one client is tried to find out what a step takes; the first time warms torch up.
-_TRIALS = 3
 
 
 class _Stage:
@@ -100,7 +92,7 @@ def play_virtually(
 async def _play(
     server: ServerPlan, clients: ClientPlan, run_dir: Path, report: Report, back_to: int | None, workers: Workers
 ) -> RunResult:
-    clients = replace(clients, training=_with_step_time(clients.training, run_dir))
+    clients = replace(clients, training=with_step_time(clients.training, run_dir))
     stage, clock = _Stage(), asyncio.get_running_loop().time
 
     def hear(event: ProgressEvent) -> None:
@@ -124,29 +116,6 @@ async def _live(stage: _Stage, plan: ClientPlan, run_dir: Path, workers: Workers
     surroundings = Surroundings(stage.connect, executor, clock, lambda: UNWATCHED, spin_s=0.0)
     rounds = None if plan.presence is None else stage.called()
     await live(plan, plan.training.client_ids, run_dir / "ledgers", surroundings, rounds)
-
-
-def _with_step_time(plan: TrainingPlan, run_dir: Path) -> TrainingPlan:
-    """The plan, which states how long training takes; a step is measured where nothing is said, once for a run."""
-    if plan.workload.model == "synthetic" or plan.training_times or plan.step_s is not None:
-        return plan
-    kept = run_dir / "step.json"
-    if not kept.exists():
-        write_durably(kept, json.dumps({"step_s": _measured_step_s(plan)}) + "\n")
-    return replace(plan, step_s=json.loads(kept.read_text("utf-8"))["step_s"])
-
-
-def _measured_step_s(plan: TrainingPlan) -> float:
-    """The seconds of one training step of the first client on this machine, to three digits; without its behaviours."""
-    client_id = plan.client_ids[0]
-    honest = replace(plan, behaviours={**plan.behaviours, client_id: ()})
-    trainer = make_trainers(honest, [client_id])[client_id]
-    theta, least_s = np.zeros(trainer.manifest.size, np.float32), math.inf
-    for _ in range(_TRIALS):
-        began_s = time.perf_counter()
-        trainer.train(theta, round=1)
-        least_s = min(least_s, time.perf_counter() - began_s)
-    return float(f"{least_s / steps_of(plan.settings, trainer.n_examples):.3g}")
 
 
 @asynccontextmanager

@@ -1,0 +1,61 @@
+"""How long a training step takes where an experiment does not say: as long as it does on this machine."""
+
+import fcntl
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pausefl.runtime.client.plan import TrainingPlan
+from pausefl.runtime.client.process import make_trainers
+from pausefl.runtime.run_dir import SHARED_STEPS
+from pausefl_client.training.paced import steps_of
+from pausefl_process.files import write_durably
+
+# How often the training of one client is tried to find out what a step takes; the first time warms torch up.
+_TRIALS = 3
+
+
+def with_step_time(plan: TrainingPlan, run_dir: Path) -> TrainingPlan:
+    """The plan, which states how long training takes; a step is measured where nothing is said.
+
+    It is measured once for a run, and once for all runs of a campaign that train alike, so that they compare.
+    """
+    if plan.workload.model == "synthetic" or plan.training_times or plan.step_s is not None:
+        return plan
+    kept = run_dir / "step.json"
+    if not kept.exists():
+        shared = next((f / SHARED_STEPS for f in run_dir.parents[:2] if (f / SHARED_STEPS).exists()), None)
+        step_s = _measured_step_s(plan) if shared is None else _shared_step_s(plan, shared)
+        write_durably(kept, json.dumps({"step_s": step_s}) + "\n")
+    return replace(plan, step_s=json.loads(kept.read_text("utf-8"))["step_s"])
+
+
+def _shared_step_s(plan: TrainingPlan, shared: Path) -> float:
+    """The step that the campaign's first such run has measured, while the others waited for the lock."""
+    w = plan.workload
+    trained = json.dumps([w.model, w.dataset, w.batch_size, w.training, w.optimizer, w.device])
+    with shared.open("r+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        steps: dict[str, float] = json.loads(file.read() or "{}")
+        if trained not in steps:
+            steps[trained] = _measured_step_s(plan)
+            file.seek(0)
+            file.write(json.dumps(steps, indent=1) + "\n")  # never shorter than before
+        return steps[trained]
+
+
+def _measured_step_s(plan: TrainingPlan) -> float:
+    """The seconds of one training step of the first client on this machine, to three digits; without its behaviours."""
+    client_id = plan.client_ids[0]
+    honest = replace(plan, behaviours={**plan.behaviours, client_id: ()})
+    trainer = make_trainers(honest, [client_id])[client_id]
+    theta, least_s = np.zeros(trainer.manifest.size, np.float32), math.inf
+    for _ in range(_TRIALS):
+        began_s = time.perf_counter()
+        trainer.train(theta, round=1)
+        least_s = min(least_s, time.perf_counter() - began_s)
+    return float(f"{least_s / steps_of(plan.settings, trainer.n_examples):.3g}")
