@@ -30,7 +30,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("audit", "demo", "--uploads", "2000"),
     ("compare", "demo", *SMALL, "--policies", "pause,random", "--run-dir", "compared"),
     ("sweep", "demo", *SMALL, "--set=selection.pause.alpha=1,10", "--run-dir", "swept"),
-    ("bench", "selection", "--json", "--clients", "50"),
+    ("bench", "scale", "--json", "--clients", "5"),
     ("certs", "certificates", "localhost"),
     ("completion", "bash"),
     ("evaluator", "demo"),

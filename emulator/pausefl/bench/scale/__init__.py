@@ -19,6 +19,7 @@ from pausefl_server.storage.store import Store
 _M = 50
 _ROUNDS = 100
 _MODEL_BYTES = 4_000
+_CONNECT_WITHIN_S = 600
 
 
 class _ScaleView:
@@ -57,6 +58,7 @@ def played(clients: int, overrides: Sequence[str], what: str = "") -> dict[str, 
     """The figures of 100 rounds among so many clients; `what` says in the case's name how they differ."""
     m = min(_M, clients)
     size = [f"clients.count={clients}", f"selection.m={m}", f"experiment.rounds={_ROUNDS}"]
+    size.append(f"clients.connect_timeout_s={_CONNECT_WITHIN_S}")
     experiment = parse_experiment(BARE, [*size, "selection.policy=random", *overrides])
     watch = _ScaleView(clients)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:

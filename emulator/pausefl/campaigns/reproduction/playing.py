@@ -195,7 +195,7 @@ def _write(request: Request, runs: dict[str, list[RunData]]) -> dict[str, Any]:
         "left_out": left_out(request),
         "settings": _settings(request.experiment(request.series[0])),
         "started": start.get("started", ""),
-        "software": " ".join(start.get(name, "") for name in ("version", "commit")),
+        "software": " ".join(start.get(name, "") for name in ("version", "commit")).strip(),
         "hardware": hardware(),
         "privacy_unit": first.summary["privacy_unit"],
         "epsilon_budget": first.summary["epsilon_budget"] if first.privacy else None,
