@@ -45,6 +45,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 # Once the server has ended, or was asked to and did not: with its DRAIN_S, `pausefl run` ends within 30 s of a SIGTERM.
 _END_WITHIN_S = 8.0
 _SERVER_LATE_S = 1.0
+_LOOKS_EVERY_S = 1.0
 # A client process that was killed in mid-run is started again so often in a row, after waits of 1, 2, 4, ... seconds.
 _RESTARTS_MAX = 5
 # One that lasted this long before it ended begins a row of its own.
@@ -243,12 +244,13 @@ class Fleet:
         """Whether the run was asked to end, and the server should have done so by now."""
         return self._ends_by_s is not None and time.monotonic() > self._ends_by_s
 
-    def _patience_s(self) -> float | None:
-        """How long until a client process is to be started again, or the server given up; None where neither is."""
-        due_s = [host.starts_at_s for host in self._returning]
-        if self._ends_by_s is not None:
-            due_s.append(self._ends_by_s)
-        return max(0.0, min(due_s) - time.monotonic()) if due_s else None
+    def _patience_s(self) -> float:
+        """How long until a client process is to be started again, or it is to be seen whether the server is late.
+
+        Python goes on with a wait that a signal interrupts: without an end, it would not hear of the signal.
+        """
+        due_s = (host.starts_at_s - time.monotonic() for host in self._returning)
+        return max(0.0, min((*due_s, _LOOKS_EVERY_S)))
 
     def _start_again(self) -> None:
         due = [host for host in self._returning if host.starts_at_s <= time.monotonic()]
