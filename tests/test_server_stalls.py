@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from pausefl_process.events import Notice, ProgressEvent, RoundCommitted
+from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.wire import Vector
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import waiting_models_max
@@ -60,7 +61,7 @@ async def test_an_evaluator_that_is_too_slow_delays_no_round(rig: MakeRig) -> No
 
     async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:
         await is_over.wait()
-        return ()
+        raise EvaluatorLost("the run is over")
 
     async with rig(rounds=5, round_timeout_s=5.0, evaluation_every=1, evaluate=evaluate).running() as r:
         for c in "ab":
