@@ -62,7 +62,6 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
     few = {"folder": tmp_path, "trials": 1, "seeds": 1, "fresh_seeds": 2}
     pausefl.tune(experiment("privacy.enabled=true"), ["selection.pause.alpha=1..100"], **few)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=ANOTHER):
