@@ -1,4 +1,4 @@
-"""Plays several runs one after the other, in one folder; an interrupted campaign goes on where it stopped."""
+"""Plays several runs in one folder; an interrupted campaign goes on where it stopped."""
 
 import json
 from collections import Counter
