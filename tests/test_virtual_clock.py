@@ -4,13 +4,14 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pausefl
-from pausefl.bench.latency.twin import compared
+from pausefl.bench.latency.twin import changed_choices, compared, median_residual_s
 from pausefl.campaigns.campaign import Plan, begin
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import server_plan
@@ -193,16 +194,54 @@ def test_the_real_clock_plays_the_same_rounds(tmp_path: Path) -> None:
     missed = [[miss.client_id for miss in record.misses] for record in virtual]
     assert [[miss.client_id for miss in record.misses] for record in real] == missed
     assert ["late-000"] in missed
-    assert compared(real, virtual)["same_sets"] == 5
+    assert compared(real, virtual, 0.0)["same_sets"] == 5
 
 
 def test_a_log_is_its_own_twin(tmp_path: Path) -> None:
     rounds = play(tmp_path / "run", SYNTHETIC)
-    found = compared(rounds, rounds)
+    found = compared(rounds, rounds, 0.0)
     assert found["same_sets"] == found["rounds"] == 12
     assert found["exchanges"] == sum(len(record.observations) for record in rounds)
     assert found["residual_p100_ms"] == 0
     assert sum(found[f"{part}_ms"] for part in ("wire", "queue", "train", "privatise", "link")) == 0
+
+
+def test_virtual_latencies_change_no_choice_of_a_virtual_log(tmp_path: Path) -> None:
+    overrides = {
+        **SYNTHETIC,
+        "experiment.clock": "virtual",
+        "latency.signal": "round_trip",
+        "selection.policy": "pause",
+    }
+    rounds = play(tmp_path / "run", overrides)
+    experiment = pausefl.load("demo", overrides)
+    assert changed_choices(experiment, rounds, rounds) == {"changed_choices": 0, "changed_gap_max": 0.0}
+
+    slowed = [
+        replace(record, observations=tuple(replace(o, drawn_up_s=10.0 * i) for i, o in enumerate(record.observations)))
+        for record in rounds
+    ]
+    found = changed_choices(experiment, slowed, rounds)
+    assert found["changed_choices"] > 0
+    assert found["changed_gap_max"] > 0
+
+
+def test_the_error_of_a_latency_leaves_out_what_an_undelayed_exchange_takes(tmp_path: Path) -> None:
+    rounds = play(tmp_path / "run", SYNTHETIC)
+    slower = [
+        replace(
+            record,
+            observations=tuple(
+                replace(o, timing=replace(o.timing, round_trip_s=o.timing.round_trip_s + 0.25))
+                for o in record.observations
+            ),
+        )
+        for record in rounds
+    ]
+    assert median_residual_s(slower, rounds) == pytest.approx(0.25)
+    found = compared(slower, rounds, 0.2)
+    assert found["residual_p50_ms"] == pytest.approx(250)
+    assert found["error_p50_ms"] == pytest.approx(50)
 
 
 def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:

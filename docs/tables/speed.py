@@ -15,15 +15,21 @@ SPEED_BENCHMARKS = (
 
 def twin_table(cases: Sequence[Case]) -> str:
     """How far the real clock is from the virtual one, by experiment."""
-    lines = [
-        "| experiment | same sets | exchanges | residual: p50 / p99 / worst | wire | queue | training | noise | link |",
-        "|---|---|---|---|---|---|---|---|---|",
+    columns = [
+        *("experiment", "same sets", "changed choices", "exchanges", "residual: p50 / p99 / worst", "error: p50 / p99"),
+        *("wire", "queue", "training", "noise", "link"),
     ]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for case in cases:
         residuals = " / ".join(f"{case[f'residual_p{q}_ms']:.1f}" for q in (50, 99, 100))
         parts = " | ".join(f"{case[f'{part}_ms']:+.2f} ms" for part in ("wire", "queue", "train", "privatise", "link"))
+        errors = " / ".join(f"{case[f'error_p{q}_ms']:.1f}" for q in (50, 99))
         sets = f"{case['same_sets']} of {case['rounds']}"
-        lines.append(f"| {case['case']} | {sets} | {case['exchanges']} | {residuals} ms | {parts} |")
+        gap = f", by {case['changed_gap_max']:.4f} at most" if case["changed_choices"] else ""
+        lines.append(
+            f"| {case['case']} | {sets} | {case['changed_choices']}{gap} | {case['exchanges']} | {residuals} ms"
+            f" | {errors} ms | {parts} |"
+        )
     return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.runtime.fleet import SILENT, Fleet
 from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store
@@ -23,7 +23,11 @@ enabled = false
 
 def play(overrides: Sequence[str]) -> list[RoundRecord]:
     """The log of a run without privacy, delays or training, but for what `overrides` (key=value) changes."""
-    experiment = parse_experiment(BARE, overrides)
+    return play_experiment(parse_experiment(BARE, overrides))
+
+
+def play_experiment(experiment: Experiment) -> list[RoundRecord]:
+    """The log of a run."""
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         Fleet(experiment, Path(folder)).run(SILENT)
         store = Store(Path(folder) / "run.db")

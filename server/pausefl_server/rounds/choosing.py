@@ -20,8 +20,25 @@ def choose(
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Selection, float]:
     """The policy's checked choice for an attempt at `round`, whose events `state` has, and the seconds it took."""
+    context = context_of(settings, state, oracle, round, attempt, clock)
+    started_s = clock()
+    selection = state.policy.select(state.policy_state, context)
+    selection_s = clock() - started_s
+    checked(selection, context)
+    return selection, selection_s
+
+
+def context_of(
+    settings: ServerSettings,
+    state: RunState,
+    oracle: Oracle | None,
+    round: int,
+    attempt: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> Context:
+    """What the policy is told at that attempt."""
     table = state.table
-    context = Context(
+    return Context(
         round=round,
         table=table,
         eligible=awake(table, round, state.policy.m, settings.rest_rounds_max),
@@ -31,8 +48,3 @@ def choose(
         oracle=oracle,
         clock=clock,
     )
-    started_s = clock()
-    selection = state.policy.select(state.policy_state, context)
-    selection_s = clock() - started_s
-    checked(selection, context)
-    return selection, selection_s
