@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import pausefl
-from pausefl.campaigns.campaign import PLAN, OneByOne, Plan, Planned, Player, begin
+from pausefl.campaigns.campaign import OneByOne, Plan, Planned, Player, begin
 from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.campaigns.sweep import resume_sweep, run_sweep
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.runtime.fleet import SILENT
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl_proto.errors import ConfigError
 
 SMALL = (
@@ -36,7 +37,7 @@ def sweep(folder: Path, values: Sequence[int] = (1,), seeds: int = 1, *overrides
 
 def test_a_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
     played = pausefl.compare(experiment(), ["random"], folder=tmp_path, progress=False)
-    begun = (tmp_path / PLAN).read_text()
+    begun = (tmp_path / CAMPAIGN_PLAN).read_text()
     for other, policies, seeds in (
         (experiment("experiment.rounds=3"), ["random"], 1),
         (experiment(), ["random", "all"], 1),
@@ -44,7 +45,7 @@ def test_a_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=ANOTHER):
             pausefl.compare(other, policies, seeds, tmp_path, progress=False)
-    assert (tmp_path / PLAN).read_text() == begun
+    assert (tmp_path / CAMPAIGN_PLAN).read_text() == begun
     again = pausefl.compare(experiment(), ["random"], folder=tmp_path, progress=False)  # the same one goes on
     assert again.rows == played.rows
 
@@ -79,9 +80,9 @@ def test_a_finished_run_of_another_experiment_is_not_taken_for_the_planned_one(t
 
 def test_a_campaign_that_goes_on_takes_no_run_of_another(tmp_path: Path) -> None:
     sweep(tmp_path)
-    plan = json.loads((tmp_path / PLAN).read_text())
+    plan = json.loads((tmp_path / CAMPAIGN_PLAN).read_text())
     plan["source"] = experiment("experiment.rounds=3").to_toml()
-    (tmp_path / PLAN).write_text(json.dumps(plan))
+    (tmp_path / CAMPAIGN_PLAN).write_text(json.dumps(plan))
     for gather in (lambda: resume_sweep(tmp_path, ALONE), lambda: report_folder(tmp_path, csv=False)):
         with pytest.raises(ConfigError, match="holds a finished run of another experiment"):
             gather()
@@ -111,3 +112,19 @@ def test_no_run_of_a_campaign_counts_as_two(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^m=1-seed1: two of the runs have this name"):
         sweep(tmp_path / "s", (1, 2, 1))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_does_not_begin_in_a_campaigns_folder(tmp_path: Path) -> None:
+    sweep(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=rf"^--run-dir {tmp_path}: holds a campaign \(.*\); choose another$"):
+        pausefl.run(experiment(), tmp_path, progress=False)
+    assert sorted(tmp_path.iterdir()) == before
+    sweep(tmp_path)  # which is still the folder of this one
+
+
+def test_a_campaign_does_not_begin_in_a_runs_folder(tmp_path: Path) -> None:
+    pausefl.run(experiment(), tmp_path, progress=False)
+    with pytest.raises(ConfigError, match=r"holds a run already"):
+        sweep(tmp_path)
+    assert not (tmp_path / CAMPAIGN_PLAN).exists()

@@ -13,11 +13,9 @@ from pausefl.exit_status import RunInterrupted
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
-from pausefl.runtime.run_dir import SHARED_STEPS, is_run_of
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS, is_run_of, refuse_run_in
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
-
-PLAN = "campaign.json"
 
 
 class CampaignInterrupted(RunInterrupted):
@@ -98,10 +96,14 @@ def begin(folder: Path, plan: Plan) -> None:
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """Make the campaign's folder and write down what it is, in the place of what stood there."""
+    """Make the campaign's folder and write down what it is, in the place of what stood there.
+
+    ConfigError for the folder of a run.
+    """
+    refuse_run_in(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_durably(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
+        write_durably(folder / CAMPAIGN_PLAN, json.dumps(asdict(plan), indent=1) + "\n")
         (folder / SHARED_STEPS).touch()
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
@@ -110,7 +112,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
 def plan_of(folder: Path) -> Plan | None:
     """What a folder's campaign was asked for; None where it is no campaign's."""
     try:
-        return Plan(**json.loads((folder / PLAN).read_text("utf-8")))
+        return Plan(**json.loads((folder / CAMPAIGN_PLAN).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -134,7 +136,7 @@ def read_plan(folder: Path, command: str) -> Plan:
     """The plan of a campaign that is to go on; ConfigError when the folder holds none of this command."""
     plan = plan_of(folder)
     if plan is None:
-        raise ConfigError(f"--resume {folder}: holds no interrupted pausefl {command} (no valid {PLAN})")
+        raise ConfigError(f"--resume {folder}: holds no interrupted pausefl {command} (no valid {CAMPAIGN_PLAN})")
     if plan.command != command:
         raise ConfigError(f"--resume {folder}: was begun by pausefl {plan.command}, go on with that command")
     return plan

@@ -21,6 +21,8 @@ _MADE = (
 )
 _CONFIG_DIGEST = "config_digest"
 
+CAMPAIGN_PLAN = "campaign.json"
+"""The file in a campaign's folder that says what was asked for."""
 SHARED_STEPS = "steps.json"
 """The file in a campaign's folder through which its runs share what a training step takes on the virtual clock."""
 
@@ -29,7 +31,7 @@ def new_run_dir(name: str, run_dir: str | None) -> Path:
     """The directory asked for, or runs/<name>-<time>; ConfigError when it holds a run already."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = Path(run_dir) if run_dir else Path("runs") / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{stamp}"
-    _refuse_run_in(path)
+    refuse_run_in(path)
     return path
 
 
@@ -78,9 +80,11 @@ def stored_experiment(run_dir: Path) -> Experiment:
 
 def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> None:
     """Bind the run to its configuration; the file is written once, and read until the run is given more rounds."""
+    if (run_dir / CAMPAIGN_PLAN).exists():
+        raise ConfigError(f"--run-dir {run_dir}: holds a campaign (a comparison, a sweep or a search); choose another")
     if (run_dir / "run.db").exists():
         if not resume:
-            _refuse_run_in(run_dir)
+            refuse_run_in(run_dir)
         stored = stored_experiment(run_dir)
         if _without_places(stored) != _without_places(experiment):
             _check_extends(stored, experiment, run_dir)
@@ -128,7 +132,8 @@ def _without_places(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"experiment": table})
 
 
-def _refuse_run_in(run_dir: Path) -> None:
+def refuse_run_in(run_dir: Path) -> None:
+    """ConfigError where a directory holds a run."""
     if (run_dir / "run.db").exists():
         raise ConfigError(f"--run-dir {run_dir}: holds a run already; go on with it by --resume {run_dir}")
 
