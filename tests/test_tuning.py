@@ -1,6 +1,7 @@
 """Searches of parameters: what may be searched, what is pruned, and that an interrupted search goes on."""
 
 import csv
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -12,11 +13,12 @@ from rich.console import Console
 
 import pausefl
 from pausefl.campaigns.campaign import OneByOne, Planned, plan_of
+from pausefl.campaigns.tuning import Tuning, resume_tuning, tune_experiment
 from pausefl.campaigns.tuning import measure as measure_module
-from pausefl.campaigns.tuning import resume_tuning, tune_experiment
 from pausefl.campaigns.tuning import study as study_module
 from pausefl.campaigns.tuning.fresh import compared, on_real_clock
-from pausefl.campaigns.tuning.measure import Figures, figures_of_run, measure_by_run, simulated
+from pausefl.campaigns.tuning.measure import REACHED, Figures, figures_of_run, measure_by_run, simulated
+from pausefl.campaigns.tuning.outputs import front_table
 from pausefl.campaigns.tuning.plan import ACCURACY, LATENCY, LEAKAGE, TuningPlan
 from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, parse_search, published_point
 from pausefl.campaigns.tuning.study import SearchResult, TrialResult, dominates, tried
@@ -206,11 +208,12 @@ def test_runs_are_measured_by_what_they_reached(tmp_path: Path) -> None:
     pausefl.run(pausefl.load("demo", tiny | quick), tmp_path / "run", progress=False)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     found = figures_of_run(tmp_path / "run", target_accuracy=0.999999)
-    assert found["latency_to_target_s"] == math.inf, "never reached"
+    assert (found["latency_to_target_s"], found[REACHED]) == (math.inf, 0.0), "never reached"
     assert found["total_latency_s"] == summary["total_latency_s"]
     assert found["final_accuracy"] == summary["final_accuracy"]
-    reached = figures_of_run(tmp_path / "run", target_accuracy=0.01)["latency_to_target_s"]
-    assert 0 <= reached < summary["total_latency_s"]
+    found = figures_of_run(tmp_path / "run", target_accuracy=0.01)
+    assert 0 <= found["latency_to_target_s"] < summary["total_latency_s"]
+    assert found[REACHED] == 1.0
 
 
 @pytest.mark.slow
@@ -288,6 +291,25 @@ def test_a_setting_that_fails_on_a_fresh_seed_leaves_the_front(tmp_path: Path) -
         compared(asked, TRIED, FailingAt((1.0, 3), (2.0, 3)), said.append)
     with pytest.raises(PauseflError, match=r"published setting failed .*: runs/ab12: .*; .* delete that folder, then"):
         compared(asked, TRIED, FailingAt((None, 4)), said.append)
+
+
+def test_the_table_says_under_how_many_seeds_the_target_was_reached(tmp_path: Path) -> None:
+    """A run that misses the target counts with a penalty, which the mean alone does not tell."""
+    learning = SMALL.replace('model = "synthetic"', 'model = "mlp"')
+    asked = plan(source=learning, by="run", target_accuracy=0.6)
+
+    def measure(point: Point, seed: int) -> Figures:
+        reached = float(not point or seed > asked.unseen_seeds.start)
+        latency_s = {"total_latency_s": 9.0, "latency_to_target_s": 5.0 if reached else 18.0}
+        return {**latency_s, "max_epsilon_spent": 4.0, "final_accuracy": 0.7, REACHED: reached}
+
+    front = compared(asked, TRIED, measure, pytest.fail)
+    assert [(point.name, point.reached) for point in front] == [("recommended", 2), ("front-01", 2), ("published", 3)]
+    console = Console(record=True, width=160, file=io.StringIO())
+    console.print(front_table(Tuning(tmp_path, asked, TRIED, front, ())))
+    assert "reached by 2 of 3 seeds" in (shown := console.export_text())
+    assert "reached by 3 of 3 seeds" in shown
+    assert all(point.reached is None for point in compared(plan(), TRIED, FailingAt(), pytest.fail))
 
 
 def test_a_recommended_setting_that_fails_on_the_real_clock_is_left_out() -> None:

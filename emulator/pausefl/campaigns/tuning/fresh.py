@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pausefl.campaigns.tuning.measure import Measure
+from pausefl.campaigns.tuning.measure import REACHED, Figures, Measure
 from pausefl.campaigns.tuning.plan import Objective, TuningPlan
 from pausefl.campaigns.tuning.space import Point
 from pausefl.campaigns.tuning.study import SearchResult
@@ -34,6 +34,8 @@ class FrontPoint:
 
     Empty for that setting itself, and without the objectives in which its mean is 0.
     """
+    reached: int | None = None
+    """Under how many of the seeds a run reached the target accuracy; None without one."""
 
 
 def compared(plan: TuningPlan, tried: SearchResult, measure: Measure, say: TellLeftOut) -> list[FrontPoint]:
@@ -43,17 +45,16 @@ def compared(plan: TuningPlan, tried: SearchResult, measure: Measure, say: TellL
     A setting with a run that failed is left out. PauseflError where the published setting's failed, or every one's.
     """
     seeds = plan.unseen_seeds
-    published = _published(plan.objectives, {}, seeds, measure)
+    published = _published({}, seeds, measure)
     points = []
     for trial in tried.front:
-        found = _measured_or_none(plan.objectives, trial.point, seeds, measure, say)
+        found = _measured_or_none(trial.point, seeds, measure, say)
         if found is not None:
             points.append(_front_point(plan.objectives, trial.point, found, published))
     if not points:
         raise PauseflError("every setting of the front had a run that failed on a fresh seed")
     points.sort(key=lambda point: _rank(point, plan.objectives))
-    named = [FrontPoint(_name(i), p.point, p.figures, p.changes) for i, p in enumerate(points)]
-    return [*named, FrontPoint(PUBLISHED, {}, _means(published), {})]
+    return [*(replace(p, name=_name(i)) for i, p in enumerate(points)), _published_point(plan.objectives, published)]
 
 
 def on_real_clock(plan: TuningPlan, recommended: Point, measure: Measure, say: TellLeftOut) -> list[FrontPoint]:
@@ -65,18 +66,16 @@ def on_real_clock(plan: TuningPlan, recommended: Point, measure: Measure, say: T
     if not seeds:
         return []
     objectives = plan.confirmed_objectives
-    published = _published(objectives, REAL_CLOCK, seeds, measure)
-    found = _measured_or_none(objectives, {**recommended, **REAL_CLOCK}, seeds, measure, say)
+    published = _published(REAL_CLOCK, seeds, measure)
+    found = _measured_or_none({**recommended, **REAL_CLOCK}, seeds, measure, say)
     own = [] if found is None else [replace(_front_point(objectives, recommended, found, published), name=_name(0))]
-    return [*own, FrontPoint(PUBLISHED, {}, _means(published), {})]
+    return [*own, _published_point(objectives, published)]
 
 
-def _published(
-    objectives: Sequence[Objective], point: Point, seeds: Sequence[int], measure: Measure
-) -> Mapping[str, FloatArray]:
-    """Each objective of the published setting, without which there is nothing to compare with."""
+def _published(point: Point, seeds: Sequence[int], measure: Measure) -> list[Figures]:
+    """The published setting's figures under every seed, without which there is nothing to compare with."""
     try:
-        return _measured(objectives, point, seeds, measure)
+        return [measure(point, seed) for seed in seeds]
     except (RunInterrupted, ConfigError):
         raise
     except PauseflError as error:
@@ -84,12 +83,10 @@ def _published(
         raise PauseflError(f"the published setting failed on a fresh seed: {error}; {again}") from error
 
 
-def _measured_or_none(
-    objectives: Sequence[Objective], point: Point, seeds: Sequence[int], measure: Measure, say: TellLeftOut
-) -> Mapping[str, FloatArray] | None:
-    """Each objective on every seed; None for a setting with a run that failed, which the search survives as well."""
+def _measured_or_none(point: Point, seeds: Sequence[int], measure: Measure, say: TellLeftOut) -> list[Figures] | None:
+    """The figures under every seed; None for a setting with a run that failed, which the search survives as well."""
     try:
-        return _measured(objectives, point, seeds, measure)
+        return [measure(point, seed) for seed in seeds]
     except RunInterrupted:
         raise
     except PauseflError as error:
@@ -97,24 +94,29 @@ def _measured_or_none(
         return None
 
 
-def _measured(
-    objectives: Sequence[Objective], point: Point, seeds: Sequence[int], measure: Measure
-) -> Mapping[str, FloatArray]:
-    """Each objective on every seed."""
-    found = [measure(point, seed) for seed in seeds]
-    return {o.name: np.array([figures[o.name] for figures in found]) for o in objectives}
-
-
 def _front_point(
-    objectives: Sequence[Objective], point: Point, found: Mapping[str, FloatArray], published: Mapping[str, FloatArray]
+    objectives: Sequence[Objective], point: Point, found: Sequence[Figures], published: Sequence[Figures]
 ) -> FrontPoint:
-    changes = {o.name: relative_difference(found[o.name], published[o.name]) for o in objectives}
+    changes = {o.name: relative_difference(_values(found, o), _values(published, o)) for o in objectives}
     known = {name: change for name, change in changes.items() if change is not None}
-    return FrontPoint("", point, _means(found), known)
+    return FrontPoint("", point, _means(objectives, found), known, _reached(found))
 
 
-def _means(found: Mapping[str, FloatArray]) -> dict[str, float]:
-    return {name: float(values.mean()) for name, values in found.items()}
+def _published_point(objectives: Sequence[Objective], published: Sequence[Figures]) -> FrontPoint:
+    return FrontPoint(PUBLISHED, {}, _means(objectives, published), {}, _reached(published))
+
+
+def _values(found: Sequence[Figures], objective: Objective) -> FloatArray:
+    return np.array([figures[objective.name] for figures in found])
+
+
+def _means(objectives: Sequence[Objective], found: Sequence[Figures]) -> dict[str, float]:
+    return {o.name: float(_values(found, o).mean()) for o in objectives}
+
+
+def _reached(found: Sequence[Figures]) -> int | None:
+    reached = [figures[REACHED] for figures in found if REACHED in figures]
+    return int(sum(reached)) if reached else None
 
 
 def _rank(point: FrontPoint, objectives: Sequence[Objective]) -> tuple[float, float]:

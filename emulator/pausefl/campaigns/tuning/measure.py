@@ -22,6 +22,8 @@ Figures = Mapping[str, float]
 Measure = Callable[[Point, int], Figures]
 """Plays a setting under a seed. ConfigError for a setting that is no experiment, PauseflError for a run that failed."""
 
+REACHED = "target_reached"
+"""The figure that is 1 for a run that reaches the target accuracy, and 0 for one that does not."""
 NOT_REACHED = 2.0
 """A run that never reaches the target accuracy counts with so many times a common cutoff, the published setting's
 total latency under that seed, or its own where that is greater (PAR2, as Hutter, Hoos, Leyton-Brown and Stützle, JAIR
@@ -86,9 +88,9 @@ def imbalance(result: SimulationResult, examples: Mapping[str, int]) -> float:
 
 
 def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
-    """Total latency, greatest leakage and final accuracy, and the latency to the target where there is one.
+    """Total latency, greatest leakage and final accuracy; with a target, the latency to it and whether it was reached.
 
-    The latter is infinite for a run that never reaches it.
+    The latency is infinite for a run that never reaches the target.
     """
     run = read_run(run_dir)
     accuracy, total_s = run.summary["final_accuracy"], run.summary["total_latency_s"]
@@ -103,4 +105,5 @@ def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
         latency_s, accuracies = run.curve("test")
         reached = np.flatnonzero(accuracies >= target_accuracy)
         found["latency_to_target_s"] = float(latency_s[reached[0]]) if reached.size else math.inf
+        found[REACHED] = float(bool(reached.size))
     return found

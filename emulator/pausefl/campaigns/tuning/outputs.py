@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from pausefl.campaigns.tuning.fresh import FrontPoint
-from pausefl.campaigns.tuning.plan import Objective
+from pausefl.campaigns.tuning.plan import LATENCY_TO_TARGET, Objective
 from pausefl.campaigns.tuning.space import experiment_at
 from pausefl.report.style import LIMIT, MUTED, RC, SERIES, save_png
 from pausefl.results.statistics import Interval
@@ -43,18 +43,19 @@ def front_table(tuning: "Tuning") -> Table:
     found = tuning.tried
     tried = f"{len(found.trials)} settings tried, {found.pruned} pruned, {len(found.refused)} refused"
     objectives = tuning.plan.objectives
-    return _table(
-        tuning, tuning.front, objectives, f"Pareto front on fresh seeds {_seeds(tuning.plan.unseen_seeds)} ({tried})"
-    )
+    seeds = tuning.plan.unseen_seeds
+    return _table(tuning, tuning.front, objectives, seeds, f"Pareto front on fresh seeds {_seeds(seeds)} ({tried})")
 
 
 def confirmation_table(tuning: "Tuning") -> Table:
     """The recommended and the published setting on the real clock, like `front_table`."""
-    seeds = _seeds(tuning.plan.real_clock_seeds)
-    return _table(tuning, tuning.confirmed, tuning.plan.confirmed_objectives, f"On the real clock, fresh seeds {seeds}")
+    seeds, objectives = tuning.plan.real_clock_seeds, tuning.plan.confirmed_objectives
+    return _table(tuning, tuning.confirmed, objectives, seeds, f"On the real clock, fresh seeds {_seeds(seeds)}")
 
 
-def _table(tuning: "Tuning", points: Sequence[FrontPoint], objectives: Sequence[Objective], title: str) -> Table:
+def _table(
+    tuning: "Tuning", points: Sequence[FrontPoint], objectives: Sequence[Objective], seeds: range, title: str
+) -> Table:
     keys = list(tuning.plan.space)
     table = Table(title=title, title_justify="left")
     table.add_column("setting")
@@ -64,7 +65,7 @@ def _table(tuning: "Tuning", points: Sequence[FrontPoint], objectives: Sequence[
         table.add_column(objective.label, justify="right")
     for point in points:
         values = [_short(point.point[key]) if key in point.point else "" for key in keys]
-        table.add_row(point.name, *values, *(_cell(point, objective) for objective in objectives))
+        table.add_row(point.name, *values, *(_cell(point, objective, len(seeds)) for objective in objectives))
     return table
 
 
@@ -90,6 +91,8 @@ def draw_front(tuning: "Tuning") -> Figure:
 
 def _row(point: FrontPoint, objectives: Sequence[Objective]) -> dict[str, Any]:
     row: dict[str, Any] = {"setting": point.name, **point.point}
+    if point.reached is not None:
+        row["seeds_reached"] = point.reached
     for objective in objectives:
         row[objective.name] = point.figures[objective.name]
         if change := point.changes.get(objective.name):
@@ -101,12 +104,16 @@ def _parts(change: Interval) -> Mapping[str, float | None]:
     return {"change": change.mean, "change_low": change.low, "change_high": change.high}
 
 
-def _cell(point: FrontPoint, objective: Objective) -> str:
-    change, figure = point.changes.get(objective.name), f"{point.figures[objective.name]:.4g}"
-    if change is None:
-        return figure
-    interval = "" if change.low is None or change.high is None else f"\n{change.low:+.1%} to {change.high:+.1%}"
-    return f"{figure}\n{change.mean:+.1%}{interval}"
+def _cell(point: FrontPoint, objective: Objective, n_seeds: int) -> str:
+    """The mean, its change with the interval, and under how many seeds a target was reached: a line each."""
+    lines, change = [f"{point.figures[objective.name]:.4g}"], point.changes.get(objective.name)
+    if change is not None:
+        lines.append(f"{change.mean:+.1%}")
+        if change.low is not None and change.high is not None:
+            lines.append(f"{change.low:+.1%} to {change.high:+.1%}")
+    if objective == LATENCY_TO_TARGET and point.reached is not None:
+        lines.append(f"reached by {point.reached} of {n_seeds} seeds")
+    return "\n".join(lines)
 
 
 def _summary(tuning: "Tuning") -> dict[str, Any]:
