@@ -156,6 +156,17 @@ def test_clients_come_and_go_with_the_rounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_client_that_is_away_when_the_run_ends_does_not_make_it_fail(tmp_path: Path) -> None:
+    """Its last updates were rejected so often that it rests; when it comes back no server listens."""
+    groups = {"clients.groups.honest.count": 2, "clients.groups.loud.count": 1}
+    loud = {"clients.groups.loud.behaviours": [{"kind": "scaled-update", "factor": 3e38}]}
+    open_run = {"clients.count": 3, "privacy.enabled": False, "latency.delay.kind": "none", "experiment.rounds": 9}
+    log = play(tmp_path / "run", {**SYNTHETIC, **groups, **loud, **open_run})
+    assert len(log) == 9
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["outcome"], summary["rejected_updates"]) == ("completed", 9)
+
+
 def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
     overrides = {"experiment.clock": "virtual", **TRAINING, "workload.optimizer": "sgd"}
     run = pausefl.run(pausefl.load("demo", overrides), tmp_path / "run", progress=False)

@@ -24,6 +24,7 @@ from pausefl_process.files import Lock, survive_this_process_alone
 from pausefl_process.host_monitor import UNWATCHED
 from pausefl_process.lifetime import first_error
 from pausefl_process.plugins import errors_of_own_code
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.connections.entrance import Entrance
 from pausefl_server.records import SPLITS, Evaluation
@@ -40,6 +41,11 @@ class _Stage:
         self.listening = asyncio.Event()
         self.rounds: asyncio.Queue[int | None] = asyncio.Queue()
         self._transport: InProcessTransport | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server has listened, and does so no longer."""
+        return self.listening.is_set() and self._transport is not None and not self._transport.is_open
 
     def transport(self, entrance: Entrance, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
         """As `Platform.transport`."""
@@ -115,7 +121,11 @@ async def _live(stage: _Stage, plan: ClientPlan, run_dir: Path, workers: Workers
     executor = AtOnce() if takes_no_time(plan) else workers
     surroundings = Surroundings(stage.connect, executor, clock, lambda: UNWATCHED, spin_s=0.0)
     rounds = None if plan.presence is None else stage.called()
-    await live(plan, plan.training.client_ids, run_dir / "ledgers", surroundings, rounds)
+    try:
+        await live(plan, plan.training.client_ids, run_dir / "ledgers", surroundings, rounds)
+    except PauseflError:
+        if not stage.is_over:  # else they were away when it ended, as clients that rest are; their log says so
+            raise
 
 
 @asynccontextmanager

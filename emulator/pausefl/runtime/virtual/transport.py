@@ -67,16 +67,17 @@ class InProcessTransport:
     def __init__(self, entrance: Entrance) -> None:
         self._entrance = entrance
         self._streams: set[asyncio.Task[None]] = set()
-        self._is_open = False
+        self.is_open = False
+        """Whether clients may come."""
 
     async def start(self, host: str, port: int) -> int:  # noqa: ARG002 - there is no address
         """Let clients come from now on."""
-        self._is_open = True
+        self.is_open = True
         return 0
 
     async def stop(self, grace_s: float) -> None:
         """Give clients `grace_s` to close their streams, then cut them off."""
-        self._is_open = False
+        self.is_open = False
         if self._streams:
             await asyncio.wait(self._streams, timeout=grace_s)
         for task in self._streams:
@@ -86,7 +87,7 @@ class InProcessTransport:
     @asynccontextmanager
     async def connect(self, client_id: str) -> AsyncIterator[_End]:
         """Open a stream (`session.Connect`), closed with the block; OSError while the server does not listen."""
-        if not self._is_open:
+        if not self.is_open:
             raise OSError("the server does not listen")
         down, up = _Way(), _Way()
         serving = asyncio.ensure_future(self._serve(_End(up, down), down, Visitor(client_id)))
