@@ -47,9 +47,9 @@ async def test_a_stream_that_breaks_ends_its_coroutine_in_silence(given: bytes, 
 
 
 @asynccontextmanager
-async def entered() -> AsyncIterator[Entrance]:
+async def entered(coordinator: OneJob | None = None) -> AsyncIterator[Entrance]:
     """An entrance to a coordinator that gives every client a job."""
-    coordinator = OneJob(SIZE)
+    coordinator = coordinator or OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
     yield Entrance(coordinator, UpdateLimits(SIZE))  # type: ignore[arg-type]
     coordinator.stop()
@@ -80,11 +80,12 @@ class SilentStream:
 
 
 async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
-    async with entered() as entrance:
+    coordinator = OneJob(SIZE)
+    async with entered(coordinator) as entrance:
         stuck = []
         for _ in range(4):
             stuck.append(asyncio.create_task(entrance.join(SilentStream(takes=1), Visitor("peer"))))
-            await asyncio.sleep(0.05)
+            await coordinator.lost.get()
         last = SilentStream(takes=1)
         async with asyncio.timeout(5):
             await entrance.join(last, Visitor("peer"))

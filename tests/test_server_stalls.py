@@ -9,9 +9,15 @@ from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.wire import Vector
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import waiting_models_max
-from rigs.coordinator import MakeRig
+from pausefl_server.rounds.messages import Pinged
+from rigs.coordinator import CoordinatorRig, MakeRig
 
 STALL_S = 0.5
+
+
+async def until_it_listens(r: CoordinatorRig) -> None:
+    """Return once the coordinator waits for messages and has taken one; its deadline is checked after each."""
+    await r.coordinator.ask(Pinged("a", 0.001))
 
 
 async def test_answers_that_wait_when_the_deadline_has_passed_are_taken(rig: MakeRig) -> None:
@@ -34,10 +40,10 @@ async def test_answers_that_come_once_the_server_goes_on_are_taken(rig: MakeRig)
         a, b, c = [await r.join(c, manual=True) for c in "abc"]
         for peer in (a, b, c):
             await peer.next_job()
-        await asyncio.sleep(0.05)  # the round is open now
+        await until_it_listens(r)
         time.sleep(STALL_S)  # noqa: ASYNC251 - the event loop stands still, as with SIGSTOP
         for peer in (a, b):
-            await asyncio.sleep(0.05)
+            await until_it_listens(r)
             await peer.answer(1)
         await r.played()
         (record,) = r.store.rounds()
@@ -48,9 +54,9 @@ async def test_answers_that_come_once_the_server_goes_on_are_taken(rig: MakeRig)
 
 async def test_a_client_that_returns_once_the_server_goes_on_ends_no_run(rig: MakeRig) -> None:
     async with rig(rounds=1, connect_timeout_s=0.2, minimum_clients=1).running() as r:
-        await asyncio.sleep(0.05)  # it waits for clients now
+        await until_it_listens(r)
         time.sleep(STALL_S)  # noqa: ASYNC251
-        await asyncio.sleep(0.05)
+        await until_it_listens(r)
         await r.join("a")
         await r.played()
         assert [record.round for record in r.store.rounds()] == [1]
