@@ -1,8 +1,10 @@
 """A reader of a process's events that takes none: the process goes on, and ends when it is asked to."""
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +14,7 @@ import pytest
 
 from pausefl.runtime.fleet import OneAtATime
 from pausefl_process.events import Done, Notice, ProgressEvent, Ready
-from pausefl_process.outbox import posted
+from pausefl_process.outbox import posted, posted_output
 from rigs.command import PAUSEFL, synthetic
 from rigs.waiting import wait_for
 
@@ -41,6 +43,24 @@ def test_a_reader_that_takes_nothing_holds_nobody_up_and_costs_little_memory() -
     may_go_on.set()
     wait_for(lambda: passed[-1:] == [Done()], "the last event")
     assert len(passed) < 5000
+
+
+def test_text_is_written_by_a_thread_in_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    with posted_output():
+        print("one")
+        print("two", end=" ")
+        print("and a half, ünd mehr\nthree", end="")
+        print("warned", file=sys.stderr)
+    assert capfd.readouterr() == ("one\ntwo and a half, ünd mehr\nthree", "warned\n")
+
+
+def test_a_terminal_that_takes_nothing_holds_nobody_up(unread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pausefl_process.outbox._READ_WITHIN_S", 0.05)
+    with open(unread, "w", closefd=False) as stream, monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", stream)
+        with posted_output():
+            for _ in range(10_000):
+                print("x" * 100, file=sys.stderr)
 
 
 def test_a_reader_that_has_gone_is_told_with_the_next_event_or_at_the_end() -> None:
@@ -107,6 +127,37 @@ def test_a_server_whose_output_is_not_read_ends_in_order(tmp_path: Path, unread:
             server.wait(2.0)  # it has begun to wait for clients, and says so
         said = end(server, 25)
     assert (run_dir / "summary.json").exists(), said
+
+
+TALKATIVE = """
+import sys
+
+from pausefl_server.selection.policies.uniform import Random
+
+
+class Talkative(Random):
+    def select(self, state, context):
+        print("choosing for round", context.round, file=sys.stderr)
+        return super().select(state, context)
+"""
+
+
+@pytest.mark.end_to_end
+def test_what_own_code_prints_on_the_event_loop_stalls_no_round(tmp_path: Path, unread: int) -> None:
+    run_dir, config = tmp_path / "run", synthetic(tmp_path, clients=1, m=1)
+    (tmp_path / "talkative.py").write_text(TALKATIVE)
+    config.write_text(config.read_text().replace("m = 1", 'm = 1\npolicy = "talkative:Talkative"'))
+    command = [*PAUSEFL, "server", str(config), "--run-dir", str(run_dir), "--set", "metrics.enabled=false"]
+    with subprocess.Popen([*command, "--set", "server.port=0"], stdout=subprocess.PIPE, stderr=unread) as server:
+        assert server.stdout is not None
+        ready = json.loads(server.stdout.readline())
+        client = [*PAUSEFL, "client", str(config), "--server", f"127.0.0.1:{ready['port']}"]
+        try:
+            assert subprocess.run([*client, "--client-id", "client-000"], timeout=40, check=False).returncode == 0
+            server.communicate(timeout=20)
+        finally:
+            server.kill()
+    assert server.returncode == 0
 
 
 @pytest.mark.end_to_end

@@ -21,6 +21,7 @@ from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status,
 from pausefl_process.ending import sigterm_as_interrupt
 from pausefl_process.events import MetricsServed
 from pausefl_process.logs import ask_for, set_up_log
+from pausefl_process.outbox import posted_output
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ def _shower(console: Console) -> "Show":
     return lambda title: make_view(console, title)
 
 
+@posted_output()
 def _server(options: argparse.Namespace) -> None:
     from pausefl.observers import Observed, load_observers
     from pausefl.runtime.provenance import note_start
@@ -233,6 +235,7 @@ def _server(options: argparse.Namespace) -> None:
     check_outcome(result.outcome, result.stopped_because, f"pausefl server with --resume --run-dir {run_dir}")
 
 
+@posted_output()
 def _evaluator(options: argparse.Namespace) -> None:
     from pausefl.evaluator.plan import evaluator_endpoint, evaluator_plan
     from pausefl.evaluator.process import serve_evaluator
@@ -245,6 +248,7 @@ def _evaluator(options: argparse.Namespace) -> None:
         serve_evaluator(evaluator_plan(experiment), evaluator_endpoint(experiment), report)
 
 
+@posted_output()
 def _client(options: argparse.Namespace) -> None:
     import asyncio
 

@@ -1,13 +1,21 @@
-"""Events that are passed on from a thread of their own: a reader that takes none stops no event loop."""
+"""What is passed on by a thread of its own: a reader that takes nothing stops no event loop."""
 
+import io
+import os
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
 from queue import SimpleQueue
+from typing import Generic, TextIO, TypeVar
 
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, Report, RoundCommitted
 
 _WAITING_MAX = 4096
+# A reader that has not taken a process's last lines by then gets no more.
+_READ_WITHIN_S = 3.0
+
+Item = TypeVar("Item")
 
 
 @contextmanager
@@ -17,29 +25,88 @@ def posted(report: Report, *, end_within_s: float | None = None) -> Iterator[Rep
     With `end_within_s`, it waits no longer for a reader that takes nothing. Where very many events wait, rounds,
     evaluations and notices are left out.
     """
-    outbox = _Outbox(report)
+    outbox = _Outbox(report, "events")
+
+    def post(event: ProgressEvent) -> None:
+        outbox.raise_error()
+        if outbox.has_room() or not isinstance(event, RoundCommitted | ModelEvaluated | Notice):
+            outbox.put(event)
+
     try:
-        yield outbox.put
+        yield post
     finally:
         outbox.close(end_within_s)
     outbox.raise_error()
 
 
-class _Outbox:
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._events: SimpleQueue[ProgressEvent | None] = SimpleQueue()
+@contextmanager
+def posted_output() -> Iterator[None]:
+    """Write standard output and standard error by threads of their own for the time of a block.
+
+    Its end waits a moment for readers that take nothing. Where very many lines wait, later ones are left out.
+    """
+    with ExitStack() as block:
+        for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
+            lines = block.enter_context(closing(_PostedLines(stream)))
+            block.enter_context(redirect(lines))
+        yield
+
+
+class _PostedLines(io.TextIOBase):
+    """Text on its way to a file descriptor, line by line and past the buffers: a thread that waits there locks none."""
+
+    def __init__(self, stream: TextIO) -> None:
+        stream.flush()
+        self._file = stream.fileno()
+        self._begun = ""
+        self._lock = threading.Lock()
+        self._outbox = _Outbox(self._write_out, "output")
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            lines, end, self._begun = (self._begun + text).rpartition("\n")
+        if end and self._outbox.has_room():
+            self._outbox.put(lines + end)
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._file
+
+    def isatty(self) -> bool:
+        return os.isatty(self._file)
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            if self._begun:
+                self._outbox.put(self._begun)
+            self._outbox.close(_READ_WITHIN_S)
+        super().close()
+
+    def _write_out(self, text: str) -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        while data:
+            data = data[os.write(self._file, data) :]
+
+
+class _Outbox(Generic[Item]):
+    def __init__(self, pass_on: Callable[[Item], object], name: str) -> None:
+        self._pass_on = pass_on
+        self._items: SimpleQueue[Item | None] = SimpleQueue()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._pass_on, name="events", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, event: ProgressEvent) -> None:
-        self.raise_error()
-        if self._events.qsize() < _WAITING_MAX or not isinstance(event, RoundCommitted | ModelEvaluated | Notice):
-            self._events.put(event)
+    def has_room(self) -> bool:
+        return self._items.qsize() < _WAITING_MAX
+
+    def put(self, item: Item) -> None:
+        self._items.put(item)
 
     def close(self, within_s: float | None) -> None:
-        self._events.put(None)
+        self._items.put(None)
         self._thread.join(within_s)
 
     def raise_error(self) -> None:
@@ -48,10 +115,10 @@ class _Outbox:
         if error is not None:
             raise error
 
-    def _pass_on(self) -> None:
-        while (event := self._events.get()) is not None:
+    def _work(self) -> None:
+        while (item := self._items.get()) is not None:
             try:
-                self._report(event)
+                self._pass_on(item)
             except BaseException as error:
                 self._error = error
                 return
