@@ -1,4 +1,4 @@
-"""What a trainer remembers from round to round (Adam's moments), on disk, so that a restart changes no update."""
+"""What a trainer remembers from round to round (Adam's moments), in files, so that a restart changes no update."""
 
 import hashlib
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.trainer import Trainer
-from pausefl_process.files import sync_data
 
 log = logging.getLogger("pausefl.client")
 
@@ -61,7 +60,11 @@ class TrainerStates:
         self._trainer.restore(saved.state if saved is not None and is_same else b"")
 
     def keep(self, key: ReleaseKey) -> None:
-        """Write down the state after the training for `key`; when this returns it survives a crash."""
+        """Write down the state after the training for `key`; when this returns it survives the process's end.
+
+        A crash of the machine may lose it, since the client would wait for its disk in every round. The state before it
+        is then taken, which changes no release: those are the ledger's.
+        """
         state, slot = self._trainer.state(), 1 - self._now.slot
         if state:
             header = json.dumps({"run_id": key.run_id, "round": key.round}).encode() + b"\n"
@@ -76,7 +79,6 @@ class TrainerStates:
             # In place: a torn file does not match its digest, and the other slot holds the state before.
             os.pwrite(file, data, 0)
             os.ftruncate(file, len(data))
-            sync_data(file)
         finally:
             os.close(file)
 
