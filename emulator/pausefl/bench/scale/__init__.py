@@ -28,8 +28,9 @@ class _ScaleView:
     def __init__(self, clients: int) -> None:
         self.connect_s = 0.0
         self.server_rss_bytes = 0
-        self.server_cpu_s: list[float] = []
         self.left: Mapping[str, int] = {}
+        self._server: psutil.Process | None = None
+        self._cpu_s: list[tuple[int, float]] = []  # after each round that was reported
         self._clients = clients
         self._started_s = time.monotonic()
 
@@ -37,11 +38,17 @@ class _ScaleView:
         if isinstance(event, WaitingForClients) and event.connected == self._clients:
             self.connect_s = time.monotonic() - self._started_s
         if isinstance(event, RoundCommitted):
-            server = _server()
-            self.server_rss_bytes = server.memory_info().rss
-            self.server_cpu_s.append(sum(server.cpu_times()[:2]))
+            self._server = self._server or _server()  # which looks at every process of the machine
+            self.server_rss_bytes = self._server.memory_info().rss
+            self._cpu_s.append((event.round, sum(self._server.cpu_times()[:2])))
         if isinstance(event, Finished):
             self.left = event.left
+
+    @property
+    def server_cpu_per_round_s(self) -> float:
+        """The server's processor time over the rounds from the first report to the last: not all are reported."""
+        (first, before_s), (last, after_s) = self._cpu_s[0], self._cpu_s[-1]
+        return (after_s - before_s) / (last - first)
 
 
 def _server() -> psutil.Process:
@@ -75,7 +82,7 @@ def played(clients: int, overrides: Sequence[str], what: str = "") -> dict[str, 
         "p99_s": float(np.quantile(durations_s, 0.99)),
         "connect_s": watch.connect_s,
         "rounds_per_s": len(records) / records[-1].wall_clock_s,
-        "server_cpu_per_round_s": (watch.server_cpu_s[-1] - watch.server_cpu_s[0]) / (len(watch.server_cpu_s) - 1),
+        "server_cpu_per_round_s": watch.server_cpu_per_round_s,
         "server_rss_bytes": watch.server_rss_bytes,
         **{f"{kind}_left": count for kind, count in watch.left.items()},
     }
