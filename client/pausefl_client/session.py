@@ -21,6 +21,7 @@ from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
 from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
 from pausefl_process.plugins import with_place
+from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
@@ -72,6 +73,8 @@ class HostResources:
     """In seconds."""
     monitor: HostWatch = UNWATCHED
     observe: Observe = lambda _: None
+    hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))
+    """Held from opening a stream to its welcome: a server sends those away that come to it in a crowd."""
 
 
 class Dismissed(PauseflError):
@@ -118,12 +121,12 @@ class ClientSession:
         retry_s, is_damaged = self._settings.retry_every_s, False
         while True:
             try:
-                async with self._connect() as stream:
-                    await self._say_hello(stream)
-                    if not is_damaged:
-                        retry_s = self._settings.retry_every_s
-                    is_damaged = False
-                    self.is_connected = True
+                async with contextlib.AsyncExitStack() as opened:
+                    async with self._host.hello_turns:
+                        stream = await opened.enter_async_context(self._connect())
+                        await self._say_hello(stream)
+                    retry_s = retry_s if is_damaged else self._settings.retry_every_s
+                    is_damaged, self.is_connected = False, True
                     try:
                         await self._take_part(stream)
                     finally:

@@ -11,6 +11,9 @@ from pausefl_proto.wire import MAX_MESSAGE_BYTES
 DEAD_AFTER_S = 15.0
 """How long a peer may be silent, pings included, before its connection is closed, unless said otherwise."""
 
+HELLOS_AT_ONCE = 4
+"""How many clients of one connection say hello at a time; the others wait for their turn."""
+
 Options = tuple[tuple[str, int], ...]
 
 _SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0))

@@ -1,6 +1,6 @@
 """When to ping which client: a bounded number of idle clients, all in turn."""
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass
 from itertools import islice
@@ -20,17 +20,17 @@ class PingRota:
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
-        self._clients: deque[str] = deque()
+        self._clients: OrderedDict[str, None] = OrderedDict()
         self._allowance = 0.0
         self._last_s: float | None = None
 
     def join(self, client_id: str) -> None:
         """Ping this client too, after all others."""
-        self._clients.append(client_id)
+        self._clients[client_id] = None
 
     def leave(self, client_id: str) -> None:
         """Stop pinging the client."""
-        self._clients.remove(client_id)
+        del self._clients[client_id]
 
     def due(self, now_s: float, busy: Container[str]) -> list[str]:
         """The clients to ping now; a busy client stays first in line."""
@@ -40,7 +40,6 @@ class PingRota:
         self._last_s = now_s
         due = list(islice((c for c in self._clients if c not in busy), int(self._allowance)))
         for client_id in due:
-            self.leave(client_id)
-            self.join(client_id)
+            self._clients.move_to_end(client_id)
         self._allowance -= len(due)
         return due

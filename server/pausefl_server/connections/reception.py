@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from pausefl_proto.endpoint import DEAD_AFTER_S
+from pausefl_proto.endpoint import DEAD_AFTER_S, HELLOS_AT_ONCE
 from pausefl_proto.errors import TryLaterError
 
 HELLO_TIMEOUT_S = 10.0
@@ -25,7 +25,6 @@ class ConnectionBounds:
 MAX_HELLO_BYTES = 256 << 10
 # A first message may have the size of a frame before gRPC refuses it, and so much of it is buffered while it arrives.
 _MOST_AT_ONCE = 64
-_MOST_PER_CONNECTION = 4
 MOST_WAITING = 128
 """Streams whose hello has not come, half of them of one connection. gRPC buffers about a megabyte of each, whether or
 not it is read."""
@@ -69,7 +68,7 @@ class Reception:
         or when too many wait for that.
         """
         with self._places.held_by(connection):
-            turns = self._turns_of.setdefault(connection, asyncio.Semaphore(_MOST_PER_CONNECTION))
+            turns = self._turns_of.setdefault(connection, asyncio.Semaphore(HELLOS_AT_ONCE))
             try:
                 async with asyncio.timeout(self._timeout_s), turns, self._turns:
                     yield
