@@ -1,6 +1,7 @@
 """Runs the server of one run: finds its model and evaluator and, at the end, writes its summary and model files."""
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,10 +21,11 @@ from pausefl.results.summary import SummaryPlan, summarise
 from pausefl.runtime.provenance import starts_of
 from pausefl.runtime.server.model_files import ModelFiles
 from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
-from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, to_json, to_line
+from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, RoundCommitted, to_json, to_line
 from pausefl_process.files import Lock, write_durably
 from pausefl_process.lifetime import (
     allow_many_files,
+    collect_seldom,
     die_with_parent,
     first_error,
     keep_freed_memory,
@@ -89,8 +91,27 @@ def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable
 
 def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
     """Serve one run to its end, over gRPC on the real clock; otherwise as `play`."""
+    collect_seldom()
     with errors_of_own_code(), first_error():
-        return asyncio.run(play(plan, run_dir, report, back_to))
+        return asyncio.run(play(plan, run_dir, sparing_clients(report), back_to))
+
+
+def sparing_clients(report: Report) -> Report:
+    """Report each event, and keep the garbage collector from looking through what belongs to connected clients.
+
+    There are about a hundred objects of each, for as long as it takes part. A full collection looked at all of them: it
+    stopped the event loop for 0.3 s with 2,000 clients. What loses its last reference is freed all the same.
+    """
+    most_connected = 0
+
+    def report_and_spare(event: ProgressEvent) -> None:
+        nonlocal most_connected
+        report(event)
+        if isinstance(event, RoundCommitted) and event.connected > most_connected:
+            most_connected = event.connected
+            gc.freeze()
+
+    return report_and_spare
 
 
 @dataclass(frozen=True, eq=False)
