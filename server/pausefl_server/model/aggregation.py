@@ -118,11 +118,12 @@ def outliers(updates: Sequence[Vector], norm_limit: float) -> dict[int, str]:
 def weighted_mean(updates: Sequence[Vector], weights: FloatArray) -> Vector:
     """Σ α_k h_k with α_k = weights_k / Σ weights (PAUSE v2, eq. (2))."""
     alphas = (weights / weights.sum()).astype(np.float32)
-    mean: Vector = updates[0] * alphas[0]
-    term = np.empty_like(mean)
-    for update, alpha in zip(updates[1:], alphas[1:], strict=True):
-        np.multiply(update, alpha, out=term)
-        mean += term
+    mean: Vector = np.empty_like(updates[0])
+    term = np.empty(_BLOCK, np.float32)
+    for part in _blocks(mean.size):
+        block = np.multiply(updates[0][part], alphas[0], out=mean[part])
+        for update, alpha in zip(updates[1:], alphas[1:], strict=True):
+            block += np.multiply(update[part], alpha, out=term[: block.size])
     return mean
 
 
