@@ -108,7 +108,10 @@ def cut(vector: npt.NDArray[Any], vector_digest: str) -> tuple[pb.Vector, list[m
 
 
 class Assembler:
-    """Collects the frames of one vector whose header announced them, and checks the whole at the end."""
+    """Puts the frames of one vector together, whose header announced them, and checks the whole at the end.
+
+    Each frame is copied and hashed as it comes, while the processor's caches hold it. A single one is not copied.
+    """
 
     def __init__(self, header: pb.Vector, expected_size: int, encoding: Encoding = FLOAT32) -> None:
         """Raise DamageError unless the header announces exactly `expected_size` encoded values in proper frames."""
@@ -121,22 +124,31 @@ class Assembler:
         self._encoding = encoding
         self._size_bytes = expected_bytes
         self._n_frames = header.frames
+        self._n_added = 0
         self._digest = header.digest
-        self._frames: list[memoryview] = []
+        self._hash = xxhash.xxh3_128()
+        self._data = memoryview(b"")
 
     @property
     def complete(self) -> bool:
         """True once every frame is here."""
-        return len(self._frames) == self._n_frames
+        return self._n_added == self._n_frames
 
     def add(self, index: int, payload: memoryview) -> None:
         """Take the next frame; DamageError if it is out of order or of the wrong length."""
-        due = len(self._frames)
-        if index != due or self.complete:
-            raise DamageError(f"frame {index} where frame {due} of {self._n_frames} was due")
-        if len(payload) != min(MAX_FRAME_BYTES, self._size_bytes - index * MAX_FRAME_BYTES):
+        if index != self._n_added or self.complete:
+            raise DamageError(f"frame {index} where frame {self._n_added} of {self._n_frames} was due")
+        start = index * MAX_FRAME_BYTES
+        if len(payload) != min(MAX_FRAME_BYTES, self._size_bytes - start):
             raise DamageError(f"frame {index} has {len(payload)} bytes")
-        self._frames.append(payload)
+        self._hash.update(payload)
+        if self._n_frames == 1:
+            self._data = payload
+        else:
+            if index == 0:
+                self._data = np.empty(self._size_bytes, np.uint8).data
+            self._data[start : start + len(payload)] = payload
+        self._n_added += 1
 
     def finish(self, *, check_finite: bool) -> Vector:
         """The vector, (size,) float32, read-only.
@@ -144,11 +156,10 @@ class Assembler:
         DamageError on missing frames or a bad checksum, WireError (if asked) on a non-finite value.
         """
         if not self.complete:
-            raise DamageError(f"ends after {len(self._frames)} of {self._n_frames} frames")
-        data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
-        if xxhash.xxh3_128_hexdigest(data) != self._digest:
+            raise DamageError(f"ends after {self._n_added} of {self._n_frames} frames")
+        if self._hash.hexdigest() != self._digest:
             raise DamageError("checksum does not match")
-        vector = self._encoding.decode(data, self._size)
+        vector = self._encoding.decode(self._data, self._size)
         vector.flags.writeable = False
         # False for NaN as well: it passes through min and max.
         if check_finite and vector.size and not (vector.min() >= -_GREATEST and vector.max() <= _GREATEST):
