@@ -26,7 +26,7 @@ from pausefl_server.selection.policies.everyone import All
 from rigs.coordinator import BUDGET, MakeRig, averaged, update_of
 
 quickly = settings(max_examples=60, deadline=None, derandomize=True)
-SIZES = st.sampled_from([1, 2, 50, 1000, 8192, 20_000])  # one block, and more than one
+SIZES = st.sampled_from([1, 2, 50, 1000, 8192, 20_000, 70_000])  # one block, and more than one
 COUNTS = st.integers(1, 9)
 HARMFUL = st.integers(0, 6)
 RULES = ("fedavg", "median", "trimmed-mean", "krum", "multi-krum", "norm-clip")

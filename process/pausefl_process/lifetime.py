@@ -23,8 +23,9 @@ BAD_INPUT = 2
 # Of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 # The greatest value glibc takes for M_MMAP_THRESHOLD on 64-bit machines.
-_KEPT_BYTES = 32 << 20
+_BUFFER_BYTES = 32 << 20
 # Before the youngest generation is looked through; Python's own value is 700.
 _NEW_OBJECTS = 10_000
 _MOST_LOG_BYTES = 64 << 20
@@ -76,16 +77,18 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed buffers of a model's size instead of handing each back to the kernel.
+def keep_freed_memory(most_bytes: int = _BUFFER_BYTES) -> None:
+    """Tell glibc to keep freed buffers of up to 32 MiB each, `most_bytes` in all, for the next ones.
 
-    Otherwise every round pages them in again, which costs more than all else a client does with a model of 1 MB.
-    Elsewhere than on glibc this does nothing.
+    Otherwise they go back to the kernel, and every round pages them in again: that costs more than all else a client
+    does with a model of 1 MB. Threads share one heap, since heaps of their own are given back once they are empty.
+    Elsewhere than on glibc this does nothing. `most_bytes` is below 2 GiB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            mallopt(parameter, _KEPT_BYTES)
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_THRESHOLD, _BUFFER_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, most_bytes)
 
 
 def collect_seldom() -> None:

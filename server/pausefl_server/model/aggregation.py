@@ -20,6 +20,8 @@ from pausefl_proto.wire import Vector
 # Values of a vector worked on at once. The temporaries of a block fit a processor's cache; above 10,000 values BLAS
 # would begin to share a dot product among threads, whose wake-up costs more than it saves.
 _BLOCK = 1 << 13
+# The same for sums, which no BLAS works on.
+_SUM_BLOCK = 1 << 15
 
 
 class AggregationRule(ABC):
@@ -119,8 +121,8 @@ def weighted_mean(updates: Sequence[Vector], weights: FloatArray) -> Vector:
     """Σ α_k h_k with α_k = weights_k / Σ weights (PAUSE v2, eq. (2))."""
     alphas = (weights / weights.sum()).astype(np.float32)
     mean: Vector = np.empty_like(updates[0])
-    term = np.empty(_BLOCK, np.float32)
-    for part in _blocks(mean.size):
+    term = np.empty(min(_SUM_BLOCK, mean.size), np.float32)
+    for part in _blocks(mean.size, _SUM_BLOCK):
         block = np.multiply(updates[0][part], alphas[0], out=mean[part])
         for update, alpha in zip(updates[1:], alphas[1:], strict=True):
             block += np.multiply(update[part], alpha, out=term[: block.size])
@@ -197,8 +199,8 @@ def _by_coordinate(updates: Sequence[Vector], function: Callable[[npt.NDArray[np
     return combined
 
 
-def _blocks(size: int) -> Iterator[slice]:
-    return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))
+def _blocks(size: int, of: int = _BLOCK) -> Iterator[slice]:
+    return (slice(start, start + of) for start in range(0, size, of))
 
 
 RULES = Registry(

@@ -42,6 +42,9 @@ from pausefl_server.selection.base import Policy
 from pausefl_server.service import REAL, Platform, RunResult, serve
 from pausefl_server.storage.store import Store
 
+# What the updates of a round take, which are freed with its end and come again in the next.
+_ROUND_BYTES = 1 << 30
+
 log = logging.getLogger("pausefl.server")
 
 
@@ -76,7 +79,6 @@ def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable
     """Do the work of a child process that writes server.log; its parent hears through `events` how it goes and ends."""
     die_with_parent()
     allow_many_files()
-    keep_freed_memory()
     write_output_to(run_dir / "server.log")
     set_up_log()
     with posted(events.send) as report:
@@ -92,6 +94,7 @@ def work_for_fleet(run_dir: Path, events: "Connection[Any, Any]", work: Callable
 def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | None = None) -> RunResult:
     """Serve one run to its end, over gRPC on the real clock; otherwise as `play`."""
     collect_seldom()
+    keep_freed_memory(_ROUND_BYTES)
     with errors_of_own_code(), first_error():
         return asyncio.run(play(plan, run_dir, sparing_clients(report), back_to))
 

@@ -22,7 +22,7 @@ from pausefl.runtime.virtual.workers import Workers
 from pausefl_process.events import ProgressEvent, Ready, Report, RollCall
 from pausefl_process.files import Lock, survive_this_process_alone
 from pausefl_process.host_monitor import UNWATCHED
-from pausefl_process.lifetime import first_error
+from pausefl_process.lifetime import first_error, keep_freed_memory
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Manifest, Vector
@@ -83,6 +83,7 @@ def run_virtual_process(
     """The main function of the process that plays a run on the virtual clock; tells its parent through `events`."""
     if clients.privacy is None or clients.privacy.ledger_dir is None:  # a shared budget outlives the run
         survive_this_process_alone()
+    keep_freed_memory()
     work_for_fleet(run_dir, events, lambda report: play_virtually(server, clients, run_dir, report, back_to))
 
 
