@@ -65,6 +65,7 @@ def tables(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
         pytest.param(SYNTHETIC, id="synthetic"),
         pytest.param(TRAINING, id="training"),
         pytest.param({**TRAINING, "selection.policy": "sa-pause"}, id="sa-pause"),
+        pytest.param({**TRAINING, "clients.batched": "on", "selection.m": 3}, id="batched"),
         pytest.param({**TRAINING, "selection.over_selection": 0.5, "server.late": "buffer"}, id="over-selection"),
     ],
 )

@@ -1,8 +1,9 @@
 """Jobs on their way through a client: their downloads, and which of them the server has withdrawn."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,6 +13,10 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler
 
 Result = TypeVar("Result")
+
+Expecting = Callable[[str, int, str], AbstractContextManager[None]]
+"""(client id, round, digest of its model) -> a block during which the client waits for that job's training, or does it.
+"""
 
 
 class Withdrawal:

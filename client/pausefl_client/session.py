@@ -7,12 +7,12 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pausefl_client.answered_job import AnsweredJob, Observe
-from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
+from pausefl_client.jobs import Download, Expecting, Withdrawals, Work, awaitable
 from pausefl_client.link import Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser
@@ -75,6 +75,7 @@ class HostResources:
     observe: Observe = lambda _: None
     hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))
     """Held from opening a stream to its welcome: a server sends those away that come to it in a crowd."""
+    expecting: Expecting = lambda *_: nullcontext()
 
 
 class Dismissed(PauseflError):
@@ -235,7 +236,8 @@ class ClientSession:
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_MISMATCH, reason)
                 continue
             try:
-                with self._host.monitor.watching():
+                me, job = self._settings.client_id, download.job
+                with self._host.monitor.watching(), self._host.expecting(me, job.round, job.model.digest):
                     await self._answer(stream, download)
             except Withdrawn:
                 if self._kept is not None and self._kept[0].round == download.job.round:

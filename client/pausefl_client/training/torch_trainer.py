@@ -3,7 +3,7 @@
 import io
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -18,6 +18,7 @@ from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.method import Batch, TrainingMethod
 from pausefl_client.training.models import flatten, manifest_of, unflatten
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
+from pausefl_client.training.paced import steps_of
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_client.training.withdrawal import stop_if_withdrawn
@@ -57,25 +58,25 @@ class TorchTrainer:
         method: TrainingMethod | None = None,
     ) -> None:
         """`method` is the plain one unless given; it must be this client's own."""
+        self.model = model.to(device)
+        self.task = data.task or Classification()
+        self.method = method or TrainingMethod()
+        self.settings = settings
+        self.device = device
         examples = data.examples
         self.n_examples = len(examples)
         counts = np.bincount(examples.labels, minlength=data.classes) if examples.has_classes else ()
         self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
         self._tensors = manifest_of(model)
         self.holding = data.holding or holding_of(examples, dealing="")
-        self._model = model.to(device)
         self._inputs = torch.from_numpy(examples.inputs).to(device)
         self._labels = torch.from_numpy(examples.labels).to(device)
         is_convolved = examples.inputs.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
         # For convolutions: torch then pools several times as fast on a processor.
         self._has_channels_last = is_convolved and device.type == "cpu"
-        self._task = data.task or Classification()
-        self._method = method or TrainingMethod()
-        self.manifest = self._tensors.with_control() if self._method.has_control else self._tensors
-        self._optimizer = self._method.optimizer(self._model, settings)
+        self.manifest = self._tensors.with_control() if self.method.has_control else self._tensors
+        self._optimizer = self.method.optimizer(self.model, settings)
         self._rates = LearningRates(settings) if settings.schedule else None
-        self._settings = settings
-        self._device = device
         self._seed = seed
         self._client_id = client_id
 
@@ -85,29 +86,69 @@ class TorchTrainer:
         Where the method has a control variate, it follows θ, and its change the update, as `manifest` says. Returns
         when the device is done, so that a clock read before and after measures the training.
         """
-        if theta.shape != (self.manifest.size,):
-            raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
-        rng = generator(self._seed, "batches", self._client_id, round)
-        _seed(int(rng.integers(2**63)), self._device)
-        start, control = np.split(theta, [self._tensors.size])
-        unflatten(self._model, start)
-        self._model.train()
-        self._set_rate(round)
-        if self._method.has_control:
-            self._method.take_control(self._named(control))
-        self._method.begin_round(self._model, round)
-        losses = self._method.local_steps(self._model, self._optimizer, self._prepared(rng), self._task)
-        self._method.end_round(self._model)
+        start, control = self.parted(theta)
+        seed, batches = self.drawn(round)
+        _seed(seed, self.device)
+        unflatten(self.model, start)
+        self.model.train()
+        if (rate := self.rate(round)) is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+        if self.method.has_control:
+            self.method.take_control(control)
+        self.method.begin_round(self.model, round)
+        losses = self.method.local_steps(self.model, self._optimizer, batches, self.task)
+        self.method.end_round(self.model)
         # Reading a value waits for a GPU.
         loss = float(torch.stack(losses).mean())
-        update = flatten(self._model) - start
-        if self._method.has_control:
-            update = np.concatenate((update, self._flat(self._method.control_change())))
-        return TrainingOutcome(update, loss)
+        return TrainingOutcome(self.with_control(flatten(self.model) - start, self.method), loss)
+
+    # -- the parts of a round, for training that is batched with other clients'
+
+    @property
+    def steps(self) -> int:
+        """The optimizer steps of a round."""
+        return steps_of(self.settings, self.n_examples)
+
+    def parted(self, theta: Vector) -> tuple[Vector, Mapping[str, torch.Tensor]]:
+        """The model's values, and the server's control variate by the names of the model's tensors; empty without one.
+
+        ValueError where `theta` has not the size of `manifest`.
+        """
+        if theta.shape != (self.manifest.size,):
+            raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
+        start, control = np.split(theta, [self._tensors.size])
+        return start, self.named(control) if self.method.has_control else {}
+
+    def drawn(self, round: int) -> tuple[int, Iterator[Batch]]:
+        """The seed of a round's dropout, and its batches."""
+        rng = generator(self._seed, "batches", self._client_id, round)
+        return int(rng.integers(2**63)), self._prepared(rng)
+
+    def rate(self, round: int) -> float | None:
+        """The learning rate of a round; None: that of the settings."""
+        return None if self._rates is None else self._rates.at(round)
+
+    def with_control(self, update: Vector, method: TrainingMethod) -> Vector:
+        """An update, followed by the method's change of the control variate if it has one."""
+        return np.concatenate((update, self._flat(method.control_change()))) if method.has_control else update
+
+    def optimizer_states(self) -> list[dict[str, Any]]:
+        """What the optimizer remembers of each of the model's parameters, in their order; not to be changed."""
+        return [self._optimizer.state.get(parameter, {}) for parameter in self.model.parameters()]
+
+    def remember(self, optimizer_states: Sequence[dict[str, Any]], method: TrainingMethod) -> None:
+        """Go on with these, as after a training of its own."""
+        for parameter, state in zip(self.model.parameters(), optimizer_states, strict=True):
+            if state:
+                self._optimizer.state[parameter] = state
+        self.method = method
+
+    # -- what survives a restart
 
     def state(self) -> bytes:
         """The states of optimizer and method, such as Adam's moments; empty where there are none, as for plain SGD."""
-        of_method = dict(self._method.state())
+        of_method = dict(self.method.state())
         of_optimizer = (value for of_one in self._optimizer.state.values() for value in of_one.values())
         if not (of_method or any(torch.is_tensor(value) for value in of_optimizer)):
             return b""
@@ -118,29 +159,28 @@ class TorchTrainer:
 
     def restore(self, state: bytes) -> None:
         """Go on with these states; empty: with fresh ones."""
-        self._optimizer = self._method.optimizer(self._model, self._settings)
+        self._optimizer = self.method.optimizer(self.model, self.settings)
         # Read as tensors and numbers alone: no code is run, whatever the file holds.
-        saved = torch.load(io.BytesIO(state), self._device, weights_only=True) if state else {}
-        self._method.restore(saved.pop("method", {}))
+        saved = torch.load(io.BytesIO(state), self.device, weights_only=True) if state else {}
+        self.method.restore(saved.pop("method", {}))
         if saved:
             self._optimizer.load_state_dict(_parted(saved))
 
     def batches(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         """Row indices of each step: all examples in a new order every epoch, `max_steps` batches at most."""
-        settings = self._settings
-        per_epoch = -(-self.n_examples // settings.batch_size)
-        steps = settings.epochs * per_epoch
-        for step in range(steps if settings.max_steps is None else min(steps, settings.max_steps)):
+        size = self.settings.batch_size
+        per_epoch = -(-self.n_examples // size)
+        for step in range(self.steps):
             if step % per_epoch == 0:
-                order = torch.from_numpy(rng.permutation(self.n_examples)).to(self._device)
-            start = step % per_epoch * settings.batch_size
-            yield order[start : start + settings.batch_size]
+                order = torch.from_numpy(rng.permutation(self.n_examples)).to(self.device)
+            start = step % per_epoch * size
+            yield order[start : start + size]
 
     def _prepared(self, rng: np.random.Generator) -> Iterator[Batch]:
         """The batches of a round, until its job is withdrawn; gathered several at a time, which takes fewer calls."""
         batches = self.batches(rng)
         example_bytes = 4 * max(1, self._inputs[0].numel())
-        at_once = max(1, _GATHERED_BYTES // (example_bytes * self._settings.batch_size))
+        at_once = max(1, _GATHERED_BYTES // (example_bytes * self.settings.batch_size))
         while gathered := list(itertools.islice(batches, at_once)):
             rows, sizes = torch.cat(gathered), [len(rows) for rows in gathered]
             inputs = normalise(self._inputs[rows])
@@ -151,10 +191,10 @@ class TorchTrainer:
                 stop_if_withdrawn()
                 yield each
 
-    def _named(self, vector: Vector) -> dict[str, torch.Tensor]:
+    def named(self, vector: Vector) -> dict[str, torch.Tensor]:
         """A vector of the model's size as tensors on its device; copied, since it may be read-only."""
         parts = self._tensors.split(vector.copy())
-        return {name: torch.from_numpy(part).to(self._device) for name, part in parts.items()}
+        return {name: torch.from_numpy(part).to(self.device) for name, part in parts.items()}
 
     def _flat(self, tensors: Mapping[str, torch.Tensor]) -> Vector:
         """The other way round; 0 for tensors that are not there."""
@@ -163,11 +203,6 @@ class TorchTrainer:
             if name in tensors:
                 part[...] = tensors[name].cpu().numpy()
         return flat
-
-    def _set_rate(self, round: int) -> None:
-        if self._rates is not None:
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._rates.at(round)
 
 
 def _seed(seed: int, device: torch.device) -> None:

@@ -51,7 +51,10 @@ BENCHMARKS = {
     "censoring": Benchmark(
         "latency.censoring", "estimates of latency and regret where rounds have deadlines and links heavy tails"
     ),
-    "training": Benchmark("training", "a client's training in a round against the leanest loop of plain torch"),
+    "training": Benchmark(
+        "training",
+        "a client's training against the leanest loop of plain torch, and clients together against one by one",
+    ),
     "encodings": Benchmark("latency.encodings", "updates in fewer bytes over a narrow way up: latency and accuracy"),
     "privacy": Benchmark("privacy", "what a release costs: clip, noise and the durable ledger entry"),
 }

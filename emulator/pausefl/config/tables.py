@@ -79,6 +79,9 @@ class ClientsTable(TomlTable):
     core is used, and at least four."""
     trainers: Count = 1
     """How many clients of one process train at the same time. The others wait, and `queue_s` records how long."""
+    batched: Literal["off", "on", "auto"] = "off"
+    """Whether the clients of a round are trained together, in one call on stacked models; on the virtual clock only.
+    "auto" measures before round 1 whether that is faster. Results are equal up to rounding."""
     minimum: Count | None = None
     """How many clients must be connected before round 1. By default all of them."""
     connect_timeout_s: Positive = 60.0

@@ -113,6 +113,11 @@ def check_clock(experiment: "Experiment") -> None:
         for key, value, is_real in _needs_a_network(experiment):
             if is_real:
                 raise ConfigError(f'experiment.clock = "virtual": goes without {key} = {value}, which needs a network')
+    elif experiment.clients.batched == "on":
+        raise ConfigError(
+            'clients.batched = "on": goes with experiment.clock = "virtual"; on the real clock a client\'s training'
+            " time is measured, and clients that are trained together have none of their own"
+        )
 
 
 def refuse_virtual(experiment: "Experiment", command: str) -> None:

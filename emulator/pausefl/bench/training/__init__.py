@@ -1,11 +1,11 @@
 """A client's training in a round against the leanest loop of plain torch, on the same model and number of examples.
 
-Both take turns in one thread. Images are random ones of the workloads' sizes, so nothing needs to be fetched.
+Then the training of a round's clients together, against the same clients one by one. What is compared takes turns in
+one thread. Images are random ones of the workloads' sizes, so nothing needs to be fetched.
 """
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from pausefl.bench.training.images import CLASSES, random_images
+from pausefl.bench.training.together import times, together_case
 from pausefl.config.client_records import training_of
 from pausefl.config.experiment import load_experiment
 from pausefl_client.data.datasets import Examples
@@ -73,11 +74,19 @@ class LeanLoop:
 
 
 def cases(steps: int = _STEPS) -> Iterator[dict[str, Any]]:
-    """One case per workload, of about `steps` optimizer steps each way."""
+    """Two cases per workload, of about `steps` optimizer steps of a client each way."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         for preset in _IMAGES:
             yield _case(preset, steps, Path(folder) / preset)
+    for preset in _IMAGES:
+        yield on_device(preset, steps, torch.device("cpu"))
+
+
+def on_device(preset: str, steps: int, device: torch.device) -> dict[str, Any]:
+    """The clients of a preset's round together against one by one, about `steps` optimizer steps of each."""
+    shape, total = _IMAGES[preset]
+    return together_case(preset, shape, total // len(load_experiment(preset).client_ids), steps, device)
 
 
 def _case(preset: str, steps: int, path: Path) -> dict[str, Any]:
@@ -106,7 +115,7 @@ def _case(preset: str, steps: int, path: Path) -> dict[str, Any]:
     batches = -(-len(examples) // settings.batch_size)
     rounds = max(_FEWEST_ROUNDS, steps // batches)
     # The first round imports, fills caches and starts threads.
-    times_s = np.array([[_times_s(call, t) for call in (train, train_lean, keep)] for t in range(rounds + 1)][1:])
+    times_s = np.array([[times(call, t) for call in (train, train_lean, keep)] for t in range(rounds + 1)][1:])
     (ours_s, ours_cpu_s), (lean_s, lean_cpu_s), (kept_s, _) = times_s.transpose(1, 2, 0)
     low, middle, high = np.quantile(ours_s / lean_s, (0.25, 0.5, 0.75)).tolist()
     return {
@@ -121,10 +130,3 @@ def _case(preset: str, steps: int, path: Path) -> dict[str, Any]:
         "processor_ratio": float(np.median(ours_cpu_s / lean_cpu_s)),
         "keep_state_s": float(np.median(kept_s)),
     }
-
-
-def _times_s(call: Callable[[int], None], round: int) -> tuple[float, float]:
-    """How long a call takes: on the clock, and of this thread's processor time."""
-    started_s, started_cpu_s = time.perf_counter(), time.thread_time()
-    call(round)
-    return time.perf_counter() - started_s, time.thread_time() - started_cpu_s

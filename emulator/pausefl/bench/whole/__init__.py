@@ -36,7 +36,12 @@ PARTS = (
     # Its clients train: the server that forks clients must have torch from its start on.
     Part("startup", "startup", {}, ("connect_s", "client_uss_max_bytes")),
     Part("rounds", "rounds", {"blocks": 1}, ("median_s", "baseline_median_s", "ratio")),
-    Part("training", "training", {"steps": 40}, ("train_s", "lean_s", "ratio", "processor_ratio", "keep_state_s")),
+    Part(
+        "training",
+        "training",
+        {"steps": 40},
+        ("train_s", "lean_s", "alone_s", "together_s", "ratio", "processor_ratio", "keep_state_s"),
+    ),
     Part("scale", "scale", {}, ("connect_s", "rounds_per_s", "server_rss_bytes")),
     Part("selection", "selection", {"seeds": 0, "clients_max": 100_000}, ("median_s", "worst_s")),
     Part("privacy", "privacy", {}, ("median_s", "noise_s", "ledger_s")),

@@ -60,6 +60,8 @@ class TrainingPlan:
     """What a training step takes on the emulated devices; None: as long as it does here."""
     training_times: Mapping[str, Delay] = field(default_factory=dict)
     """The laws of the seconds that training takes in a round, by client id; they go before `step_s`."""
+    batched: Literal["off", "on", "auto"] = "off"
+    """Whether clients of one process train together; "auto" is settled before round 1."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ def _training(experiment: Experiment) -> TrainingPlan:
         trainers=experiment.clients.trainers,
         step_s=experiment.workload.step_s,
         training_times=experiment.training_times(),
+        batched=experiment.clients.batched if experiment.experiment.clock == "virtual" else "off",
     )
 
 

@@ -9,11 +9,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pausefl.config.client_records import tls_of
 from pausefl.population.availability import Presence
@@ -47,6 +47,9 @@ from pausefl_process.plugins import errors_of_own_code
 from pausefl_process.tokens import read_token
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import MAX_FRAME_BYTES
+
+if TYPE_CHECKING:  # clients with a synthetic model need no torch
+    from pausefl_client.batched.host import BatchedHost
 
 # Training yields the processor to whatever keeps time.
 _TRAINER_NICENESS = 10
@@ -160,7 +163,8 @@ async def live(
     for client_id in client_ids:
         if client_id not in known:
             raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
-    trainers, sessions = make_trainers(plan.training, client_ids), dict[str, ClientSession]()
+    batched = _batched_host(plan.training)
+    trainers, sessions = make_trainers(plan.training, client_ids, batched), dict[str, ClientSession]()
     links = make_links(plan.latency, plan.links, client_ids, plan.latency_seed, surroundings.spin_s)
     # Ledgers are closed last, when no trainer can write to them any more.
     with ExitStack() as closing:
@@ -171,6 +175,8 @@ async def live(
         closing.callback(monitor.close)
         observe = _logged(_expose(plan.scrape, privacies, size, sessions, on_metrics, closing))
         host = HostResources(surroundings.executor, surroundings.clock, monitor, observe)
+        if batched is not None:
+            host = replace(host, expecting=batched.expecting)
         shared = _Shared(plan, surroundings.connect, host, ledgers)
         attendance = _Attendance(sessions)
         async with asyncio.TaskGroup() as group:
@@ -186,8 +192,13 @@ async def live(
         attendance.raise_first_failure()
 
 
-def make_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Trainer]:
-    """A trainer for each of these clients, holding nothing but its own part of the data."""
+def make_trainers(
+    plan: TrainingPlan, client_ids: Sequence[str], batched: "BatchedHost | None" = None
+) -> dict[str, Trainer]:
+    """A trainer for each of these clients, holding nothing but its own part of the data.
+
+    With `batched`, those whose training can be batched train together.
+    """
     w, seed = plan.workload, plan.seed
     if w.model == "synthetic":
         size = w.model_bytes // 4
@@ -200,7 +211,15 @@ def make_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Tr
     # Clients with a synthetic model never import torch.
     from pausefl.runtime.client.torch_trainers import make_torch_trainers
 
-    return make_torch_trainers(plan, client_ids)
+    return make_torch_trainers(plan, client_ids, batched)
+
+
+def _batched_host(plan: TrainingPlan) -> "BatchedHost | None":
+    if plan.batched != "on" or plan.workload.model == "synthetic":
+        return None
+    from pausefl_client.batched.host import BatchedHost
+
+    return BatchedHost()
 
 
 def _connect(plan: ConnectionPlan, address: str, client_id: str) -> Connect:

@@ -14,6 +14,7 @@ from pausefl.config.client_records import method_of, partitioner_of
 from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.pacing import paced
 from pausefl.runtime.client.plan import TrainingPlan
+from pausefl_client.batched.host import BatchedHost
 from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
 from pausefl_client.data.partition import partition
@@ -28,8 +29,10 @@ gc.freeze()
 atexit.register(gc.unfreeze)
 
 
-def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[str, Trainer]:
-    """A trainer for each of these clients, which all use one device."""
+def make_torch_trainers(
+    plan: TrainingPlan, client_ids: Sequence[str], batched: BatchedHost | None = None
+) -> dict[str, Trainer]:
+    """A trainer for each of these clients, which all use one device; `batched` trains several of them together."""
     # Client processes share the cores, so a trainer computes on its own thread and on no other.
     torch.set_num_threads(1)
     w, seed = plan.workload, plan.seed
@@ -57,6 +60,8 @@ def make_torch_trainers(plan: TrainingPlan, client_ids: Sequence[str]) -> dict[s
             client_id=client_id,
             method=method_of(w),
         )
-        return chain.trainer(paced(trainer, plan, client_id, chain.settings(plan.settings)))
+        own: Trainer = trainer if batched is None else batched.admit(client_id, trainer)
+        outermost = chain.trainer(paced(own, plan, client_id, chain.settings(plan.settings)))
+        return outermost if batched is None else batched.entrance(client_id, outermost)
 
     return {client_id: trainer_of(client_id) for client_id in client_ids}

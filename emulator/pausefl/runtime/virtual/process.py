@@ -15,6 +15,7 @@ from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.process import AtOnce, Surroundings, live, takes_no_time
 from pausefl.runtime.server.plan import ServerPlan
 from pausefl.runtime.server.process import play, work_for_fleet
+from pausefl.runtime.virtual.batching import with_batching
 from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
 from pausefl.runtime.virtual.steps import with_step_time
 from pausefl.runtime.virtual.transport import InProcessTransport
@@ -99,7 +100,8 @@ def play_virtually(
 async def _play(
     server: ServerPlan, clients: ClientPlan, run_dir: Path, report: Report, back_to: int | None, workers: Workers
 ) -> RunResult:
-    clients = replace(clients, training=with_step_time(clients.training, run_dir))
+    training = with_step_time(clients.training, run_dir)
+    clients = replace(clients, training=with_batching(training, server.selection.asked, run_dir, report))
     stage, clock = _Stage(), asyncio.get_running_loop().time
 
     def hear(event: ProgressEvent) -> None:

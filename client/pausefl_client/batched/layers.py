@@ -1,0 +1,126 @@
+"""The forward pass of k models of one architecture at once: a sequence of layers over stacked parameters."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pausefl_proto.errors import PauseflError
+
+StackedParameters = Sequence[torch.Tensor]
+"""A layer's parameters, each (k, *shape)."""
+
+
+class NotStackable(PauseflError):
+    """Training that cannot be batched; the message is the reason."""
+
+
+class StackedNetwork:
+    """Maps (k, n, *shape) inputs to (k, n, *shape) outputs: row i with the parameters of model i."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """NotStackable unless `model` is an nn.Sequential of layers known here, which share nothing."""
+        self._layers = list(_layers_of(model))
+        self._counts = [len(list(layer.parameters())) for layer in self._layers]
+        if any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules()):
+            raise NotStackable("the model has hooks")
+        if sum(self._counts) != len(list(model.parameters())):
+            raise NotStackable("layers of the model share parameters")
+        if not all(parameter.requires_grad for parameter in model.parameters()):
+            raise NotStackable("parameters of the model are frozen")
+
+    def __call__(self, parameters: StackedParameters, inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs; `parameters` are in the order of `model.parameters()`, each (k, *shape)."""
+        x, start = inputs, 0
+        for layer, count in zip(self._layers, self._counts, strict=True):
+            x = _FORWARDS[type(layer)](layer, x, parameters[start : start + count])
+            start += count
+        return x
+
+
+def _layers_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The layers in their order, those of nested sequences included."""
+    if type(model) is nn.Sequential:
+        for part in model:
+            yield from _layers_of(part)
+    elif type(model) not in _FORWARDS:
+        raise NotStackable(f"the model has a {type(model).__name__}, which is not batched")
+    elif isinstance(model, nn.Conv2d) and (model.padding_mode != "zeros" or isinstance(model.padding, str)):
+        raise NotStackable("the model has a Conv2d with another padding than zeros")
+    else:
+        yield model
+
+
+def _folded(x: torch.Tensor) -> torch.Tensor:
+    """(k, n, channels, ...) as (n, k · channels, ...): to a grouped operation, models are groups of channels."""
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def _apart(x: torch.Tensor, k: int) -> torch.Tensor:
+    """The other way round; both are views of what an operation on folded values returns."""
+    return x.view(len(x), k, x.shape[1] // k, *x.shape[2:]).transpose(0, 1)
+
+
+def _linear(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+    rows = x.flatten(1, -2)
+    weight, *bias = parameters
+    y = torch.baddbmm(bias[0][:, None], rows, weight.mT) if bias else torch.bmm(rows, weight.mT)
+    return y.view(*x.shape[:-1], layer.out_features)
+
+
+def _conv2d(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+    k = len(x)
+    weight, *bias = (parameter.flatten(0, 1) for parameter in parameters)
+    y = functional.conv2d(
+        _folded(x), weight, bias[0] if bias else None, layer.stride, layer.padding, layer.dilation, k * layer.groups
+    )
+    return _apart(y, k)
+
+
+def _group_norm(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+    k = len(x)
+    weight, bias = (parameter.flatten() for parameter in parameters) if parameters else (None, None)
+    return _apart(functional.group_norm(_folded(x), k * layer.num_groups, weight, bias, layer.eps), k)
+
+
+def _layer_norm(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+    y = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    ones = (1,) * (x.dim() - 1 - len(layer.normalized_shape))
+    if not parameters:
+        return y
+    weight, *bias = (parameter.view(len(x), *ones, *layer.normalized_shape) for parameter in parameters)
+    return y * weight + bias[0] if bias else y * weight
+
+
+def _pooled(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:  # noqa: ARG001
+    return _apart(layer(_folded(x)), len(x))
+
+
+def _flatten(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:  # noqa: ARG001
+    first, last = (d + 1 if d >= 0 else d for d in (layer.start_dim, layer.end_dim))
+    return x.flatten(first, last)
+
+
+def _relu(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:  # noqa: ARG001
+    return functional.relu(x)  # never in place: x may be a view, of which autograd would have to keep track
+
+
+def _alike(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:  # noqa: ARG001
+    """What treats every value by itself."""
+    y: torch.Tensor = layer(x)
+    return y
+
+
+_FORWARDS: dict[type[nn.Module], Callable[[Any, torch.Tensor, StackedParameters], torch.Tensor]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _conv2d,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.MaxPool2d: _pooled,
+    nn.AvgPool2d: _pooled,
+    nn.Flatten: _flatten,
+    nn.ReLU: _relu,
+    **dict.fromkeys((nn.Identity, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus), _alike),
+}

@@ -1,0 +1,133 @@
+"""k models of one architecture in common memory: a matrix of values and one of gradients, with a row for each."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from pausefl_client.batched.layers import NotStackable, StackedNetwork
+from pausefl_client.training.optimizers import make_optimizer
+from pausefl_client.training.trainer import TrainingSettings
+
+OptimizerStates = list[dict[str, Any]]
+"""What an optimizer remembers of each parameter of one model, in the order of the model's."""
+
+
+class ModelStack:
+    """Models whose values are rows of one (k, d) matrix, and an optimizer to which each row is one parameter.
+
+    That is exact for optimizers that treat every value by itself, as all that `registries.OPTIMIZERS` names do.
+    """
+
+    def __init__(self, template: nn.Module, settings: TrainingSettings, size: int) -> None:
+        """`size` models like `template`, on its device; NotStackable where these cannot be batched."""
+        self.size = size
+        self._network = StackedNetwork(template)
+        parameters = list(template.parameters())
+        self._shapes = [parameter.shape for parameter in parameters]
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self.values = parameters[0].new_zeros((size, sum(self._sizes))).detach()
+        """(k, d)."""
+        self._gradients = torch.zeros_like(self.values)
+        self._leaves: list[torch.Tensor] = []
+        self._leaf_gradients: list[torch.Tensor] = []
+        self._rows = [nn.Parameter(row) for row in self.values]
+        self._optimizer = make_optimizer(settings, list(self._rows))
+        self._gradients_of_models = [self._parted(gradient) for gradient in self._gradients]
+        self.models = [self._model(template, row) for row in range(size)]
+        """They can be read, changed and handed to a `TrainingMethod` like any other model."""
+
+    def begin(self, theta: torch.Tensor, states: Sequence[OptimizerStates], rate: float | None) -> None:
+        """Set the first len(states) models to θ, (d,), and what the optimizer remembers of each.
+
+        `rate` is the learning rate, None: that of the settings.
+        """
+        used = len(states)
+        self.values[:used] = theta
+        (group,) = self._optimizer.param_groups
+        group["params"] = self._rows[:used]
+        if rate is not None:
+            group["lr"] = rate
+        self._optimizer.state.clear()
+        for row, of_model in zip(self._rows, states, strict=False):
+            if any(of_model):
+                self._optimizer.state[row] = self._joined(of_model)
+        self.learn(used)
+
+    def learn(self, count: int) -> None:
+        """Let the first `count` models learn, and no other."""
+        for row, gradient in zip(self._rows, self._gradients, strict=True):
+            row.grad = gradient
+        for row in self._rows[count:]:
+            row.grad = None
+        self._leaves = [leaf.requires_grad_() for leaf in self._stacked(self.values[:count])]
+        self._leaf_gradients = self._stacked(self._gradients[:count])
+
+    def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What the models that learn make of (k, n, *shape) inputs."""
+        return self._network(self._leaves, inputs)
+
+    def differentiate(self, loss: torch.Tensor) -> None:
+        """Set the gradients of the models that learn; `loss` is the sum of theirs."""
+        for row, gradient in zip(self._leaf_gradients, torch.autograd.grad(loss, self._leaves), strict=True):
+            row.copy_(gradient)
+
+    def take_gradients(self, count: int) -> None:
+        """Take over the gradients that a method has put into the places of the first `count` models' rows."""
+        for model, rows in zip(self.models[:count], self._gradients_of_models, strict=False):
+            for parameter, row in zip(model.parameters(), rows, strict=True):
+                if parameter.grad is None:
+                    raise NotStackable("the training method takes gradients away")
+                if parameter.grad is not row:
+                    row.copy_(parameter.grad)
+                    parameter.grad = row
+
+    def step(self) -> None:
+        """Take the optimizer's step, for all models that learn."""
+        self._optimizer.step()
+
+    def states(self, row: int) -> OptimizerStates:
+        """What the optimizer remembers of a model; the stack forgets it with the next `begin`."""
+        of_row = self._optimizer.state.get(self._rows[row], {})
+        parted = {name: self._parted(value) for name, value in of_row.items()}
+        return [{name: values[i] for name, values in parted.items()} for i in range(len(self._sizes))]
+
+    def _stacked(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """(k, d) as a view (k, *shape) for each parameter."""
+        parts = torch.split(rows, self._sizes, 1)
+        return [part.view(len(rows), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def _joined(self, states: OptimizerStates) -> dict[str, Any]:
+        """Of a whole model: tensors of its parameters' shapes in one, all else (Adam's count of steps) as in each."""
+        return {
+            name: torch.cat([state[name].reshape(-1) for state in states])
+            if _has_shape(value, self._shapes[0])
+            else _copied(value)
+            for name, value in states[0].items()
+        }
+
+    def _parted(self, value: Any) -> list[Any]:
+        """The other way round; the parts of a tensor share its memory, all else is each parameter's own."""
+        if not _has_shape(value, self.values[0].shape):
+            return [_copied(value) for _ in self._sizes]
+        return [part.view(shape) for part, shape in zip(torch.split(value, self._sizes), self._shapes, strict=True)]
+
+    def _model(self, template: nn.Module, row: int) -> nn.Module:
+        model = copy.deepcopy(template)
+        values, gradients = iter(self._parted(self.values[row])), iter(self._gradients_of_models[row])
+        for module in model.modules():
+            for name, old in module._parameters.items():
+                if old is not None:
+                    module._parameters[name] = parameter = nn.Parameter(next(values))
+                    parameter.grad = next(gradients)
+        return model
+
+
+def _has_shape(value: Any, shape: Sequence[int]) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == torch.Size(shape)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

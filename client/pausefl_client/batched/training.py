@@ -1,0 +1,117 @@
+"""A round of several clients in one call: what each would do alone, but for the passes, which they share.
+
+A client's batches, gradients, method and optimizer state are its own. Forward and backward passes are those of stacked
+models, so sums are rounded in another order.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from pausefl_client.batched.layers import NotStackable, StackedNetwork
+from pausefl_client.batched.stack import ModelStack, OptimizerStates
+from pausefl_client.data.tasks import LearningTask
+from pausefl_client.registries import OPTIMIZERS
+from pausefl_client.training.method import Batch, TrainingMethod
+from pausefl_client.training.tasks import Classification
+from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.trainer import TrainingOutcome
+from pausefl_proto.wire import Vector
+
+# What a method must leave as it is: the parts that a batch has in common.
+_SHARED = ("optimizer", "loss", "local_steps", "step")
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """One client's round, and what the client remembers of it once it is its own."""
+
+    outcome: TrainingOutcome
+    optimizer_states: OptimizerStates
+    method: TrainingMethod
+
+
+def check_stackable(trainer: TorchTrainer) -> None:
+    """Raise NotStackable, whose message is the reason, where a client's training cannot be batched with others'."""
+    StackedNetwork(trainer.model)
+    method = type(trainer.method)
+    for part in _SHARED:
+        if getattr(method, part) is not getattr(TrainingMethod, part):
+            raise NotStackable(f"the training method {method.__name__} has its own `{part}`")
+    if trainer.settings.optimizer not in OPTIMIZERS:
+        raise NotStackable(f"the optimizer {trainer.settings.optimizer} is none of torch's")
+
+
+def train_together(stack: ModelStack, trainers: Sequence[TorchTrainer], theta: Vector, *, round: int) -> list[Trained]:
+    """Train all from θ, (d,) float32, in the order given; the trainers themselves stay as they are.
+
+    `stack` is of models like theirs, at least as many. They may differ in data, epochs and what they remember.
+    """
+    order = sorted(range(len(trainers)), key=lambda i: -trainers[i].steps)
+    learners = [trainers[i] for i in order]
+    start, control = learners[0].parted(theta)
+    methods = [copy.deepcopy(learner.method) for learner in learners]
+    theta_0 = torch.from_numpy(start.copy()).to(learners[0].device)
+    stack.begin(theta_0, [learner.optimizer_states() for learner in learners], learners[0].rate(round))
+    for method, model in zip(methods, stack.models, strict=False):
+        if method.has_control:
+            method.take_control(control)
+        method.begin_round(model, round)
+    losses = _local_steps(stack, learners, methods, round)
+    for method, model in zip(methods, stack.models, strict=False):
+        method.end_round(model)
+    updates = stack.values[: len(learners)].cpu().numpy() - start
+    trained: dict[int, Trained] = {}
+    for row, (i, method, loss) in enumerate(zip(order, methods, losses.tolist(), strict=True)):
+        outcome = TrainingOutcome(learners[row].with_control(updates[row], method), loss)
+        trained[i] = Trained(outcome, stack.states(row), method)
+    return [trained[i] for i in range(len(trainers))]
+
+
+def _local_steps(
+    stack: ModelStack, learners: Sequence[TorchTrainer], methods: Sequence[TrainingMethod], round: int
+) -> torch.Tensor:
+    """Train on the round's batches and return the mean loss of each learner's steps; most steps come first."""
+    batches: list[Iterator[Batch]] = [learner.drawn(round)[1] for learner in learners]
+    steps, task = [learner.steps for learner in learners], learners[0].task
+    learning = len(learners)
+    changes_gradients = type(methods[0]).change_gradients is not TrainingMethod.change_gradients
+    total = torch.zeros(len(learners), device=learners[0].device)
+    for step in range(steps[0]):
+        if steps[learning - 1] <= step:
+            learning = sum(count > step for count in steps)
+            stack.learn(learning)
+        now = [next(each) for each in batches[:learning]]
+        inputs, targets = (_stacked(tensors) for tensors in zip(*now, strict=True))
+        losses = _losses(task, stack.outputs(inputs), targets, [len(batch.targets) for batch in now])
+        stack.differentiate(losses.sum())
+        if changes_gradients:
+            for method, model in zip(methods[:learning], stack.models, strict=False):
+                method.change_gradients(model)
+            stack.take_gradients(learning)
+        stack.step()
+        total[:learning] += losses.detach()
+    return total / torch.tensor(steps, device=total.device)
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(n_i, *shape) tensors as (k, max n_i, *shape); what is added holds −1, which as a class does not count."""
+    sizes = [len(tensor) for tensor in tensors]
+    if min(sizes) == max(sizes):
+        return torch.stack(tuple(tensors))
+    padded = tensors[0].new_full((len(tensors), max(sizes), *tensors[0].shape[1:]), -1)
+    for row, tensor in zip(padded, tensors, strict=True):
+        row[: len(tensor)] = tensor
+    return padded
+
+
+def _losses(task: LearningTask, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """The loss of each model's outputs, (k, n, ...), for its first examples, `sizes` of them."""
+    if type(task) is not Classification:
+        return torch.stack([task.loss(o[:n], t[:n]) for o, t, n in zip(outputs, targets, sizes, strict=True)])
+    classes = targets.flatten().clamp(min=-1)
+    losses = functional.cross_entropy(outputs.flatten(0, -2), classes, ignore_index=-1, reduction="none")
+    return losses.view(len(sizes), -1).sum(1) / (targets >= 0).flatten(1).sum(1)

@@ -1,0 +1,95 @@
+"""Whether clients of a round are trained together: as the experiment says, or as is faster on this machine."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pausefl.runtime.client.plan import TrainingPlan
+from pausefl.runtime.client.process import make_trainers
+from pausefl_process.events import Notice, Report
+from pausefl_process.files import write_durably
+from pausefl_proto.wire import Vector
+
+if TYPE_CHECKING:  # clients with a synthetic model need no torch
+    from pausefl_client.training.torch_trainer import TorchTrainer
+
+_TRIALS = 5
+_LEAST_SPEEDUP = 1.1
+_KEY = "clients.batched"
+
+
+def with_batching(plan: TrainingPlan, asked: int, run_dir: Path, report: Report) -> TrainingPlan:
+    """The plan, in which "auto" is settled: by a measurement with `asked` clients, the number a round asks.
+
+    A run keeps to what was chosen when it is resumed.
+    """
+    if plan.batched == "off" or plan.workload.model == "synthetic":
+        return replace(plan, batched="off")
+    kept = run_dir / "batched.json"
+    if not kept.exists():
+        is_batched, said = _choice(plan, asked)
+        report(Notice(f'{_KEY} = "{plan.batched}": {said}'))
+        write_durably(kept, json.dumps({"batched": is_batched, "because": said}) + "\n")
+    return replace(plan, batched="on" if json.loads(kept.read_text("utf-8"))["batched"] else "off")
+
+
+def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
+    """Whether to train together, and why."""
+    from pausefl_client.batched.layers import NotStackable
+    from pausefl_client.batched.training import check_stackable
+
+    trainers = _plain_trainers(plan, asked)
+    try:
+        check_stackable(trainers[0])
+    except NotStackable as reason:
+        return False, f"clients train one by one: {reason}"
+    if plan.batched == "on":
+        return True, "the clients of a round train together"
+    speedup = measured_speedup(trainers, _TRIALS)
+    if speedup < _LEAST_SPEEDUP:
+        return False, f"clients train one by one: together they would be {speedup:.2g} times as fast"
+    return True, f"the clients of a round train together, {speedup:.2g} times as fast as one by one"
+
+
+def _plain_trainers(plan: TrainingPlan, count: int) -> "list[TorchTrainer]":
+    """Those of the first clients, without behaviours and stated times."""
+    from pausefl_client.training.torch_trainer import TorchTrainer
+
+    plain = replace(plan, behaviours=dict.fromkeys(plan.behaviours, ()), training_times={}, step_s=None)
+    made = make_trainers(plain, plan.client_ids[:count]).values()
+    return [trainer for trainer in made if isinstance(trainer, TorchTrainer)]
+
+
+def measured_speedup(trainers: "Sequence[TorchTrainer]", trials: int) -> float:
+    """How many times as fast a round is together as one by one, in this thread; the median of neighbouring trials.
+
+    On a processor its time counts, which other work on the machine changes little.
+    """
+    from pausefl_client.batched.stack import ModelStack
+    from pausefl_client.batched.training import train_together
+
+    theta: Vector = np.zeros(trainers[0].manifest.size, np.float32)
+    stack = ModelStack(trainers[0].model, trainers[0].settings, len(trainers))
+
+    def alone(round: int) -> None:
+        for trainer in trainers:
+            trainer.train(theta, round=round)
+
+    def together(round: int) -> None:
+        train_together(stack, trainers, theta, round=round)
+
+    # The first round imports and fills caches.
+    clock = time.thread_time if trainers[0].device.type == "cpu" else time.perf_counter
+    ratios = [_taken_s(alone, t, clock) / _taken_s(together, t, clock) for t in range(1, trials + 2)][1:]
+    return float(np.median(ratios))
+
+
+def _taken_s(train: Callable[[int], None], round: int, clock: Callable[[], float]) -> float:
+    began_s = clock()
+    train(round)
+    return clock() - began_s

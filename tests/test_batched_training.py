@@ -1,0 +1,358 @@
+"""Clients trained together learn what each learns alone, up to the rounding of sums in another order."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pausefl.bench.training.images import random_images
+from pausefl_client.batched import host as batched_host
+from pausefl_client.batched.host import BatchedHost
+from pausefl_client.batched.layers import NotStackable, StackedNetwork
+from pausefl_client.batched.stack import ModelStack
+from pausefl_client.batched.training import check_stackable, train_together
+from pausefl_client.data.datasets import Examples
+from pausefl_client.registries import MODELS, OPTIMIZERS, TRAINING_METHODS
+from pausefl_client.training.method import Batch, TrainingMethod
+from pausefl_client.training.models import build_model, flatten
+from pausefl_client.training.tasks import Regression
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
+from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings, WrappedTrainer
+from pausefl_proto.wire import Vector
+
+CPU = torch.device("cpu")
+torch.set_num_threads(1)  # as clients have it
+SGD = TrainingSettings("sgd", 0.05, batch_size=8, optimizer_options={"momentum": 0.9})
+ADAM = TrainingSettings("adam", 0.01, batch_size=8)
+RAGGED = (20, 13, 31)
+"""Examples of three clients: 3, 2 and 4 steps of 8, and last steps of other sizes."""
+IMAGE = {"mlp": (1, 28, 28), "fedts_fashion": (1, 28, 28)}
+
+
+def network() -> nn.Module:
+    """With a normalisation layer, which FedBN needs."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 10))
+
+
+def trainers_of(
+    settings: TrainingSettings | Sequence[TrainingSettings] = ADAM,
+    method: Callable[[], TrainingMethod] = TrainingMethod,
+    model: Callable[[], nn.Module] = network,
+    sizes: Sequence[int] = RAGGED,
+    shape: tuple[int, ...] = (1, 8, 8),
+) -> list[TorchTrainer]:
+    each = [settings] * len(sizes) if isinstance(settings, TrainingSettings) else settings
+    return [
+        TorchTrainer(
+            model(),
+            LocalData(random_images(i, "test", size, shape), 10),
+            own,
+            device=CPU,
+            seed=1,
+            client_id=f"c{i}",
+            method=method(),
+        )
+        for i, (size, own) in enumerate(zip(sizes, each, strict=True))
+    ]
+
+
+def theta_of(trainer: TorchTrainer, round: int = 1) -> Vector:
+    """Another model in each round; zeros for a control variate in the first."""
+    rng = np.random.default_rng(round)
+    values = flatten(trainer.model) * 0 + rng.normal(0, 0.2, flatten(trainer.model).size).astype(np.float32)
+    return np.append(values, np.full(trainer.manifest.size - values.size, 0.01 * (round - 1), np.float32))
+
+
+def played_together(trainers: Sequence[TorchTrainer], theta: Vector, round: int) -> list[TrainingOutcome]:
+    stack = ModelStack(trainers[0].model, trainers[0].settings, len(trainers))
+    trained = train_together(stack, trainers, theta, round=round)
+    for trainer, of_one in zip(trainers, trained, strict=True):
+        trainer.remember(of_one.optimizer_states, of_one.method)
+    return [of_one.outcome for of_one in trained]
+
+
+def assert_same(one: TrainingOutcome, other: TrainingOutcome, share: float = 1e-3) -> None:
+    """Updates may differ by a thousandth of the greatest change of a value."""
+    np.testing.assert_allclose(one.update, other.update, rtol=0, atol=share * np.abs(other.update).max())
+    assert one.loss == pytest.approx(other.loss, rel=1e-4)
+
+
+def check_rounds(make: Callable[[], list[TorchTrainer]], rounds: int = 3) -> None:
+    """Together and alone, with memories carried from round to round."""
+    alone, together = make(), make()
+    check_stackable(together[0])
+    for t in range(1, rounds + 1):
+        theta = theta_of(alone[0], t)
+        outcomes = played_together(together, theta, t)
+        for trainer, outcome in zip(alone, outcomes, strict=True):
+            assert_same(outcome, trainer.train(theta, round=t))
+            assert outcome.update.any()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "fedts_agnews"])
+def test_every_bundled_model_learns_together_what_it_learns_alone(name: str) -> None:
+    """A step on batches of 20, 13 and 31. In later ones ReLU and max-pool turn roundings into other choices."""
+    shape = IMAGE.get(name, (3, 32, 32))
+
+    def model() -> nn.Module:
+        return build_model(name, shape, 10, 1)
+
+    settings = TrainingSettings("sgd", 0.05, batch_size=max(RAGGED))
+    alone, together = (trainers_of(settings, model=model, shape=shape) for _ in range(2))
+    check_stackable(together[0])
+    theta = flatten(model())
+    for trainer, outcome in zip(alone, played_together(together, theta, 1), strict=True):
+        assert_same(outcome, trainer.train(theta, round=1), share=1e-4)
+
+
+def every_layer() -> nn.Module:
+    """Those without biases or parameters too, and a sequence within the sequence."""
+    torch.manual_seed(1)
+    head = nn.Sequential(nn.Linear(32, 8, bias=False), nn.LayerNorm(8, bias=False), nn.Sigmoid(), nn.Linear(8, 10))
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4, affine=False), nn.SiLU(), nn.AvgPool2d(2)),
+        *(nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), nn.GroupNorm(4, 8), nn.Tanh(), nn.Identity()),
+        *(nn.Flatten(), nn.LayerNorm(32, elementwise_affine=False), nn.GELU(), nn.Softplus(), nn.ELU(), nn.LeakyReLU()),
+        head,
+    )
+
+
+def test_every_known_layer_treats_models_apart() -> None:
+    check_rounds(lambda: trainers_of(SGD, model=every_layer))
+
+
+def test_a_text_model_trains_by_itself_and_the_reason_is_told() -> None:
+    with pytest.raises(NotStackable, match="the model has a _TextEncoder, which is not batched"):
+        StackedNetwork(build_model("fedts_agnews", (20,), 4, 1, has_tokens=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_goes_on_from_round_to_round(name: str) -> None:
+    options = {} if name == "rprop" else {"weight_decay": 0.01}
+    settings = TrainingSettings(name, 0.01, batch_size=8, optimizer_options=options)
+    check_rounds(lambda: trainers_of(settings))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TRAINING_METHODS if kind != "moon"])
+@pytest.mark.parametrize("settings", [SGD, ADAM], ids=["sgd", "adam"])
+def test_every_method_but_moon_can_be_batched(kind: str, settings: TrainingSettings) -> None:
+    parameters: Mapping[str, dict[str, Any]] = {"fedprox": {"mu": 0.5}, "feddyn": {"alpha": 0.1}}
+    found = TRAINING_METHODS[kind]
+    check_rounds(lambda: trainers_of(settings, lambda: found(**parameters.get(kind, {}))))
+
+
+def test_a_learning_rate_that_changes_with_the_round_does_so_together() -> None:
+    schedule = {"kind": "step", "step_size": 1, "gamma": 0.5}
+    check_rounds(lambda: trainers_of(TrainingSettings("adam", 0.02, batch_size=8, schedule=schedule)))
+
+
+def test_epochs_may_differ_and_steps_be_bounded() -> None:
+    settings = [TrainingSettings(batch_size=8, epochs=e, max_steps=s) for e, s in ((1, None), (4, None), (2, 5))]
+    check_rounds(lambda: trainers_of(settings))
+
+
+def test_one_client_after_another_joins_those_who_have_trained_before() -> None:
+    """Adam's counts of steps then differ."""
+    alone, together = trainers_of(), trainers_of()
+    for t, who in enumerate(([0], [1, 0], [0, 2], [2, 1, 0]), 1):
+        theta = theta_of(alone[0], t)
+        for i, outcome in zip(who, played_together([together[i] for i in who], theta, t), strict=True):
+            assert_same(outcome, alone[i].train(theta, round=t))
+
+
+def test_a_state_is_written_down_and_read_as_after_training_alone() -> None:
+    alone, together = trainers_of(), trainers_of()
+    theta = theta_of(alone[0])
+    played_together(together, theta, 1)
+    for trainer, other, fresh in zip(alone, together, trainers_of(), strict=True):
+        trainer.train(theta, round=1)
+        fresh.restore(other.state())
+        assert len(other.state()) == len(trainer.state())
+        assert_same(fresh.train(theta, round=2), trainer.train(theta, round=2))
+
+
+def test_other_tasks_have_the_mean_loss_of_each_clients_own_examples() -> None:
+    def made() -> list[TorchTrainer]:
+        rng = np.random.default_rng(1)
+        sets = [
+            Examples(rng.normal(size=(n, 4)).astype(np.float32), rng.normal(size=n).astype(np.float32)) for n in RAGGED
+        ]
+        return [
+            TorchTrainer(
+                build_model("mlp", (4,), 1, 1),
+                LocalData(s, task=Regression(1.0)),
+                ADAM,
+                device=CPU,
+                seed=1,
+                client_id=str(i),
+            )
+            for i, s in enumerate(sets)
+        ]
+
+    check_rounds(made)
+
+
+class Replacing(TrainingMethod):
+    """A user's method that puts another tensor in the place of a gradient."""
+
+    def change_gradients(self, model: nn.Module) -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.sign() * 0.1
+
+
+def test_a_method_may_replace_gradients() -> None:
+    check_rounds(lambda: trainers_of(SGD, Replacing))
+
+
+class Halved(TrainingMethod):
+    def loss(self, model: nn.Module, batch: Batch, task: Any) -> torch.Tensor:
+        return super().loss(model, batch, task) / 2
+
+
+@dataclass
+class Case:
+    reason: str
+    model: Callable[[], nn.Module] = network
+    method: Callable[[], TrainingMethod] = TrainingMethod
+    optimizer: str = "adam"
+
+
+def tied() -> nn.Module:
+    layer = nn.Linear(64, 64)
+    return nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(64, 10))
+
+
+def frozen() -> nn.Module:
+    model = network()
+    next(model.parameters()).requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("the model has a Dropout", lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10))),
+        Case("the model has a BatchNorm1d", lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))),
+        Case("share parameters", tied),
+        Case("are frozen", frozen),
+        Case("Halved has its own `loss`", method=Halved),
+        Case("Moon has its own `loss`", method=lambda: TRAINING_METHODS["moon"](mu=1.0)),
+        Case("torch.optim:LBFGS is none of", optimizer="torch.optim:LBFGS"),
+    ],
+    ids=lambda case: case.reason,
+)
+def test_what_cannot_be_batched_is_told(case: Case) -> None:
+    (trainer,) = trainers_of(TrainingSettings(case.optimizer, 0.01), case.method, case.model, sizes=[9])
+    with pytest.raises(NotStackable, match=case.reason):
+        check_stackable(trainer)
+
+
+# -- the host
+
+
+class Calls:
+    """Counts how many clients train in one call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts: list[int] = []
+
+        def counted(stack: Any, trainers: Any, theta: Any, *, round: int) -> Any:
+            self.counts.append(len(trainers))
+            return train_together(stack, trainers, theta, round=round)
+
+        monkeypatch.setattr(batched_host, "train_together", counted)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def hosted(host: BatchedHost, trainers: Sequence[TorchTrainer]) -> list[Trainer]:
+    return [host.entrance(f"c{i}", host.admit(f"c{i}", trainer)) for i, trainer in enumerate(trainers)]
+
+
+def test_the_first_that_is_due_trains_all_that_wait_for_its_job(calls: Calls) -> None:
+    host, alone = BatchedHost(), trainers_of()
+    clients = hosted(host, trainers_of())
+    for t in (1, 2):
+        theta = theta_of(alone[0], t)
+        with ExitStack() as waiting:
+            for i in range(3):
+                waiting.enter_context(host.expecting(f"c{i}", t, f"digest {t}"))
+            for client, trainer in zip(reversed(clients), reversed(alone), strict=True):
+                assert_same(client.train(theta, round=t), trainer.train(theta, round=t))
+    assert calls.counts == [3, 3]
+
+
+def test_who_waits_no_longer_has_not_trained(calls: Calls) -> None:
+    """What was computed for it is dropped: in its next round it goes on from where it was."""
+    host, alone = BatchedHost(), trainers_of()
+    clients = hosted(host, trainers_of())
+    first, second = (theta_of(alone[0], t) for t in (1, 2))
+    with host.expecting("c0", 1, "a"), host.expecting("c1", 1, "a"):
+        assert_same(clients[0].train(first, round=1), alone[0].train(first, round=1))
+    assert calls.counts == [2]
+    with host.expecting("c1", 2, "b"):
+        assert_same(clients[1].train(second, round=2), alone[1].train(second, round=2))
+    assert calls.counts == [2]
+
+
+def test_another_round_model_or_memory_than_foreseen_is_trained_alone(calls: Calls) -> None:
+    class Stale(WrappedTrainer):
+        def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+            return super().train(theta * 0 + 0.1, round=round)
+
+    host, alone = BatchedHost(), trainers_of()
+    inner = [host.admit(f"c{i}", trainer) for i, trainer in enumerate(trainers_of())]
+    clients = [host.entrance(f"c{i}", Stale(t) if i == 1 else t) for i, t in enumerate(inner)]
+    theta = theta_of(alone[0])
+    with ExitStack() as waiting:
+        for i in range(3):
+            waiting.enter_context(host.expecting(f"c{i}", 1, "a"))
+        clients[0].train(theta, round=1)
+        assert_same(clients[1].train(theta, round=1), alone[1].train(theta * 0 + 0.1, round=1))
+        clients[2].restore(b"")  # as after a restart
+        assert_same(clients[2].train(theta, round=1), alone[2].train(theta, round=1))
+    assert calls.counts == [3]
+
+
+def test_clients_of_other_kinds_jobs_and_none_train_apart(calls: Calls) -> None:
+    host = BatchedHost()
+    clients = hosted(host, [*trainers_of(), *trainers_of(SGD)[:1]])[:4]
+    host.admit("c3", trainers_of(SGD)[0])
+    with ExitStack() as waiting:
+        for client_id, digest in (("c0", "a"), ("c1", "b"), ("c3", "a")):
+            waiting.enter_context(host.expecting(client_id, 1, digest))
+        for client in clients:
+            client.train(theta_of(trainers_of()[0]), round=1)
+    assert calls.counts == []
+
+
+def test_a_failure_together_is_told_by_the_client_that_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(TrainingMethod):
+        def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+            raise ValueError("no such round")
+
+    host = BatchedHost()
+    clients = hosted(host, trainers_of(method=Failing))
+    with host.expecting("c0", 1, "a"), host.expecting("c1", 1, "a"), pytest.raises(ValueError, match="no such round"):
+        clients[0].train(theta_of(trainers_of()[0]), round=1)
+    assert "round 1: 2 clients train one by one: no such round" in caplog.text
+
+
+def test_a_client_that_cannot_be_batched_keeps_its_trainer() -> None:
+    host = BatchedHost()
+    (trainer,) = trainers_of(method=Halved, sizes=[9])
+    assert host.admit("c0", trainer) is trainer
+    assert host.entrance("c0", trainer) is trainer
+    assert host.refusals == {"c0": "the training method Halved has its own `loss`"}
+    with host.expecting("c0", 1, "a"):
+        assert trainer.train(theta_of(trainer), round=1).update.any()
