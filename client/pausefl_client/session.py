@@ -75,7 +75,7 @@ class HostResources:
     observe: Observe = lambda _: None
     hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))
     """Held from opening a stream to its welcome: a server sends those away that come to it in a crowd."""
-    expecting: Expecting = lambda *_: nullcontext()
+    expecting: Expecting = lambda *_: contextlib.nullcontext()
 
 
 class Dismissed(PauseflError):
