@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,7 +40,7 @@ class StreamToServer(Protocol):
         """Send one message."""
 
 
-Connect = Callable[[], AbstractAsyncContextManager[StreamToServer]]
+Connect = Callable[[], contextlib.AbstractAsyncContextManager[StreamToServer]]
 """Opens a fresh stream; OSError when the server does not answer."""
 
 
