@@ -23,7 +23,7 @@ def committed(connected: int) -> RoundCommitted:
     numbers: dict[str, Any] = dict.fromkeys(
         ("round", "rounds", "round_latency_s", "total_latency_s", "max_epsilon_spent", "rejected"), 1
     )
-    unknown = dict.fromkeys(("epsilon_budget", "privacy_unit", "budgets_end_after_round"))
+    unknown: dict[str, Any] = dict.fromkeys(("epsilon_budget", "privacy_unit", "budgets_end_after_round"))
     return RoundCommitted(
         chosen=(), connected=connected, wall_clock_s=1.0, selection_s=0.0, suspect=(), suspect_rounds=0,
         **numbers, **unknown,
