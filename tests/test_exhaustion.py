@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from pausefl.config.experiment import parse_experiment
-from pausefl.results.accounting import releases_at_most, tighter_epsilon
+from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.reading import CLIENTS
+from pausefl.results.tally import RunTally
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_proto.budget import Budget
@@ -251,12 +252,15 @@ def test_the_summary_counts_jobs_that_were_never_answered(tmp_path: Path) -> Non
     missed = [replace(record(t, ()), misses=tuple(Miss(c, "timeout", 1.0, 1.0, "") for c in "ac")) for t in (3, 4)]
     played = [*records(), *missed, record(5, (observation("a", 5),))]
     table = replay(Random(1), 1, played).table
-    assert releases_at_most(played, [], table, BUDGET) == 5
-    unsettled = [LogEvent("unsettled", "b")]
-    assert releases_at_most(played, unsettled, table, BUDGET) == 6
-    assert releases_at_most(played, [*unsettled, LogEvent("joined", "b", released=5)], table, BUDGET) == 5
-    spent_up = Budget(10.0, 0.04, BUDGET.epsilon(5))
-    assert releases_at_most(played, unsettled, table, spent_up) == 5
+
+    def releases_at_most(*late: LogEvent, budget: Budget = BUDGET) -> int:
+        return RunTally.of(played, late_events=late).unanswered.releases_at_most(table, budget)
+
+    assert releases_at_most() == 5
+    unsettled = LogEvent("unsettled", "b")
+    assert releases_at_most(unsettled) == 6
+    assert releases_at_most(unsettled, LogEvent("joined", "b", released=5)) == 5
+    assert releases_at_most(unsettled, budget=Budget(10.0, 0.04, BUDGET.epsilon(5))) == 5
 
 
 def test_the_greatest_leakage_counts_what_was_spent_on_unused_updates(tmp_path: Path) -> None:

@@ -69,10 +69,10 @@ async def test_failed_attempts_are_replayed_as_attempts_of_their_own(rig: MakeRi
         choices = choices_on(log, Random(1), r.settings)
     assert [(choice.round, choice.attempt) for choice in choices] == [(1, 1), (1, 2), (1, 3)]
     check_same(choices)
-    first = log.records[0].failed_attempts[0]
+    (record,) = log.records
+    first, *more = record.failed_attempts
     other = next(c for c in "abc" if c not in first.chosen)
-    damaged = dataclasses.replace(first, chosen=(other,))
-    record = dataclasses.replace(log.records[0], failed_attempts=(damaged, *log.records[0].failed_attempts[1:]))
+    record = dataclasses.replace(record, failed_attempts=(dataclasses.replace(first, chosen=(other,)), *more))
     with pytest.raises(PauseflError, match="round 1, attempt 1: the policy chooses"):
         check_same(choices_on(RecordedLog([record], ()), Random(1), r.settings))
 

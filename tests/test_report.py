@@ -266,10 +266,8 @@ def test_many_clients_are_numbered_not_named(reported: Path) -> None:
 def test_csv_holds_every_view(reported: Path) -> None:
     assert {file.stem for file in (reported / "csv").iterdir()} == {
         *VIEWS,
-        "censored_latencies",
-        "choices",
-        "joins",
-        "statistics",
+        *("breakdown", "leakage", "hosts", "selections"),
+        *("censored_latencies", "choices", "joins", "statistics"),
     }
     with (reported / "csv" / "selections.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

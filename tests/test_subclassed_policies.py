@@ -95,8 +95,8 @@ def test_a_subclass_of_fed_ts_is_reported_as_fed_ts(tmp_path: Path) -> None:
     tables: dict[str, Any] = {
         name: {}
         for name in (
-            *("clients", "round_latency", "breakdown", "hosts", "suspect_rounds", "ping_baseline"),
-            *("leakage", "greatest_leakage", "selections", "accuracy"),
+            *("clients", "round_latency", "breakdown", "suspect_rounds", "ping_baseline"),
+            *("leakage", "greatest_leakage", "accuracy", "censored_latencies", "choices"),
         )
     }
     ours = RunData(path=tmp_path, config="", summary=summary, records=log, **tables)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pausefl.results.summary import overruns, timing_error_s
+from pausefl.results.tally import RunTally
 from pausefl_server.records import Observation, RoundRecord, Timing
 
 
@@ -19,11 +19,11 @@ LATE = Timing(1.32, download_s=0.1, train_s=1.2, upload_s=0.01)
 
 
 def test_an_overrun_is_an_update_ready_after_it_was_due() -> None:
-    assert overruns([record(IN_TIME, LATE, drawn_s=1.0), record(LATE, drawn_s=1.0)]) == 2
-    assert overruns([record(IN_TIME, LATE, drawn_s=2.0)]) == 0
+    assert RunTally.of([record(IN_TIME, LATE, drawn_s=1.0), record(LATE, drawn_s=1.0)]).overruns == 2
+    assert RunTally.of([record(IN_TIME, LATE, drawn_s=2.0)]).overruns == 0
 
 
 def test_a_total_is_held_against_the_round_trip() -> None:
     rounds = [record(IN_TIME, drawn_s=1.0)]
-    assert timing_error_s(rounds, "total")["p50"] == pytest.approx(0.02)
-    assert timing_error_s(rounds, "additive")["p50"] == pytest.approx(-0.48)
+    assert RunTally.of(rounds, mode="total").timing_error_s["p50"] == pytest.approx(0.02)
+    assert RunTally.of(rounds).timing_error_s["p50"] == pytest.approx(-0.48)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pausefl.results.accounting import releases_at_most
+from pausefl.results.tally import RunTally
 from pausefl_server.records import LogEvent
 from pausefl_server.rounds.messages import JobDropped, Lost, Refusal, Update
 from pausefl_server.rounds.pending_events import PendingEvents
@@ -33,7 +33,8 @@ async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | J
 
 
 def most_releases(rig: CoordinatorRig) -> int:
-    return releases_at_most(rig.store.rounds(), rig.store.late_events(), rig.coordinator.state.table, BUDGET)
+    tally = RunTally.of(rig.store.log(), late_events=rig.store.late_events())
+    return tally.unanswered.releases_at_most(rig.coordinator.state.table, BUDGET)
 
 
 async def test_a_client_that_returns_may_still_charge_the_job_it_had(rig: MakeRig) -> None:

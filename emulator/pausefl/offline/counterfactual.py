@@ -61,10 +61,11 @@ class Counterfactual:
 def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counterfactual:
     """Play the experiment's policy on a log, `draws` times; ConfigError where it needs what the log lacks."""
     policy = selected_policy(experiment.selection)
-    outcomes = LoggedOutcomes.of(log.records)
+    records = tuple(log.records)  # all at once: every draw plays them again
+    outcomes = LoggedOutcomes.of(records)
     check_log_suffices(policy, experiment.selection.policy, outcomes)
     settings, oracle = settings_of(experiment, ""), oracle_of(experiment)
-    play = partial(_play, policy, settings, oracle, log.records, outcomes)
+    play = partial(_play, policy, settings, oracle, records, outcomes)
     return _gathered(outcomes.client_ids, [play(draw) for draw in range(draws)])
 
 

@@ -4,6 +4,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from pausefl_process.files import reason
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Miss, RoundRecord
-from pausefl_server.storage.store import read_rounds
+from pausefl_server.storage.round_log import RoundLog
 
 COLUMNS = ("client", "time", "seconds")
 """The columns that a CSV file must have: whose exchange, when, and how long it took."""
@@ -52,10 +53,8 @@ def latencies_of(source: Path) -> Mapping[str, ClientLatencies]:
 
 def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
     """The signal that the policy saw, `latency.signal`, at the emulated scale."""
-    with open_database(run_dir) as database:
-        records = read_rounds(database)
     rows: dict[str, _MeasuredRows] = {}
-    for record in records:
+    for record in RoundLog(partial(open_database, run_dir)):
         for o in record.observations:
             of_client = rows.setdefault(o.client_id, _MeasuredRows())
             of_client.when.append(record.round)

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -30,7 +30,7 @@ class LoggedOutcomes:
     """The round and the training loss of each answer that disclosed it, in order."""
 
     @classmethod
-    def of(cls, records: Sequence[RoundRecord]) -> Self:
+    def of(cls, records: Iterable[RoundRecord]) -> Self:
         """The answers of these rounds."""
         ids: set[str] = set()
         by_round: dict[tuple[int, str], LoggedAnswer] = {}

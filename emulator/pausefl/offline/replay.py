@@ -1,7 +1,8 @@
 """Folds a run's log through a policy, round by round, and compares what it chooses with what was chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pausefl.config.experiment import Experiment
@@ -14,14 +15,14 @@ from pausefl_server.rounds.choosing import choose
 from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, replay
-from pausefl_server.storage.store import read_failed_attempts, read_rounds
+from pausefl_server.storage.round_log import RoundLog, read_failed_attempts
 
 
 @dataclass(frozen=True)
 class RecordedLog:
     """A run's log, as it stands."""
 
-    records: Sequence[RoundRecord]
+    records: Collection[RoundRecord]
     unfinished: Sequence[RoundRecord]
     """The failed attempts at the round after the last."""
 
@@ -49,8 +50,8 @@ class ReplayedChoice:
 def read_log(run_dir: Path) -> RecordedLog:
     """The log of a run directory, also of a run that goes on; ConfigError where it has no round."""
     with open_database(run_dir) as database:
-        log = RecordedLog(read_rounds(database), read_failed_attempts(database))
-    if not log.records:
+        log = RecordedLog(RoundLog(partial(open_database, run_dir)), read_failed_attempts(database))
+    if not len(log.records):
         raise ConfigError(f"{run_dir}: no round was played there, so there is nothing to replay")
     return log
 

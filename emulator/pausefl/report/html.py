@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from pausefl.report.style import capitalised, css_variables, to_svg
 from pausefl.results.reading import PrivacyFigures, RunData
 
+# More rounds than this are not listed of a client: the page would be longer than its log.
+_MOST_ROUNDS = 200
 UNIT_SENTENCES = {
     "coordinate": "Each coordinate of an update was clamped and noised on the client before it left: ε holds per "
     "coordinate. The upload as a whole, a vector of d = {d:,} coordinates, has d times that ε. Both are given.",
@@ -164,11 +166,13 @@ def _privacy(run: RunData, privacy: PrivacyFigures) -> Mapping[str, object]:
 
 
 def _clients(run: RunData) -> Iterator[Mapping[str, Any]]:
-    """A row per client of `RunData.clients`, with the rounds it released in."""
+    """A row per client of `RunData.clients`, with the first rounds that it released in, and how many more there are."""
+    of_release, round_of_release = run.leakage["client_id"], run.leakage["round"]
     for values in zip(*(column.tolist() for column in run.clients.values()), strict=True):
         client = dict(zip(run.clients, values, strict=True))
-        of_client = run.leakage["client_id"] == client["client_id"]
-        yield client | {"rounds": run.leakage["round"][of_client].tolist()}
+        rounds = round_of_release[of_release == client["client_id"]]
+        more = max(len(rounds) - _MOST_ROUNDS, 0)
+        yield client | {"rounds": rounds[:_MOST_ROUNDS].tolist(), "more_rounds": more}
 
 
 def _schedule(run: RunData) -> Sequence[tuple[int, float]]:

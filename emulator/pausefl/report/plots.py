@@ -36,6 +36,8 @@ from pausefl_server.records import Split
 _DRAWN_SPLITS: tuple[Split, ...] = ("test", "validation")
 MOST_NAMED = 60
 """With more clients than this, an axis numbers them instead of naming each."""
+MOST_DOTS = 20_000
+"""With more exchanges than this, a figure of them all shows every second, third, ... one."""
 
 
 def draw_all(run: RunData) -> Mapping[str, Figure]:
@@ -50,7 +52,7 @@ def _drawable(run: RunData) -> Iterator[tuple[str, Figure]]:
     if (held := _labels(run)) is not None:
         yield "labels", labels(held)
     groups = choices_by_group(run.records, run.groups)
-    if groups and run.records:
+    if groups and len(run.records):
         yield "selections", group_plots.selections(run, groups)
     elif run.clients["client_id"].size:
         yield "selections", selections(run)
@@ -100,20 +102,36 @@ def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
 
 def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     """Who released what and when: a dot per release, its area proportional to the ε it spent."""
-    table, ids = run.leakage, run.clients["client_id"]
+    ids, client_ids = run.clients["client_id"], run.leakage["client_id"]
+    shown = _thinned(len(client_ids))
+    epsilon = run.leakage["epsilon"]
+    greatest, epsilon = epsilon.max(), epsilon[shown]
     height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))
     figure, axes = new_figure("Releases", "round", "client", height=height)
     diameter_pt = min(6.5, 55 * height / len(ids))  # a dot stays in its client's row
-    area = diameter_pt**2 * table["epsilon"] / table["epsilon"].max()
-    rows = np.searchsorted(ids, table["client_id"])
-    axes.scatter(table["round"], rows, s=area, color=SERIES[0].light, linewidths=0, rasterized=len(rows) > 2000)
-    axes.set_title(f"area: {privacy.label} of the release, greatest {table['epsilon'].max():.3g}", loc="right", **_NOTE)
+    area = diameter_pt**2 * epsilon / greatest
+    rows = np.searchsorted(ids, client_ids[shown])
+    axes.scatter(
+        run.leakage["round"][shown], rows, s=area, color=SERIES[0].light, linewidths=0, rasterized=len(rows) > 2000
+    )
+    note = f"{_every(shown)}; area: {privacy.label} of the release, greatest {greatest:.3g}".removeprefix("; ")
+    axes.set_title(note, loc="right", **_NOTE)
     axes.grid(axis="x")
     axes.set_ylim(len(ids) - 0.4, -0.6)
     axes.set_xlim(left=0)
     if len(ids) <= MOST_NAMED:
         axes.set_yticks(range(len(ids)), ids, fontsize=7)
     return figure
+
+
+def _thinned(n: int) -> slice:
+    """Of `n` exchanges in order those that a figure shows, evenly spread."""
+    return slice(0, None, -(-n // MOST_DOTS) or 1)
+
+
+def _every(shown: slice) -> str:
+    """What to say of exchanges that are not shown; nothing where all are."""
+    return "" if shown.step == 1 else f"1 of {shown.step} shown"
 
 
 def _labels(run: RunData) -> LabelCounts | None:
@@ -159,11 +177,34 @@ def selections(run: RunData) -> Figure:
 
 def latency(run: RunData) -> Figure:
     """The delay drawn for each exchange against the communication time measured, by client and by exchange."""
-    table = run.breakdown
     figure = Figure(figsize=(9.2, 3.6), layout="constrained")
     by_client, by_exchange = figure.subplots(1, 2, width_ratios=(1.7, 1))
+    drawn_s, measured_s = run.breakdown["drawn_s"], run.breakdown["communication_s"]
+    _latency_by_client(by_client, run, drawn_s, measured_s)
+    limit_s = 1.05 * max(drawn_s.max(), measured_s.max(), 1e-3)
+    by_exchange.plot([0, limit_s], [0, limit_s], color=INK.light, linewidth=1, label="measured = drawn")
+    suspect = np.isin(run.breakdown["round"], run.suspect_rounds["round"])
+    for of_kind, colour, marker, label in ((~suspect, SERIES[1], "o", ""), (suspect, LIMIT, "x", "in suspect rounds")):
+        rows = np.flatnonzero(of_kind)
+        shown = rows[_thinned(len(rows))]
+        if len(shown):
+            by_exchange.scatter(
+                drawn_s[shown], measured_s[shown], s=7, alpha=0.5, color=colour.light,
+                linewidths=0.8, marker=marker, label=label, rasterized=len(shown) > 2000,
+            )  # fmt: skip
+    _label(by_exchange, "Each exchange", "drawn delay (s)", "measured communication time (s)")
+    if few := _every(_thinned(len(drawn_s))):
+        by_exchange.text(0.02, 0.97, few, transform=by_exchange.transAxes, va="top", **_NOTE)
+    by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
+    by_exchange.locator_params(nbins=5)
+    by_exchange.legend(loc="lower right")
+    return figure
+
+
+def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s: FloatArray) -> None:
+    """Each client's median, and from 10 to 90 %."""
     ids, of_client = _by_client(run)
-    drawn, measured = (_quantiles(table[column], of_client) for column in ("drawn_s", "communication_s"))
+    drawn, measured = (_quantiles(values, of_client) for values in (drawn_s, measured_s))
     order = np.argsort(drawn[1])
     size = 3.5 if len(ids) <= MOST_NAMED else 1
     for shift, (low, median, high), colour, label in (
@@ -171,31 +212,16 @@ def latency(run: RunData) -> Figure:
         (0.15, measured, SERIES[1], "measured"),
     ):
         x = np.arange(len(ids)) + shift
-        by_client.vlines(x, low[order], high[order], color=colour.light, linewidth=1, alpha=0.6)
-        by_client.plot(x, median[order], "o", markersize=size, color=colour.light, label=label)
+        axes.vlines(x, low[order], high[order], color=colour.light, linewidth=1, alpha=0.6)
+        axes.plot(x, median[order], "o", markersize=size, color=colour.light, label=label)
     pings = dict(zip(run.ping_baseline["client_id"], run.ping_baseline["ping_mean_s"], strict=True))
     if pings:
         ping_s = [pings.get(client_id, np.nan) for client_id in ids[order]]
-        by_client.plot(ping_s, "_", markersize=size + 2, color=MUTED.light, label="ping, idle")
-    _label(by_client, "Latency of each client", "client, by drawn delay", "seconds, median and 10–90 %")
-    by_client.set_ylim(bottom=0)
-    by_client.legend(loc="upper left")
-    _name_clients(by_client, ids[order])
-
-    limit_s = 1.05 * max(table["drawn_s"].max(), table["communication_s"].max(), 1e-3)
-    by_exchange.plot([0, limit_s], [0, limit_s], color=INK.light, linewidth=1, label="measured = drawn")
-    suspect = np.isin(table["round"], run.suspect_rounds["round"])
-    for rows, colour, marker, label in ((~suspect, SERIES[1], "o", ""), (suspect, LIMIT, "x", "in suspect rounds")):
-        if rows.any():
-            by_exchange.scatter(
-                table["drawn_s"][rows], table["communication_s"][rows], s=7, alpha=0.5, color=colour.light,
-                linewidths=0.8, marker=marker, label=label, rasterized=len(rows) > 2000,
-            )  # fmt: skip
-    _label(by_exchange, "Each exchange", "drawn delay (s)", "measured communication time (s)")
-    by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
-    by_exchange.locator_params(nbins=5)
-    by_exchange.legend(loc="lower right")
-    return figure
+        axes.plot(ping_s, "_", markersize=size + 2, color=MUTED.light, label="ping, idle")
+    _label(axes, "Latency of each client", "client, by drawn delay", "seconds, median and 10–90 %")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left")
+    _name_clients(axes, ids[order])
 
 
 def breakdown(run: RunData) -> Figure:
@@ -219,15 +245,14 @@ def breakdown(run: RunData) -> Figure:
 def waterfall(run: RunData) -> Figure:
     """One round, the one of median latency: each chosen client's exchange, part after part."""
     number = _median_round(run)
-    rows = run.breakdown["round"] == number
-    table = {column: values[rows] for column, values in run.breakdown.items()}
+    table, misses = run.breakdown.of_round(number), run.censored_latencies.of_round(number)
     order = np.argsort(table["exchange_s"])
     ids = table["client_id"][order]
     height = max(2.6, min(7.0, 1.4 + 0.3 * len(ids)))
     figure, axes = new_figure(f"Round {number}, of median latency", "seconds since framing began", "", height=height)
     suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
     missed = [
-        f"{miss.client_id} after {miss.waited_s:.3g} s" for r in run.records if r.round == number for miss in r.misses
+        f"{c} after {waited_s:.3g} s" for c, waited_s in zip(misses["client_id"], misses["waited_s"], strict=True)
     ]
     doubts = [f"suspect: {', '.join(suspect)}"] * bool(suspect.size)
     doubts += [f"given up: {', '.join(missed[:MOST_NAMED])}"] * bool(missed)
@@ -293,7 +318,8 @@ def _mean(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
 
 def _quantiles(values: FloatArray, of_client: NDArray[np.intp]) -> FloatArray:
     """(3, n_clients): each client's 10 % quantile, median and 90 % quantile."""
-    groups = (values[of_client == client] for client in range(of_client.max() + 1))
+    ends = np.cumsum(np.bincount(of_client))[:-1]
+    groups = np.split(values[np.argsort(of_client, kind="stable")], ends)
     return np.column_stack([np.quantile(group, (0.1, 0.5, 0.9)) for group in groups])
 
 

@@ -45,34 +45,38 @@ def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delt
     return min(float(total.get_epsilon_for_delta(delta)), budget.spent(participations))
 
 
-def releases_at_most(
-    records: Iterable[RoundRecord], late_events: Iterable[LogEvent], table: ClientTable, budget: Budget
-) -> int:
-    """The most releases that any client can have charged, whether the server heard of them or not.
+class UnansweredJobs:
+    """How many jobs each client may have charged a release for that the server's ledger does not count.
 
     A client charges a release before it sends it. One that did not answer a job, and has not been heard of since, may
-    have charged one more for each such job than the server's ledger counts, as far as its budget allows.
+    have charged one more for each such job.
     """
-    owed: Counter[str] = Counter()
-    for record in records:
-        _settle(owed, record.events)
-        for observation in record.observations:
-            del owed[observation.client_id]
-        owed.update(miss.client_id for miss in record.misses if miss.kind in ("timeout", "lost", "unneeded"))
-    _settle(owed, late_events)
-    most = int(table.released.max(initial=0))
-    for client_id, jobs in owed.items():
-        released = int(table.released[table.row_of[client_id]])
-        affordable = next((n for n in range(jobs, 0, -1) if budget.affords(released + n)), 0)
-        most = max(most, released + affordable)
-    return most
 
+    def __init__(self) -> None:
+        self._jobs: Counter[str] = Counter()  # by client
 
-def _settle(owed: Counter[str], events: Iterable[LogEvent]) -> None:
-    for event in events:
-        if event.kind in ("joined", "reconciled"):
-            del owed[event.client_id]
-        elif event.kind == "withdrawn" and owed[event.client_id] > 0:
-            owed[event.client_id] -= 1
-        elif event.kind == "unsettled":
-            owed[event.client_id] += 1
+    def add(self, attempt: RoundRecord) -> None:
+        """Count an attempt at a round, which follows those that were counted before."""
+        self.settle(attempt.events)
+        for observation in attempt.observations:
+            del self._jobs[observation.client_id]
+        self._jobs.update(miss.client_id for miss in attempt.misses if miss.kind in ("timeout", "lost", "unneeded"))
+
+    def settle(self, events: Iterable[LogEvent]) -> None:
+        """Take what clients said since."""
+        for event in events:
+            if event.kind in ("joined", "reconciled"):
+                del self._jobs[event.client_id]
+            elif event.kind == "withdrawn" and self._jobs[event.client_id] > 0:
+                self._jobs[event.client_id] -= 1
+            elif event.kind == "unsettled":
+                self._jobs[event.client_id] += 1
+
+    def releases_at_most(self, table: ClientTable, budget: Budget) -> int:
+        """The most releases that any client can have charged, as far as its budget allows."""
+        most = int(table.released.max(initial=0))
+        for client_id, jobs in self._jobs.items():
+            released = int(table.released[table.row_of[client_id]])
+            affordable = next((n for n in range(jobs, 0, -1) if budget.affords(released + n)), 0)
+            most = max(most, released + affordable)
+        return most

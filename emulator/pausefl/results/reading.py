@@ -3,9 +3,10 @@
 import json
 import sqlite3
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
@@ -19,18 +20,18 @@ from pausefl_process.events import Outcome
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import ACCURACY, RoundRecord, Split
-from pausefl_server.storage.store import read_rounds
+from pausefl_server.storage.round_log import RoundLog
 
 Columns = Mapping[str, NDArray[Any]]
 """A table by column: arrays of one length."""
 
 SCHEMA_VERSION = "3"
 """The shape of the views that is read here; `pausefl_server.storage.store` writes it."""
-VIEWS = (
-    *("round_latency", "breakdown", "hosts", "suspect_rounds", "ping_baseline"),
-    *("leakage", "greatest_leakage", "selections", "accuracy"),
-)
-"""The documented views of run.db that reports read."""
+VIEWS = ("round_latency", "suspect_rounds", "ping_baseline", "greatest_leakage", "accuracy")
+"""The documented views of run.db that reports read as they are: no row of them is a single exchange's."""
+
+# As Python's objects a row takes some ten times the memory of its columns.
+_ROWS_AT_ONCE = 10_000
 
 
 class TimingError(TypedDict):
@@ -160,6 +161,39 @@ class PrivacyFigures:
         return {"coordinate": "ε per coordinate", "vector": "ε of the whole upload vector"}[self.unit]
 
 
+class ExchangeTable(Mapping[str, NDArray[Any]]):
+    """A view of run.db with a row per exchange, by round and client; a column is read when asked for, and not kept.
+
+    A long run has millions of rows, and no figure needs more than a few columns of them.
+    """
+
+    def __init__(self, run_dir: Path, view: str, last_round: int) -> None:
+        self._run_dir = run_dir
+        self._view = view
+        self._last_round = last_round  # a run in progress may play more
+        self._names = tuple(self._read("SELECT * FROM {view} LIMIT 0"))
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        if column not in self._names:
+            raise KeyError(column)
+        query = f"SELECT {column} FROM {{view}} WHERE round <= ? ORDER BY round, client_id"
+        return self._read(query, self._last_round)[column]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def of_round(self, number: int) -> Columns:
+        """The rows of one round, with all columns."""
+        return self._read("SELECT * FROM {view} WHERE round = ? ORDER BY client_id", number)
+
+    def _read(self, query: str, *values: int) -> Columns:
+        with open_database(self._run_dir) as database:
+            return read_columns(database, query.format(view=self._view), *values)
+
+
 @dataclass(frozen=True)
 class RunData:
     """One run as it stands on disk. The tables are named after the views of run.db and have their columns."""
@@ -172,16 +206,16 @@ class RunData:
     """A row per client, sorted by id. client_id, n_examples, times_chosen, accepted, released, epsilon_spent;
     spent_before: ε spent when it first joined; retired_before: the round it retired before, 0 if it did not."""
     round_latency: Columns
-    breakdown: Columns
-    hosts: Columns
     suspect_rounds: Columns
     ping_baseline: Columns
-    leakage: Columns
     greatest_leakage: Columns
-    selections: Columns
     accuracy: Columns
-    records: Sequence[RoundRecord]
-    """The log itself, for what is a fold over it."""
+    breakdown: ExchangeTable
+    leakage: ExchangeTable
+    censored_latencies: ExchangeTable
+    choices: ExchangeTable
+    records: Collection[RoundRecord]
+    """The log itself, for what is a fold over it; each pass may read it anew."""
 
     @property
     def groups(self) -> Mapping[str, ClientGroup]:
@@ -238,8 +272,20 @@ def read_run(path: Path) -> RunData:
     config, summary = _text(path, "config.toml"), read_summary(path)
     with open_database(path) as database:
         tables = {view: read_columns(database, f"SELECT * FROM {view}") for view in VIEWS}
-        clients, records = read_columns(database, CLIENTS), read_rounds(database)
-    return RunData(path=path, config=config, summary=summary, clients=clients, records=records, **tables)
+        clients = read_columns(database, CLIENTS)
+    log = RoundLog(partial(open_database, path))
+    return RunData(
+        path=path,
+        config=config,
+        summary=summary,
+        clients=clients,
+        breakdown=ExchangeTable(path, "breakdown", log.last),
+        leakage=ExchangeTable(path, "leakage", log.last),
+        censored_latencies=ExchangeTable(path, "censored_latencies", log.last),
+        choices=ExchangeTable(path, "choices", log.last),
+        records=log,
+        **tables,
+    )
 
 
 @contextmanager
@@ -264,12 +310,15 @@ def _check_version(file: Path, database: sqlite3.Connection) -> None:
         raise ConfigError(f"{file}: schema_version is {found}, this version of pausefl reads {SCHEMA_VERSION}")
 
 
-def read_columns(database: sqlite3.Connection, query: str) -> Columns:
+def read_columns(database: sqlite3.Connection, query: str, *values: int) -> Columns:
     """The rows of a query by column."""
-    cursor = database.execute(query)
+    cursor = database.execute(query, values)
     names = [column[0] for column in cursor.description]
-    rows = cursor.fetchall()
-    table = {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+        for name, column in zip(names, zip(*rows, strict=True), strict=True):
+            parts[name].append(np.array(column))
+    table = {name: np.concatenate(parts.pop(name) or [np.array([])]) for name in names}
     if "total_latency_s" in table:
         # NULL where θ_0 was evaluated, before any round: no latency yet.
         table["total_latency_s"] = np.nan_to_num(table["total_latency_s"].astype(np.float64), nan=0.0)

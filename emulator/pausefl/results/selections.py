@@ -1,6 +1,6 @@
 """How often the clients of each group were chosen, round by round: a fold over the log."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,32 +35,56 @@ class GroupChoices:
         return per_client_round([self])
 
 
-def choices_by_group(records: Sequence[RoundRecord], groups: Mapping[str, ClientGroup]) -> Mapping[str, GroupChoices]:
-    """Each group's choices, by name; clients of no such group are left out."""
-    ids = {name: tuple(group.client_ids(name)) for name, group in groups.items()}
-    index_of = {client_id: index for index, of_group in enumerate(ids.values()) for client_id in of_group}
-    table = ClientTable()
-    eligible, chosen = (np.zeros((len(records), len(groups)), np.int64) for _ in range(2))
-    of_row = np.empty(0, np.int64)
-    for t, record in enumerate(records):
+class ChoiceCounter:
+    """Counts, round by round, how often the clients of each group were chosen, and how many could be."""
+
+    def __init__(self, groups: Mapping[str, ClientGroup]) -> None:
+        self._groups = groups
+        self._ids = {name: tuple(group.client_ids(name)) for name, group in groups.items()}
+        self._index_of = {client_id: index for index, ids in enumerate(self._ids.values()) for client_id in ids}
+        self._table = ClientTable()
+        self._of_row = np.empty(0, np.int64)
+        self._eligible: list[IntArray] = []
+        self._chosen: list[IntArray] = []
+
+    def add(self, record: RoundRecord) -> None:
+        """Count a round, which follows those that were counted before."""
+        if not self._groups:
+            return
+        table, groups = self._table, len(self._groups)
         for attempt in record.attempts:
             table.apply_events(attempt.events, attempt.round)
-        if len(table) > len(of_row):
-            of_row = np.array([index_of.get(client_id, len(groups)) for client_id in table.ids], np.int64)
-        eligible[t] = _count(of_row[table.eligible()], len(groups))
-        chosen[t] = _count(of_row[table.rows(record.chosen)], len(groups))
-    joined = [table.joined_round[of_row == group] for group in range(len(groups))]
-    return {
-        name: GroupChoices(
-            client_ids=ids[name],
-            role=groups[name].role,
-            clients=len(rounds),
-            join_round=int(rounds.min()) if len(rounds) else None,
-            eligible=eligible[:, i],
-            chosen=chosen[:, i],
-        )
-        for i, (name, rounds) in enumerate(zip(groups, joined, strict=True))
-    }
+        if len(table) > len(self._of_row):
+            self._of_row = np.array([self._index_of.get(client_id, groups) for client_id in table.ids], np.int64)
+        self._eligible.append(_count(self._of_row[table.eligible()], groups))
+        self._chosen.append(_count(self._of_row[table.rows(record.chosen)], groups))
+
+    def choices(self) -> Mapping[str, GroupChoices]:
+        """Each group's choices, by name; clients of no such group are left out."""
+        shape = len(self._chosen), len(self._groups)
+        eligible, chosen = (np.array(counts, np.int64).reshape(shape) for counts in (self._eligible, self._chosen))
+        joined = [self._table.joined_round[self._of_row == group] for group in range(len(self._groups))]
+        return {
+            name: GroupChoices(
+                client_ids=self._ids[name],
+                role=self._groups[name].role,
+                clients=len(rounds),
+                join_round=int(rounds.min()) if len(rounds) else None,
+                eligible=eligible[:, i],
+                chosen=chosen[:, i],
+            )
+            for i, (name, rounds) in enumerate(zip(self._groups, joined, strict=True))
+        }
+
+
+def choices_by_group(records: Iterable[RoundRecord], groups: Mapping[str, ClientGroup]) -> Mapping[str, GroupChoices]:
+    """Each group's choices in these rounds, by name."""
+    if not groups:
+        return {}
+    counter = ChoiceCounter(groups)
+    for record in records:
+        counter.add(record)
+    return counter.choices()
 
 
 def per_client_round(groups: Iterable[GroupChoices]) -> float | None:

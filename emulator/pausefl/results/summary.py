@@ -1,7 +1,6 @@
 """What a run comes to: summary.json."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -12,19 +11,16 @@ from rich.text import Text
 from pausefl.config.client_records import budget_of
 from pausefl.config.links import LatencyTable
 from pausefl.config.tables import ClientGroup, PrivacyTable, SelectionTable
-from pausefl.results.accounting import releases_at_most, tighter_epsilon
-from pausefl.results.selections import choices_by_group
+from pausefl.results.accounting import tighter_epsilon
+from pausefl.results.tally import RunTally
 from pausefl_client.data.datasets import split_note
-from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
-from pausefl_server.host_limits import advice
-from pausefl_server.records import ACCURACY, Evaluation, LogEvent, RoundRecord
+from pausefl_server.records import ACCURACY, Evaluation
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
 
 # What a client tells the server besides its noised updates, whatever the experiment says.
 _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
-_MOST_FAILURES = 5
 # Keys that mean nothing without privacy.
 _PRIVATE_ONLY = (
     *("median_epsilon_spent", "delta", "epsilon_at_delta", "epsilon_floor", "retired_clients"),
@@ -49,23 +45,9 @@ class SummaryPlan:
     """Whether client processes serve metrics."""
 
 
-def summarise(
-    plan: SummaryPlan,
-    policy: Policy,
-    records: Sequence[RoundRecord],
-    late_events: Sequence[LogEvent],
-    result: RunResult,
-    *,
-    unfinished: Sequence[RoundRecord] = (),
-) -> dict[str, Any]:
-    """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured.
-
-    `late_events`: those after the last round; `unfinished`: the failed attempts at the round after it.
-    """
+def summarise(plan: SummaryPlan, policy: Policy, tally: RunTally, result: RunResult) -> dict[str, Any]:
+    """The keys of summary.json; times in seconds, accuracies on the test set, None where nothing was measured."""
     size = int(result.theta.size)
-    attempts = [*(attempt for record in records for attempt in record.attempts), *unfinished]
-    events = _all_events(attempts, late_events)
-    kinds = Counter(event.kind for event in events)
     return {
         "policy": plan.selection.policy,
         "policy_parameters": {f.name: getattr(policy, f.name) for f in fields(policy)},
@@ -84,48 +66,31 @@ def summarise(
         "total_latency_s": result.state.total_latency_s,
         "measured_latency_s": result.state.measured_latency_s,
         "censored_rounds": result.state.censored_rounds,
-        "missed_jobs": dict(Counter(miss.kind for attempt in attempts for miss in attempt.missed)),
-        "unneeded_jobs": sum(len(attempt.misses) - len(attempt.missed) for attempt in attempts),
-        "withdrawn_jobs": kinds["withdrawn"],
-        "late_updates": kinds["late"],
-        "merged_updates": kinds["merged"],
-        "failed_attempts": len(attempts) - len(records),
-        "failures": failures(attempts),
+        "missed_jobs": dict(tally.missed_jobs),
+        "unneeded_jobs": tally.unneeded_jobs,
+        "withdrawn_jobs": tally.events["withdrawn"],
+        "late_updates": tally.events["late"],
+        "merged_updates": tally.events["merged"],
+        "failed_attempts": tally.failed_attempts,
+        "failures": tally.failures,
         "tau_min_s": _finite(result.state.table.effective_tau_min_s),
         "clamped_latencies": int(result.state.table.clamped.sum()),
-        "capped": capped(result.state.table, events),
+        "capped": tally.capped(result.state.table),
         "latency_signal": plan.latency.signal,
         "time_scale": plan.latency.time_scale,
         "clock": plan.clock,
-        **_privacy(plan.privacy, attempts, late_events, result.state.table, size),
+        **_privacy(plan.privacy, tally, result.state.table, size),
         "disclosed": [*_ALWAYS_DISCLOSED, *plan.privacy.disclose, *_by_metrics(plan)],
-        "selection_s_median": float(np.median([r.selection_s for r in records])) if records else None,
-        "selections_by_group": _selections(records, plan.groups),
-        "rejected_updates": kinds["rejected"],
-        "timing_error_s": timing_error_s(records, plan.latency.mode),
-        **({"overruns": overruns(records)} if plan.latency.mode == "total" else {}),
+        "selection_s_median": tally.selection_s_median,
+        "selections_by_group": tally.selections_by_group,
+        "rejected_updates": tally.events["rejected"],
+        "timing_error_s": tally.timing_error_s,
+        **({"overruns": tally.overruns} if plan.latency.mode == "total" else {}),
         "suspect_rounds": result.state.suspect_rounds,
-        "suspect_because": suspect_because(records),
+        "suspect_because": tally.suspect_because,
         "stopped_because": result.stopped_because,
         "outcome": result.outcome,
     }
-
-
-def failures(records: Iterable[RoundRecord]) -> list[dict[str, Any]]:
-    """What clients said when a job failed with them, and how many jobs did so; the few most frequent first."""
-    said = Counter(miss.reason for record in records for miss in record.misses if miss.kind == "refused")
-    return [{"reason": reason, "jobs": jobs} for reason, jobs in said.most_common(_MOST_FAILURES)]
-
-
-def capped(table: ClientTable, events: Iterable[LogEvent]) -> dict[str, dict[str, int]]:
-    """What clients said of themselves and was cut, by client: the examples they stated, and how often what else was."""
-    found: dict[str, dict[str, int]] = {}
-    for row in np.flatnonzero(table.stated_examples > table.n_examples).tolist():
-        found[table.ids[row]] = {"stated examples": int(table.stated_examples[row])}
-    for client_id, what in ((event.client_id, event.detail) for event in events if event.kind == "capped"):
-        of_client = found.setdefault(client_id, {})
-        of_client[what] = of_client.get(what, 0) + 1
-    return found
 
 
 def _finite(value: float) -> float | None:
@@ -146,13 +111,7 @@ def _data(dataset: str, result: RunResult) -> str | None:
     return f"{dataset}, examples: {sizes}, {evaluated['test']:,} to test on" + (f"; {note}" if note else "")
 
 
-def _privacy(
-    settings: PrivacyTable,
-    records: Sequence[RoundRecord],
-    late_events: Sequence[LogEvent],
-    table: ClientTable,
-    size: int,
-) -> dict[str, Any]:
+def _privacy(settings: PrivacyTable, tally: RunTally, table: ClientTable, size: int) -> dict[str, Any]:
     """What was promised and spent, every ε in `privacy_unit` but the one that names the vector.
 
     The greatest ε spent is an upper bound: it counts jobs whose clients have not been heard of since.
@@ -162,7 +121,7 @@ def _privacy(
     if budget is None:
         names = ("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", *_PRIVATE_ONLY)
         return {"private": private, **dict.fromkeys(names)}
-    released = releases_at_most(records, late_events, table, budget)
+    released = tally.unanswered.releases_at_most(table, budget)
     spent = max(float(table.epsilon_spent.max(initial=0.0)), budget.spent(released))
     return {
         "private": private,
@@ -176,65 +135,8 @@ def _privacy(
         "epsilon_floor": budget.epsilon_floor,
         "retired_clients": int(table.retired.sum()),
         "noise": settings.noise,
-        "budget_per": "data holder" if settings.ledger_dir or _had_spent(_all_events(records, late_events)) else "run",
+        "budget_per": "data holder" if settings.ledger_dir or tally.had_spent else "run",
     }
-
-
-def _all_events(records: Sequence[RoundRecord], late_events: Sequence[LogEvent]) -> list[LogEvent]:
-    return [*(event for record in records for event in record.events), *late_events]
-
-
-def _had_spent(events: Iterable[LogEvent]) -> bool:
-    """Whether a client first came with releases on its ledger: where it keeps that is its own choice."""
-    released: dict[str, int] = {}
-    for event in events:
-        if event.kind == "joined":
-            released.setdefault(event.client_id, event.released)
-    return any(released.values())
-
-
-def _selections(records: Sequence[RoundRecord], groups: Mapping[str, ClientGroup]) -> dict[str, dict[str, Any]]:
-    """How often each group's clients were chosen from when they joined, also per client and round they could be."""
-    return {
-        name: {
-            "clients": group.clients,
-            "join_round": group.join_round,
-            "selections_after_join": int(group.chosen.sum()),
-            "per_client_round": group.per_client_round,
-        }
-        for name, group in choices_by_group(records, groups).items()
-    }
-
-
-def timing_error_s(records: Sequence[RoundRecord], mode: Mode = "additive") -> dict[str, float | None]:
-    """Quantiles of measured minus drawn time: what the network and this software added.
-
-    Measured is communication; where delays are total, the round trip.
-    """
-    errors = [
-        (o.timing.round_trip_s if mode == "total" else o.timing.communication_s) - o.drawn_down_s - o.drawn_up_s
-        for r in records
-        for o in r.observations
-    ]
-    if not errors:
-        return {"p50": None, "p99": None}
-    p50, p99 = np.quantile(errors, (0.5, 0.99))
-    return {"p50": float(p50), "p99": float(p99)}
-
-
-def suspect_because(records: Sequence[RoundRecord]) -> dict[str, dict[str, Any]]:
-    """By reason to doubt a round: in how many it held, and what to do about it."""
-    counts = Counter(doubt for record in records for doubt in record.suspect)
-    return {doubt: {"rounds": count, "advice": advice(doubt)} for doubt, count in counts.most_common()}
-
-
-def overruns(records: Sequence[RoundRecord]) -> int:
-    """How many exchanges took longer than the total drawn for them: the update was ready after it was due."""
-    return sum(
-        o.timing.download_s + o.timing.injected_down_s + o.timing.device_s > o.drawn_down_s + o.drawn_up_s
-        for r in records
-        for o in r.observations
-    )
 
 
 def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:

@@ -1,6 +1,7 @@
 """What a server that starts goes on with: the log replayed, and a model that is the one the log names."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector, digest
@@ -10,6 +11,7 @@ from pausefl_server.selection.base import Policy
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, StartingPoint, replay
 from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.round_log import RoundLog
 from pausefl_server.storage.store import Store
 
 
@@ -28,34 +30,35 @@ def restore(
 
     With `back_to`, after that round: `say` hears what it costs. ConfigError where the models that it takes are gone.
     """
-    records = store.rounds()
-    models = _Models(store, checkpoint, theta_0, {r.round: r.model_digest for r in records})
-    last = records[-1].round if records else 0
+    models = _Models(store, checkpoint, theta_0, store.model_digests())
+    log = store.log()
+    last = log.last
     begun = last if back_to is None else _checked(back_to, last, models)
     found = models.find(begun)
     if found is None and back_to is None:
         begun = last - 1  # a crash while the last model was written
         found = models.find_durable(begun)
     if found is None:
-        raise ConfigError(_nothing_left(last, models, records))
+        raise ConfigError(_nothing_left(last, models, log))
     theta, optimizer_state = found
     if begun < last:
-        say(cost(records, begun))
+        say(cost(log, begun))
         store.go_back_to(begun, optimizer_state)
     if begun == 0:
         checkpoint.save(0, theta_0)
         _agree_on(store, "initial_digest", digest(theta_0))
+    log = log.up_to(begun)
     state = replay(
         policy,
         settings.seed,
-        records[:begun],
+        log,
         after_each,
         tau_min_s=settings.tau_min_s,
         examples_max=settings.examples_max,
         unfinished=store.failed_attempts(),
     )
     late = store.late_events()
-    lost = _lost_updates(_events(records[:begun], store)) if settings.keeps_late_updates else []
+    lost = _lost_updates(_events(log, store)) if settings.keeps_late_updates else []
     evaluated, every = {t for t, e in store.evaluations() if e.subset}, settings.evaluation_every
     due = range(every, min(begun + 1, settings.rounds), every) if every else ()
     return StartingPoint(
@@ -67,15 +70,12 @@ def restore(
     )
 
 
-def cost(records: Sequence[RoundRecord], back_to: int) -> str:
+def cost(log: RoundLog, back_to: int) -> str:
     """What going back to a round costs, as a sentence."""
-    taken_back = [r for r in records if r.round > back_to]
     spent: dict[str, float] = {}
-    for observation in (o for r in taken_back for o in r.observations):
+    for observation in (o for record in log if record.round > back_to for o in record.observations):
         spent[observation.client_id] = spent.get(observation.client_id, 0.0) + observation.epsilon
-    rounds = (
-        f"round {taken_back[0].round}" if len(taken_back) == 1 else f"rounds {back_to + 1} to {taken_back[-1].round}"
-    )
+    rounds = f"round {log.last}" if log.last == back_to + 1 else f"rounds {back_to + 1} to {log.last}"
     if not any(spent.values()):
         return f"going back to round {back_to} plays {rounds} again"
     most, total = max(spent.values()), sum(spent.values())
@@ -131,12 +131,12 @@ def _checked(back_to: int, last: int, models: _Models) -> int:
     return back_to
 
 
-def _nothing_left(last: int, models: _Models, records: Sequence[RoundRecord]) -> str:
+def _nothing_left(last: int, models: _Models, log: RoundLog) -> str:
     newest = models.rounds()[0]
     return (
         f"checkpoints: the models of rounds {last - 1} and {last}, which the log ends with, are missing or damaged:"
         f" restore slot-0.f32 and slot-1.f32, or go on by --back-to ROUND, one of {_listed(models)}"
-        f" ({cost(records, newest)})"
+        f" ({cost(log, newest)})"
     )
 
 
@@ -151,9 +151,9 @@ def _agree_on(store: Store, key: str, value: str) -> None:
     store.set_meta(key, value)
 
 
-def _events(records: Sequence[RoundRecord], store: Store) -> Iterator[LogEvent]:
+def _events(log: RoundLog, store: Store) -> Iterator[LogEvent]:
     """All that the log tells beside the rounds' results, in order."""
-    for attempt in (*(attempt for record in records for attempt in record.attempts), *store.failed_attempts()):
+    for attempt in chain((attempt for record in log for attempt in record.attempts), store.failed_attempts()):
         yield from attempt.events
     yield from store.late_events()
 

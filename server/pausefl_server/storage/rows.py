@@ -39,7 +39,11 @@ def round_row(record: RoundRecord) -> tuple[Any, ...]:
 
 
 def record_of(
-    row: tuple[Any, ...], observations: list[Observation], events: list[LogEvent], misses: list[Miss]
+    row: tuple[Any, ...],
+    observations: list[Observation],
+    events: list[LogEvent],
+    misses: list[Miss],
+    failed_attempts: tuple[RoundRecord, ...],
 ) -> RoundRecord:
     """The round that a row, with those of the other tables, stands for."""
     values = dict(zip(ROUND_COLUMNS, row[: len(ROUND_COLUMNS)], strict=True))
@@ -49,7 +53,12 @@ def record_of(
     values["suspect"] = tuple(json.loads(values["suspect"]))
     host = HostReport(*row[len(ROUND_COLUMNS) :])
     return RoundRecord(
-        observations=tuple(observations), events=tuple(events), misses=tuple(misses), host=host, **values
+        observations=tuple(observations),
+        events=tuple(events),
+        misses=tuple(misses),
+        failed_attempts=failed_attempts,
+        host=host,
+        **values,
     )
 
 

@@ -1,12 +1,10 @@
 """The observation log on disk (run.db)."""
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +13,8 @@ from pausefl_process.head import Head
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
-from pausefl_server.records import ACCURACY, Evaluation, LogEvent, Miss, RoundRecord
+from pausefl_server.records import ACCURACY, Evaluation, LogEvent, RoundRecord
+from pausefl_server.storage.round_log import RoundLog, read_failed_attempts
 from pausefl_server.storage.rows import (
     EVENT_COLUMNS,
     HOST_COLUMNS,
@@ -24,9 +23,7 @@ from pausefl_server.storage.rows import (
     ROUND_COLUMNS,
     event_values,
     miss_values,
-    observation_of,
     observation_row,
-    record_of,
     round_row,
 )
 from pausefl_server.storage.seals import (
@@ -143,9 +140,17 @@ class Store:
         metric = self.meta("metric") or ACCURACY
         return [(r[0], Evaluation(r[1], bool(r[2]), r[3], r[4], r[5], metric)) for r in rows]
 
+    def log(self) -> RoundLog:
+        """The committed rounds, read one at a time."""
+        return RoundLog(lambda: nullcontext(self._db))
+
     def rounds(self) -> list[RoundRecord]:
-        """The whole log, in order."""
-        return read_rounds(self._db)
+        """The committed rounds, all at once: a short run's."""
+        return list(self.log())
+
+    def model_digests(self) -> dict[int, str]:
+        """The digest of the model after each committed round, by round."""
+        return dict(self._db.execute("SELECT round, model_digest FROM rounds ORDER BY round").fetchall())
 
     def late_events(self) -> list[LogEvent]:
         """Events that no attempt at a round knows of yet."""
@@ -257,50 +262,6 @@ class Store:
 
     def _insert_events(self, round: int, attempt: int, events: Iterable[LogEvent]) -> None:
         self._db.executemany(_INSERT_EVENT, [(round, attempt, *event_values(event)) for event in events])
-
-
-def read_rounds(database: sqlite3.Connection) -> list[RoundRecord]:
-    """The whole log of a run's database, in order; it may be open read-only."""
-    failed: dict[int, list[RoundRecord]] = {}
-    for attempt in _read_attempts(database, "failed_attempts", {}):
-        failed.setdefault(attempt.round, []).append(attempt)
-    observations = _grouped(database, "observations", ("round",), OBSERVATION_COLUMNS, "client_id", observation_of)
-    records = _read_attempts(database, "rounds", observations)
-    return [replace(r, failed_attempts=tuple(failed[r.round])) if r.round in failed else r for r in records]
-
-
-def read_failed_attempts(database: sqlite3.Connection) -> list[RoundRecord]:
-    """The attempts at the round after the last committed one, in order."""
-    last = database.execute("SELECT coalesce(max(round), 0) FROM rounds").fetchone()[0]
-    return [attempt for attempt in _read_attempts(database, "failed_attempts", {}) if attempt.round > last]
-
-
-def _read_attempts(
-    database: sqlite3.Connection, table: str, observations: dict[tuple[Any, ...], list[Any]]
-) -> list[RoundRecord]:
-    key = "round", "attempt"
-    events = _grouped(database, "events", key, EVENT_COLUMNS, "sequence", lambda row: LogEvent(*row))
-    misses = _grouped(database, "misses", key, MISS_COLUMNS, "client_id", lambda row: Miss(*row))
-    rows = database.execute(f"SELECT {', '.join((*ROUND_COLUMNS, *HOST_COLUMNS))} FROM {table} ORDER BY round, attempt")
-    return [
-        record_of(row, observations.get(row[:1], []), events.get(row[:2], []), misses.get(row[:2], [])) for row in rows
-    ]
-
-
-def _grouped(
-    database: sqlite3.Connection,
-    table: str,
-    key: Sequence[str],
-    columns: Sequence[str],
-    order: str,
-    build: Callable[[tuple[Any, ...]], Any],
-) -> dict[tuple[Any, ...], list[Any]]:
-    """The rows of a table by their key, in order."""
-    found: dict[tuple[Any, ...], list[Any]] = {}
-    query = f"SELECT {', '.join((*key, *columns))} FROM {table} ORDER BY {', '.join((*key, order))}"
-    for row in database.execute(query):
-        found.setdefault(row[: len(key)], []).append(build(row[len(key) :]))
-    return found
 
 
 _INSERT_ROUND = _insert("rounds", (*ROUND_COLUMNS, *HOST_COLUMNS))

@@ -1,6 +1,6 @@
 """Why a policy saved time: whom it chose, of fast and slow clients, and how long its rounds took."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
@@ -32,24 +32,28 @@ def draw_why(runs: Runs) -> Figure | None:
 
 def mean_latency_s(runs: Runs) -> Mapping[str, float]:
     """The mean latency measured of each client over all runs, the fastest first."""
-    seen: dict[str, list[float]] = defaultdict(list)
-    for of_policy in runs.values():
-        for run in of_policy:
-            for record in run.records:
-                for observation in record.observations:
-                    seen[observation.client_id].append(observation.latency_s)
-    means = {client_id: float(np.mean(values)) for client_id, values in seen.items()}
+    totals_s: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for run in (run for of_policy in runs.values() for run in of_policy):
+        ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
+        sums_s, times = np.bincount(of_client, run.breakdown["latency_s"]), np.bincount(of_client)
+        for client_id, sum_s, n in zip(ids.tolist(), sums_s.tolist(), times.tolist(), strict=True):
+            totals_s[client_id] += sum_s
+            counts[client_id] += n
+    means = {client_id: total_s / counts[client_id] for client_id, total_s in totals_s.items()}
     return dict(sorted(means.items(), key=lambda item: item[1]))
 
 
 def chosen_share(runs: Runs, client_ids: Sequence[str]) -> Mapping[str, FloatArray]:
     """In what share of its rounds each policy chose each client, (clients,), over all seeds."""
-    places = {client_id: place for place, client_id in enumerate(client_ids)}
     shares = {}
     for policy, of_policy in runs.items():
-        records = [record for run in of_policy for record in run.records]
-        chosen = [places[c] for record in records for c in set(record.chosen) if c in places]
-        shares[policy] = np.bincount(chosen, minlength=len(places)) / max(len(records), 1)
+        rounds = sum(len(run.round_latency["round"]) for run in of_policy)
+        chosen: Counter[str] = Counter()
+        for run in of_policy:
+            ids, times = np.unique(run.choices["client_id"], return_counts=True)
+            chosen.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
+        shares[policy] = np.array([chosen[client_id] for client_id in client_ids]) / max(rounds, 1)
     return shares
 
 
@@ -64,7 +68,7 @@ def _chosen(axes: Axes, runs: Runs, looks: Mapping[str, Look], latency_s: Mappin
 
 def _rounds(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     for policy, of_policy in runs.items():
-        latencies_s = np.sort([record.round_latency_s for run in of_policy for record in run.records])
+        latencies_s = np.sort(np.concatenate([run.round_latency["round_latency_s"] for run in of_policy]))
         if latencies_s.size:
             share = np.arange(1, latencies_s.size + 1) / latencies_s.size
             axes.step(latencies_s, share, where="post", color=looks[policy].colour, linestyle=looks[policy].dash)

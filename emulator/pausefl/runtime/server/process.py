@@ -18,6 +18,7 @@ from pausefl.config.server_records import selected_policy
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan
 from pausefl.evaluator.process import find_evaluator
 from pausefl.results.summary import SummaryPlan, summarise
+from pausefl.results.tally import RunTally
 from pausefl.runtime.provenance import starts_of
 from pausefl.runtime.server.model_files import ModelFiles
 from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
@@ -177,9 +178,9 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
     """Write the last model and, last of all, summary.json."""
     models.save_last(result.theta)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        summary = summarise(
-            plan, policy, store.rounds(), store.late_events(), result, unfinished=store.failed_attempts()
-        )
+        log, unfinished, late = store.log(), store.failed_attempts(), store.late_events()
+        tally = RunTally.of(log, unfinished, late, groups=plan.groups, mode=plan.latency.mode)
+        summary = summarise(plan, policy, tally, result)
         summary["starts"] = starts_of(store)
     write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 

@@ -1,0 +1,152 @@
+"""What the attempts at a run's rounds come to, counted one by one: a long log is read once, and not kept."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pausefl.config.tables import ClientGroup
+from pausefl.results.accounting import UnansweredJobs
+from pausefl.results.selections import ChoiceCounter
+from pausefl_client.link import Mode
+from pausefl_server.clients import ClientTable
+from pausefl_server.host_limits import advice
+from pausefl_server.records import LogEvent, Observation, RoundRecord
+
+_MOST_FAILURES = 5
+
+
+class RunTally:
+    """Counts of a run's attempts and events, as summary.json has them."""
+
+    def __init__(self, groups: Mapping[str, ClientGroup] | None = None, mode: Mode = "additive") -> None:
+        """`mode`: whether delays are added to an exchange, or are its total."""
+        self.missed_jobs: Counter[str] = Counter()
+        """Chosen clients without an update, by kind, but for those that were not needed."""
+        self.unneeded_jobs = 0
+        self.failed_attempts = 0
+        self.events: Counter[str] = Counter()
+        """By kind; of the late ones, too."""
+        self.overruns = 0
+        """Exchanges that took longer than the total drawn for them: the update was ready after it was due."""
+        self.unanswered = UnansweredJobs()
+        self._choices = ChoiceCounter(groups or {})
+        self._is_total = mode == "total"
+        self._failures: Counter[str] = Counter()
+        self._capped: Counter[tuple[str, str]] = Counter()
+        self._doubts: Counter[str] = Counter()
+        self._released_before: dict[str, int] = {}  # by client, when it first joined
+        self._selection_s = array("d")
+        self._errors_s = array("d")  # measured minus drawn
+
+    @classmethod
+    def of(
+        cls,
+        records: Iterable[RoundRecord],
+        unfinished: Iterable[RoundRecord] = (),
+        late_events: Iterable[LogEvent] = (),
+        *,
+        groups: Mapping[str, ClientGroup] | None = None,
+        mode: Mode = "additive",
+    ) -> "RunTally":
+        """The counts of a log: its rounds, the failed attempts at the round after them, and the events after those."""
+        tally = cls(groups, mode)
+        for record in records:
+            tally._add_round(record)
+        for attempt in unfinished:
+            tally._add_failed(attempt)
+        late = tuple(late_events)
+        tally._add_events(late)
+        tally.unanswered.settle(late)
+        return tally
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """What clients said when a job failed with them, and how many jobs did so; the few most frequent first."""
+        return [{"reason": reason, "jobs": jobs} for reason, jobs in self._failures.most_common(_MOST_FAILURES)]
+
+    @property
+    def suspect_because(self) -> dict[str, dict[str, Any]]:
+        """By reason to doubt a round: in how many it held, and what to do about it."""
+        return {doubt: {"rounds": count, "advice": advice(doubt)} for doubt, count in self._doubts.most_common()}
+
+    @property
+    def selection_s_median(self) -> float | None:
+        """The median time of a selection; None without rounds."""
+        return float(np.median(self._selection_s)) if self._selection_s else None
+
+    @property
+    def timing_error_s(self) -> dict[str, float | None]:
+        """Quantiles of measured minus drawn time: what the network and this software added.
+
+        Measured is communication; where delays are total, the round trip.
+        """
+        if not self._errors_s:
+            return {"p50": None, "p99": None}
+        p50, p99 = np.quantile(np.frombuffer(self._errors_s), (0.5, 0.99))
+        return {"p50": float(p50), "p99": float(p99)}
+
+    @property
+    def had_spent(self) -> bool:
+        """Whether a client first came with releases on its ledger: where it keeps that is its own choice."""
+        return any(self._released_before.values())
+
+    @property
+    def selections_by_group(self) -> dict[str, dict[str, Any]]:
+        """How often each group's clients were chosen from when they joined, also per client and round they could be."""
+        return {
+            name: {
+                "clients": group.clients,
+                "join_round": group.join_round,
+                "selections_after_join": int(group.chosen.sum()),
+                "per_client_round": group.per_client_round,
+            }
+            for name, group in self._choices.choices().items()
+        }
+
+    def capped(self, table: ClientTable) -> dict[str, dict[str, int]]:
+        """What clients said of themselves and was cut, by client: the examples they stated, and how often what else."""
+        found: dict[str, dict[str, int]] = {}
+        for row in np.flatnonzero(table.stated_examples > table.n_examples).tolist():
+            found[table.ids[row]] = {"stated examples": int(table.stated_examples[row])}
+        for (client_id, what), times in self._capped.items():
+            found.setdefault(client_id, {})[what] = times
+        return found
+
+    def _add_round(self, record: RoundRecord) -> None:
+        for failed in record.failed_attempts:
+            self._add_failed(failed)
+        self._add_attempt(record)
+        self._choices.add(record)
+        self._doubts.update(record.suspect)
+        self._selection_s.append(record.selection_s)
+        for observation in record.observations:
+            self._add_observation(observation)
+
+    def _add_failed(self, attempt: RoundRecord) -> None:
+        self.failed_attempts += 1
+        self._add_attempt(attempt)
+
+    def _add_attempt(self, attempt: RoundRecord) -> None:
+        missed = attempt.missed
+        self.missed_jobs.update(miss.kind for miss in missed)
+        self.unneeded_jobs += len(attempt.misses) - len(missed)
+        self._failures.update(miss.reason for miss in missed if miss.kind == "refused")
+        self._add_events(attempt.events)
+        self.unanswered.add(attempt)
+
+    def _add_events(self, events: Iterable[LogEvent]) -> None:
+        for event in events:
+            self.events[event.kind] += 1
+            if event.kind == "joined":
+                self._released_before.setdefault(event.client_id, event.released)
+            elif event.kind == "capped":
+                self._capped[event.client_id, event.detail] += 1
+
+    def _add_observation(self, o: Observation) -> None:
+        timing, drawn_s = o.timing, o.drawn_down_s + o.drawn_up_s
+        measured_s = timing.round_trip_s if self._is_total else timing.communication_s
+        self._errors_s.append(measured_s - drawn_s)
+        self.overruns += timing.download_s + timing.injected_down_s + timing.device_s > drawn_s

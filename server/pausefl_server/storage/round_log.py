@@ -1,0 +1,78 @@
+"""The log of a run's database, read one round at a time: what it takes does not grow with the log."""
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pausefl_server.records import LogEvent, Miss, RoundRecord
+from pausefl_server.storage.rows import (
+    EVENT_COLUMNS,
+    HOST_COLUMNS,
+    MISS_COLUMNS,
+    OBSERVATION_COLUMNS,
+    ROUND_COLUMNS,
+    observation_of,
+    record_of,
+)
+
+OpenDatabase = Callable[[], AbstractContextManager[sqlite3.Connection]]
+"""Gives a run's database for the time of a block; it may be open read-only."""
+
+
+class RoundLog(Collection[RoundRecord]):
+    """The committed rounds in order, as many as there are when it is made. Each pass reads them anew.
+
+    Without a list of them: an observation takes a kilobyte as an object.
+    """
+
+    def __init__(self, database: OpenDatabase, last: int | None = None) -> None:
+        """`last`: the last round that is read; None: the last that is committed."""
+        self._database = database
+        self.last: int
+        """The last round that is read, 0 where there is none."""
+        with database() as opened:
+            self._length, self.last = opened.execute(_COUNT_ROUNDS, (last, last)).fetchone()
+
+    def up_to(self, round: int) -> "RoundLog":
+        """The log without the rounds after this one."""
+        return RoundLog(self._database, min(round, self.last))
+
+    def __len__(self) -> int:
+        return int(self._length)
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        with self._database() as database:
+            for row in database.execute(_SELECT_COMMITTED, (self.last,)):
+                failed = tuple(_attempts(database, "round = ?", row[0]))
+                observed = [observation_of(o) for o in database.execute(_SELECT_OBSERVATIONS, row[:1])]
+                yield record_of(row, observed, *_told(database, row), failed)
+
+    def __contains__(self, record: object) -> bool:
+        return any(each == record for each in self)
+
+
+def read_failed_attempts(database: sqlite3.Connection) -> list[RoundRecord]:
+    """The attempts at the round after the last committed one, in order; no client answered them."""
+    return list(_attempts(database, "round > (SELECT coalesce(max(round), 0) FROM rounds)"))
+
+
+def _attempts(database: sqlite3.Connection, which: str, *values: int) -> Iterator[RoundRecord]:
+    for row in database.execute(_SELECT_FAILED.format(which=which), values):
+        yield record_of(row, [], *_told(database, row), ())
+
+
+def _told(database: sqlite3.Connection, attempt: tuple[Any, ...]) -> tuple[list[LogEvent], list[Miss]]:
+    """An attempt's events and misses, by the attempt's row."""
+    events = database.execute(_SELECT_EVENTS, attempt[:2])
+    misses = database.execute(_SELECT_MISSES, attempt[:2])
+    return [LogEvent(*row) for row in events], [Miss(*row) for row in misses]
+
+
+_COUNT_ROUNDS = "SELECT count(*), coalesce(max(round), 0) FROM rounds WHERE ? IS NULL OR round <= ?"
+_ATTEMPT = ", ".join((*ROUND_COLUMNS, *HOST_COLUMNS))
+_SELECT_COMMITTED = f"SELECT {_ATTEMPT} FROM rounds WHERE round <= ? ORDER BY round"
+_SELECT_FAILED = f"SELECT {_ATTEMPT} FROM failed_attempts WHERE {{which}} ORDER BY round, attempt"
+_SELECT_OBSERVATIONS = f"SELECT {', '.join(OBSERVATION_COLUMNS)} FROM observations WHERE round = ? ORDER BY client_id"
+_SELECT_EVENTS = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? AND attempt = ? ORDER BY sequence"
+_SELECT_MISSES = f"SELECT {', '.join(MISS_COLUMNS)} FROM misses WHERE round = ? AND attempt = ? ORDER BY client_id"
