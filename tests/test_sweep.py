@@ -13,6 +13,7 @@ import pytest
 from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne, Plan, begin, is_finished, read_plan
 from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
+from pausefl.cli import parser
 from pausefl.config.toml_source import read_source
 from pausefl.report.sweep import draw_sweep, write_sweep
 from pausefl_proto.errors import ConfigError
@@ -52,6 +53,11 @@ class Quiet:
 )
 def test_a_grid_is_read_from_settings(settings: list[str], grid: dict[str, list[Any]]) -> None:
     assert parse_grid(settings) == grid
+
+
+def test_virtual_holds_for_every_run_of_a_sweep() -> None:
+    options = parser().parse_args(["sweep", "demo", "--virtual", "--set", "selection.m=1,2"])
+    assert parse_grid(options.grid) == {"experiment.clock": ["virtual"], "selection.m": [1, 2]}
 
 
 @pytest.mark.parametrize("setting", ["selection.m", "=1", "selection.m="])

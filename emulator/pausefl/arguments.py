@@ -78,6 +78,7 @@ def _add_experiments(command: _AddCommand) -> None:
 
     sub = command("sweep", "an experiment on a grid of settings; one CSV over all runs, and a picture")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
+    _add_virtual(sub, dest="grid")
     grid = "a key and its values, e.g. --set selection.pause.alpha=1,10,100; one value holds for every run; repeatable"
     sub.add_argument("--set", action="append", default=[], metavar="KEY=A,B,C", dest="grid", help=grid)
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per setting, from the seed on (default 1)")
@@ -250,10 +251,10 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=text)
 
 
-def _add_virtual(parser: argparse.ArgumentParser) -> None:
+def _add_virtual(parser: argparse.ArgumentParser, dest: str = "overrides") -> None:
     text = "play on the virtual clock: the same actors and links, and waiting costs nothing (experiment.clock)"
     parser.add_argument(
-        "--virtual", action="append_const", const="experiment.clock=virtual", dest="overrides", default=[], help=text
+        "--virtual", action="append_const", const="experiment.clock=virtual", dest=dest, default=[], help=text
     )
 
 
