@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from pausefl.report import report_runs, write_report
+from pausefl.report import plots, report_runs, write_report
+from pausefl.report.html import in_ranges
 from pausefl.report.plots import draw_all
 from pausefl.results.reading import SCHEMA_VERSION, VIEWS, read_run
 from pausefl_proto.errors import ConfigError
@@ -203,6 +204,32 @@ def test_page_gives_both_epsilons_and_labels_them(page: str) -> None:
     assert "ε spent<br>(per coordinate)" in page
     assert "ε spent<br>(vector)" in page
     assert "spent at most ε = 1,500 (vector)" in page
+
+
+def test_rounds_are_listed_in_ranges_and_very_many_are_counted() -> None:
+    assert in_ranges(np.array([1, 2, 3, 5, 7, 8])) == "1–3, 5, 7–8"
+    assert in_ranges(np.array([], np.int64)) == "never"
+    assert in_ranges(np.arange(1, 2001, 2)).endswith(", 117, 119 and 940 more (view leakage of run.db)")
+
+
+def test_a_figure_of_very_many_exchanges_shows_some_of_every_client(
+    reported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every n-th would be the same clients in each round, where n divides how many are chosen."""
+    run, clients, rounds = read_run(reported), 50, 200
+    ids = np.array([f"c{k:02}" for k in range(clients)])
+    many = {
+        "client_id": np.tile(ids, rounds), "round": np.repeat(np.arange(1, rounds + 1), clients),
+        "epsilon": np.ones(clients * rounds), "participation": np.ones(clients * rounds),
+    }  # fmt: skip
+    monkeypatch.setattr(plots, "MOST_DOTS", 1000)
+    assert run.privacy is not None
+    axes = plots.releases(replace(run, leakage=many, clients={"client_id": ids}), run.privacy).axes[0]
+    (dots,) = axes.collections
+    places = np.asarray(dots.get_offsets())
+    assert len(places) == 1000
+    assert len(np.unique(places[:, 1])) == clients
+    assert axes.get_title(loc="right").startswith("1,000 of 10,000, drawn at random\narea: ε per coordinate")
 
 
 def test_page_tells_whose_budgets_they_are_and_who_had_spent_before(tmp_path: Path, page: str) -> None:

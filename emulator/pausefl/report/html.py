@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 
 from pausefl.report.style import capitalised, css_variables, to_svg
 from pausefl.results.reading import PrivacyFigures, RunData
+from pausefl_proto.arrays import IntArray
 
-# More rounds than this are not listed of a client: the page would be longer than its log.
-_MOST_ROUNDS = 200
+# More ranges of rounds than this are not listed of a client: the page would be as long as its log.
+_MOST_RANGES = 60
 UNIT_SENTENCES = {
     "coordinate": "Each coordinate of an update was clamped and noised on the client before it left: ε holds per "
     "coordinate. The upload as a whole, a vector of d = {d:,} coordinates, has d times that ε. Both are given.",
@@ -166,13 +167,19 @@ def _privacy(run: RunData, privacy: PrivacyFigures) -> Mapping[str, object]:
 
 
 def _clients(run: RunData) -> Iterator[Mapping[str, Any]]:
-    """A row per client of `RunData.clients`, with the first rounds that it released in, and how many more there are."""
+    """A row per client of `RunData.clients`, with the rounds that it released in."""
     of_release, round_of_release = run.leakage["client_id"], run.leakage["round"]
     for values in zip(*(column.tolist() for column in run.clients.values()), strict=True):
         client = dict(zip(run.clients, values, strict=True))
-        rounds = round_of_release[of_release == client["client_id"]]
-        more = max(len(rounds) - _MOST_ROUNDS, 0)
-        yield client | {"rounds": rounds[:_MOST_ROUNDS].tolist(), "more_rounds": more}
+        yield client | {"rounds": in_ranges(round_of_release[of_release == client["client_id"]])}
+
+
+def in_ranges(rounds: IntArray) -> str:
+    """Ascending rounds in words: "1–7, 9, 11–20"; of very many ranges the first, and how many rounds are left out."""
+    ranges = np.split(rounds, np.flatnonzero(np.diff(rounds) > 1) + 1) if rounds.size else []
+    shown, more = ranges[:_MOST_RANGES], sum(len(part) for part in ranges[_MOST_RANGES:])
+    words = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in shown)
+    return f"{words} and {more:,} more (view leakage of run.db)" if more else words or "never"
 
 
 def _schedule(run: RunData) -> Sequence[tuple[int, float]]:

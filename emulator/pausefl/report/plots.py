@@ -37,7 +37,7 @@ _DRAWN_SPLITS: tuple[Split, ...] = ("test", "validation")
 MOST_NAMED = 60
 """With more clients than this, an axis numbers them instead of naming each."""
 MOST_DOTS = 20_000
-"""With more exchanges than this, a figure of them all shows every second, third, ... one."""
+"""With more exchanges than this, a figure of them all shows so many, drawn at random."""
 
 
 def draw_all(run: RunData) -> Mapping[str, Figure]:
@@ -103,7 +103,7 @@ def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
 def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     """Who released what and when: a dot per release, its area proportional to the ε it spent."""
     ids, client_ids = run.clients["client_id"], run.leakage["client_id"]
-    shown = _thinned(len(client_ids))
+    shown = _shown(len(client_ids))
     epsilon = run.leakage["epsilon"]
     greatest, epsilon = epsilon.max(), epsilon[shown]
     height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))
@@ -114,8 +114,8 @@ def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     axes.scatter(
         run.leakage["round"][shown], rows, s=area, color=SERIES[0].light, linewidths=0, rasterized=len(rows) > 2000
     )
-    note = f"{_every(shown)}; area: {privacy.label} of the release, greatest {greatest:.3g}".removeprefix("; ")
-    axes.set_title(note, loc="right", **_NOTE)
+    notes = [_out_of(len(client_ids)), f"area: {privacy.label} of the release, greatest {greatest:.3g}"]
+    axes.set_title("\n".join(filter(None, notes)), loc="right", **_NOTE)
     axes.grid(axis="x")
     axes.set_ylim(len(ids) - 0.4, -0.6)
     axes.set_xlim(left=0)
@@ -124,14 +124,16 @@ def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     return figure
 
 
-def _thinned(n: int) -> slice:
-    """Of `n` exchanges in order those that a figure shows, evenly spread."""
-    return slice(0, None, -(-n // MOST_DOTS) or 1)
+def _shown(n: int) -> NDArray[np.int64]:
+    """Of `n` exchanges those that a figure shows, in order: no pattern of theirs can meet one of the rounds."""
+    if n <= MOST_DOTS:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(n).choice(n, MOST_DOTS, replace=False, shuffle=False))
 
 
-def _every(shown: slice) -> str:
+def _out_of(n: int) -> str:
     """What to say of exchanges that are not shown; nothing where all are."""
-    return "" if shown.step == 1 else f"1 of {shown.step} shown"
+    return "" if n <= MOST_DOTS else f"{MOST_DOTS:,} of {n:,}, drawn at random"
 
 
 def _labels(run: RunData) -> LabelCounts | None:
@@ -186,15 +188,14 @@ def latency(run: RunData) -> Figure:
     suspect = np.isin(run.breakdown["round"], run.suspect_rounds["round"])
     for of_kind, colour, marker, label in ((~suspect, SERIES[1], "o", ""), (suspect, LIMIT, "x", "in suspect rounds")):
         rows = np.flatnonzero(of_kind)
-        shown = rows[_thinned(len(rows))]
+        shown = rows[_shown(len(rows))]
         if len(shown):
             by_exchange.scatter(
                 drawn_s[shown], measured_s[shown], s=7, alpha=0.5, color=colour.light,
                 linewidths=0.8, marker=marker, label=label, rasterized=len(shown) > 2000,
             )  # fmt: skip
     _label(by_exchange, "Each exchange", "drawn delay (s)", "measured communication time (s)")
-    if few := _every(_thinned(len(drawn_s))):
-        by_exchange.text(0.02, 0.97, few, transform=by_exchange.transAxes, va="top", **_NOTE)
+    by_exchange.text(0.03, 0.97, _out_of(len(drawn_s)), transform=by_exchange.transAxes, va="top", **_NOTE)
     by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
     by_exchange.locator_params(nbins=5)
     by_exchange.legend(loc="lower right")

@@ -211,9 +211,9 @@ class RunData:
     greatest_leakage: Columns
     accuracy: Columns
     breakdown: ExchangeTable
-    leakage: ExchangeTable
+    leakage: Columns
     censored_latencies: ExchangeTable
-    choices: ExchangeTable
+    choices: Columns
     records: Collection[RoundRecord]
     """The log itself, for what is a fold over it; each pass may read it anew."""
 
