@@ -6,7 +6,7 @@ READY := .venv/.ready
 # TORCH_INDEX_URL names PyTorch's own index of CPU builds; the package index's build may bring several GB of CUDA.
 TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
-.PHONY: demo test test-slow docs coverage test-pythons test-package test-crash test-containers chaos fuzz mutants lint proto format clean up down logs images results wheelhouse benchmarks
+.PHONY: demo test test-slow docs coverage test-pythons test-package test-crash test-containers chaos fuzz mutants gpu lint proto format clean up down logs images results wheelhouse benchmarks
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -70,6 +70,11 @@ fuzz: $(READY)
 benchmarks: $(READY)
 	$(BIN)/python -m benchmarks $(GO_ON)
 	$(BIN)/python docs/generated_tables.py
+
+# All that only a GPU can show, on a machine with CUDA and without a network; some 8 minutes. Writes docs/results/gpu.json
+# and docs/gpu.png.
+gpu: $(READY)
+	$(BIN)/python -m benchmarks.gpu
 
 # Real containers on a real engine: many minutes the first time.
 test-containers: $(READY)

@@ -46,6 +46,7 @@ def trainers_of(
     model: Callable[[], nn.Module] = network,
     sizes: Sequence[int] = RAGGED,
     shape: tuple[int, ...] = (1, 8, 8),
+    device: torch.device = CPU,
 ) -> list[TorchTrainer]:
     each = [settings] * len(sizes) if isinstance(settings, TrainingSettings) else settings
     return [
@@ -53,7 +54,7 @@ def trainers_of(
             model(),
             LocalData(random_images(i, "test", size, shape), 10),
             own,
-            device=CPU,
+            device=device,
             seed=1,
             client_id=f"c{i}",
             method=method(),
@@ -145,6 +146,21 @@ def test_every_method_but_moon_can_be_batched(kind: str, settings: TrainingSetti
     parameters: Mapping[str, dict[str, Any]] = {"fedprox": {"mu": 0.5}, "feddyn": {"alpha": 0.1}}
     found = TRAINING_METHODS[kind]
     check_rounds(lambda: trainers_of(settings, lambda: found(**parameters.get(kind, {}))))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["mlp", "cnn3"])
+def test_cuda_trains_together_as_the_cpu_does_alone(name: str) -> None:
+    shape = IMAGE.get(name, (3, 32, 32))
+
+    def made(device: torch.device) -> list[TorchTrainer]:
+        settings = TrainingSettings("sgd", 0.05, batch_size=max(RAGGED))
+        return trainers_of(settings, model=lambda: build_model(name, shape, 10, 1), shape=shape, device=device)
+
+    alone, together = made(CPU), made(torch.device("cuda"))
+    theta = flatten(alone[0].model)
+    for trainer, outcome in zip(alone, played_together(together, theta, 1), strict=True):
+        assert_same(outcome, trainer.train(theta, round=1))
 
 
 def test_a_learning_rate_that_changes_with_the_round_does_so_together() -> None:

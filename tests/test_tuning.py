@@ -37,6 +37,9 @@ m = 2
 [workload]
 model = "synthetic"
 """
+BATCHED = SMALL.replace("count = 8", 'count = 8\nbatched = "on"').replace(
+    "rounds = 30", 'rounds = 30\nclock = "virtual"'
+)
 SEARCH = ["selection.pause.alpha=log:0.1..1000", "selection.pause.gamma=0..20", "selection.m=1,2,3"]
 
 
@@ -100,6 +103,10 @@ def test_a_bad_space_is_one_line(setting: str, line: str) -> None:
         ({"trials": 0}, "--trials 0: must be at least 1"),
         ({"fresh_seeds": 1}, "--fresh-seeds 1: must be at least 2"),
         ({"by": "run", "real_seeds": 1}, "--real-seeds 1: goes with --by run --virtual, or with --by simulate"),
+        (
+            {"real_seeds": 1, "source": BATCHED},
+            '--real-seeds 1: goes with clients.batched = "auto" or "off"',
+        ),
         ({"real_seeds": 1}, "--real-seeds 1: needs a model that learns"),
         ({"real_seeds": -1}, "--real-seeds -1: must be at least 0"),
         ({"source": SMALL.replace("m = 2", 'm = 2\npolicy = "fed-ts"')}, "fed-ts is tuned --by run alone"),

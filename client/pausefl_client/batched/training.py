@@ -86,7 +86,7 @@ def _local_steps(
             stack.learn(learning)
         now = [next(each) for each in batches[:learning]]
         inputs, targets = (_stacked(tensors) for tensors in zip(*now, strict=True))
-        losses = _losses(task, stack.outputs(inputs), targets, [len(batch.targets) for batch in now])
+        losses = _losses(task, stack.outputs(inputs), targets, [batch.targets.shape[0] for batch in now])
         stack.differentiate(losses.sum())
         if changes_gradients:
             for method, model in zip(methods[:learning], stack.models, strict=False):
@@ -99,12 +99,12 @@ def _local_steps(
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """(n_i, *shape) tensors as (k, max n_i, *shape); what is added holds −1, which as a class does not count."""
-    sizes = [len(tensor) for tensor in tensors]
+    sizes = [tensor.shape[0] for tensor in tensors]
     if min(sizes) == max(sizes):
         return torch.stack(tuple(tensors))
     padded = tensors[0].new_full((len(tensors), max(sizes), *tensors[0].shape[1:]), -1)
     for row, tensor in zip(padded, tensors, strict=True):
-        row[: len(tensor)] = tensor
+        row[: tensor.shape[0]] = tensor
     return padded
 
 

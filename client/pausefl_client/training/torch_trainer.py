@@ -75,6 +75,7 @@ class TorchTrainer:
         # For convolutions: torch then pools several times as fast on a processor.
         self._has_channels_last = is_convolved and device.type == "cpu"
         self.manifest = self._tensors.with_control() if self.method.has_control else self._tensors
+        self._parameters = list(self.model.parameters())
         self._optimizer = self.method.optimizer(self.model, settings)
         self._rates = LearningRates(settings) if settings.schedule else None
         self._seed = seed
@@ -135,11 +136,11 @@ class TorchTrainer:
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """What the optimizer remembers of each of the model's parameters, in their order; not to be changed."""
-        return [self._optimizer.state.get(parameter, {}) for parameter in self.model.parameters()]
+        return [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
 
     def remember(self, optimizer_states: Sequence[dict[str, Any]], method: TrainingMethod) -> None:
         """Go on with these, as after a training of its own."""
-        for parameter, state in zip(self.model.parameters(), optimizer_states, strict=True):
+        for parameter, state in zip(self._parameters, optimizer_states, strict=True):
             if state:
                 self._optimizer.state[parameter] = state
         self.method = method

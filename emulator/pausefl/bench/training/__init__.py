@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from pausefl.bench.training.images import CLASSES, random_images
-from pausefl.bench.training.together import times, together_case
+from pausefl.bench.training.together import RoundsOfClients, times, together_case
 from pausefl.config.client_records import training_of
 from pausefl.config.experiment import load_experiment
 from pausefl_client.data.datasets import Examples
@@ -35,6 +35,7 @@ _IMAGES = {
     "large_mnist": ((1, 28, 28), 50_000),
     "small_cifar": ((3, 32, 32), 40_000),
 }
+PRESETS = tuple(_IMAGES)
 _STEPS = 400
 _FEWEST_ROUNDS = 2
 
@@ -80,13 +81,13 @@ def cases(steps: int = _STEPS) -> Iterator[dict[str, Any]]:
         for preset in _IMAGES:
             yield _case(preset, steps, Path(folder) / preset)
     for preset in _IMAGES:
-        yield on_device(preset, steps, torch.device("cpu"))
+        yield together_case(preset, clients_of(preset, torch.device("cpu")), steps)
 
 
-def on_device(preset: str, steps: int, device: torch.device) -> dict[str, Any]:
-    """The clients of a preset's round together against one by one, about `steps` optimizer steps of each."""
+def clients_of(preset: str, device: torch.device) -> RoundsOfClients:
+    """The clients of a preset's round, with as many images as there."""
     shape, total = _IMAGES[preset]
-    return together_case(preset, shape, total // len(load_experiment(preset).client_ids), steps, device)
+    return RoundsOfClients(preset, shape, total // len(load_experiment(preset).client_ids), device)
 
 
 def _case(preset: str, steps: int, path: Path) -> dict[str, Any]:

@@ -19,6 +19,18 @@ def noise_images(seed: int) -> Dataset:
     )
 
 
+def noise_of_cifar(seed: int) -> Dataset:
+    """As many random images as small CIFAR has, of their size: 40,000 to train on, 100 each to validate and test."""
+    shape = (3, 32, 32)
+    return Dataset(
+        name="noise of CIFAR's size",
+        train=random_images(seed, "train", 40_000, shape),
+        validation=random_images(seed, "validation", 100, shape),
+        test=random_images(seed, "test", 100, shape),
+        classes=CLASSES,
+    )
+
+
 def random_images(seed: int, split: str, n: int, shape: tuple[int, ...] = (1, 28, 28)) -> Examples:
     """`n` images of random pixels, (n, channels, height, width) uint8, with random labels."""
     rng = generator(seed, "bench images", split)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,45 +17,58 @@ from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 
 _FEWEST_ROUNDS = 2
+# Of a client in a round; more of them take longer, and say the same.
+_MOST_STEPS = 10
 
 
-def together_case(
-    preset: str, shape: tuple[int, ...], examples: int, steps: int, device: torch.device
-) -> dict[str, Any]:
-    """As many clients as the preset asks in a round, with so many examples each; about `steps` steps of each.
+class RoundsOfClients:
+    """As many clients as a preset asks in a round, of random images, and their rounds both ways."""
+
+    def __init__(self, preset: str, shape: tuple[int, ...], examples: int, device: torch.device) -> None:
+        """`examples` of each client, images of `shape`."""
+        experiment = load_experiment(preset)
+        seed, self.clients = experiment.experiment.seed, experiment.selection.m
+        settings = replace(training_of(experiment.workload), max_steps=_MOST_STEPS)
+        self._trainers = [
+            TorchTrainer(
+                build_model(experiment.workload.model, shape, CLASSES, seed),
+                LocalData(random_images(seed, f"{preset} {i}", examples, shape), CLASSES),
+                settings,
+                device=device,
+                seed=seed,
+                client_id=f"{preset} {i}",
+            )
+            for i in range(self.clients)
+        ]
+        self.steps = self._trainers[0].steps
+        self._stack = ModelStack(self._trainers[0].model, settings, self.clients)
+        self._theta = flatten(self._trainers[0].model)
+
+    def alone(self, round: int) -> None:
+        """Train one client after the other."""
+        for trainer in self._trainers:
+            trainer.train(self._theta, round=round)
+
+    def together(self, round: int) -> None:
+        """Train all in one call."""
+        trained = train_together(self._stack, self._trainers, self._theta, round=round)
+        for trainer, of_one in zip(self._trainers, trained, strict=True):
+            trainer.remember(of_one.optimizer_states, of_one.method)
+
+
+def together_case(preset: str, clients: RoundsOfClients, steps: int) -> dict[str, Any]:
+    """The clients of a preset, about `steps` steps of each.
 
     `ratio` is of the time together to that one by one, in neighbouring rounds.
     """
-    experiment = load_experiment(preset)
-    settings, seed, m = training_of(experiment.workload), experiment.experiment.seed, experiment.selection.m
-    trainers = [
-        TorchTrainer(
-            build_model(experiment.workload.model, shape, CLASSES, seed),
-            LocalData(random_images(seed, f"{preset} {i}", examples, shape), CLASSES),
-            settings,
-            device=device,
-            seed=seed,
-            client_id=f"{preset} {i}",
-        )
-        for i in range(m)
-    ]
-    stack, theta = ModelStack(trainers[0].model, settings, m), flatten(trainers[0].model)
-
-    def alone(round: int) -> None:
-        for trainer in trainers:
-            trainer.train(theta, round=round)
-
-    def together(round: int) -> None:
-        for trainer, trained in zip(trainers, train_together(stack, trainers, theta, round=round), strict=True):
-            trainer.remember(trained.optimizer_states, trained.method)
-
-    rounds = max(_FEWEST_ROUNDS, steps // trainers[0].steps)
-    times_s = np.array([[times(call, t) for call in (alone, together)] for t in range(rounds + 1)][1:])
+    rounds = max(_FEWEST_ROUNDS, steps // clients.steps)
+    calls = clients.alone, clients.together
+    times_s = np.array([[times(call, t) for call in calls] for t in range(rounds + 1)][1:])
     (alone_s, alone_cpu_s), (together_s, together_cpu_s) = times_s.transpose(1, 2, 0)
     low, middle, high = np.quantile(together_s / alone_s, (0.25, 0.5, 0.75)).tolist()
     return {
         "name": "training",
-        "case": f"{preset}: {m} clients together, {trainers[0].steps} steps, {rounds} rounds",
+        "case": f"{preset}: {clients.clients} clients together, {clients.steps} steps, {rounds} rounds",
         "alone_s": float(np.median(alone_s)),
         "together_s": float(np.median(together_s)),
         "ratio": middle,

@@ -68,6 +68,8 @@ class TuningPlan:
             raise ConfigError(f"--real-seeds {self.real_seeds}: must be at least 0")
         if self.real_seeds and (self.by, self.experiment.experiment.clock) == ("run", "real"):
             raise ConfigError(f"--real-seeds {self.real_seeds}: goes with --by run --virtual, or with --by simulate")
+        if self.real_seeds and self.experiment.clients.batched == "on":
+            raise ConfigError(f'--real-seeds {self.real_seeds}: goes with clients.batched = "auto" or "off"')
         self._check_by()
 
     @cached_property

@@ -1,0 +1,122 @@
+"""`make gpu`: everything that only a GPU can show, into docs/results/gpu.json and docs/gpu.png; some 8 minutes.
+
+Needs Python, torch and a CUDA device, and no network: images are random ones of the workloads' sizes.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from matplotlib.figure import Figure
+
+from pausefl.bench.training import PRESETS, clients_of
+from pausefl.bench.training.together import together_case
+from pausefl.report.style import RC, SERIES
+from pausefl_process.files import write_durably
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "docs/results/gpu.json"
+PICTURE = ROOT / "docs/gpu.png"
+_STEPS = 100
+_ROUNDS = 100
+_IMAGES = "pausefl.bench.training.images:noise_of_cifar"
+ON_GPU = ["--set", "workload.device=cuda", "--set", f"workload.dataset={_IMAGES}", "--set", "metrics.enabled=false"]
+RUN = ["--virtual", "--set", f"experiment.rounds={_ROUNDS}", "--set", "workload.step_s=0.01", "--quiet"]
+
+
+def main() -> int:
+    """0 if all went well, 1 if tests, audit or a run failed, 2 without a CUDA device."""
+    if not torch.cuda.is_available():
+        print("gpu: torch finds no CUDA device here, so nothing was measured", file=sys.stderr)
+        return 2
+    found = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "tests": _played([sys.executable, "-m", "pytest", "-q", "-k", "cuda", "tests"]),
+        "training": list(training(torch.device("cuda"))),
+        "memory_growth_bytes": memory_growth_bytes(),
+        "audit": _played([*_pausefl("audit", "small_cifar"), *ON_GPU, "--uploads", "2000"]),
+        "runs": [_run(batched) for batched in ("off", "on")],
+    }
+    write_durably(RESULT, json.dumps(found, indent=1) + "\n")
+    with mpl.rc_context(RC):
+        draw(found).savefig(PICTURE, dpi=110)
+    parts = [found["tests"], found["audit"], *found["runs"]]
+    print(f"{RESULT}, {PICTURE}: " + "; ".join(part["last_line"] for part in parts))
+    return int(any(part["exit_status"] for part in parts))
+
+
+def training(device: torch.device, steps: int = _STEPS) -> Iterator[dict[str, Any]]:
+    """Clients one by one and together, on the processor and on `device`, for each workload."""
+    torch.set_num_threads(1)
+    for preset in PRESETS:
+        for place in (torch.device("cpu"), device):
+            # On a processor only what a ratio needs: small CIFAR takes a second a round there.
+            case = together_case(preset, clients_of(preset, place), steps if place == device else min(steps, 20))
+            yield {**case, "preset": preset, "device": place.type}
+
+
+def memory_growth_bytes(rounds: int = 1000) -> int:
+    """By how much the device's memory in use grows over so many rounds together, after the first."""
+    clients = clients_of(PRESETS[0], torch.device("cuda"))
+    clients.together(1)
+    before = torch.cuda.memory_allocated()
+    for t in range(2, rounds + 2):
+        clients.together(t)
+    return torch.cuda.memory_allocated() - before
+
+
+def draw(found: Mapping[str, Any]) -> Figure:
+    """A round's training one by one and together, by workload and device."""
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.subplots()
+    cases: Sequence[Mapping[str, Any]] = found["training"]
+    for offset, (key, colour, label) in enumerate(
+        (("alone_s", SERIES[0], "one by one"), ("together_s", SERIES[1], "together"))
+    ):
+        places = [i + 0.4 * offset - 0.2 for i in range(len(cases))]
+        axes.bar(places, [1e3 * case[key] for case in cases], 0.38, color=colour.light, label=label)
+    axes.set_xticks(range(len(cases)), [f"{case['preset']}\n{case['device']}" for case in cases])
+    axes.set(yscale="log", ylabel="training of a round (ms)", title=str(found["device"]))
+    axes.legend()
+    return figure
+
+
+def _run(batched: str) -> dict[str, Any]:
+    """Small CIFAR on the virtual clock, 30 clients in one process."""
+    with tempfile.TemporaryDirectory(prefix="pausefl-gpu-") as folder:
+        place = ["--set", f"clients.batched={batched}", "--run-dir", f"{folder}/run"]
+        return {
+            "batched": batched,
+            "rounds": _ROUNDS,
+            **_played([*_pausefl("run", "small_cifar"), *ON_GPU, *RUN, *place]),
+        }
+
+
+def _pausefl(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pausefl", *arguments]
+
+
+def _played(command: Sequence[str]) -> dict[str, Any]:
+    """How a command ended, how long it took, and what it said last."""
+    began_s = time.perf_counter()
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout + ended.stderr).split("\n")
+    return {
+        "command": " ".join(command[1:]),
+        "exit_status": ended.returncode,
+        "took_s": time.perf_counter() - began_s,
+        "last_line": next((line.strip() for line in reversed(said) if line.strip()), ""),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
