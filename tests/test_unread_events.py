@@ -1,5 +1,6 @@
 """A reader of a process's events that takes none: the process goes on, and ends when it is asked to."""
 
+import io
 import json
 import os
 import signal
@@ -52,6 +53,15 @@ def test_text_is_written_by_a_thread_in_lines(capfd: pytest.CaptureFixture[str])
         print("and a half, ünd mehr\nthree", end="")
         print("warned", file=sys.stderr)
     assert capfd.readouterr() == ("one\ntwo and a half, ünd mehr\nthree", "warned\n")
+
+
+def test_streams_without_a_descriptor_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_memory = io.StringIO()
+    monkeypatch.setattr("sys.stdout", in_memory)
+    monkeypatch.setattr("sys.stderr", None)  # as where the process was started with a closed one
+    with posted_output():
+        print("one")
+    assert in_memory.getvalue() == "one\n"
 
 
 def test_a_terminal_that_takes_nothing_holds_nobody_up(unread: int, monkeypatch: pytest.MonkeyPatch) -> None:

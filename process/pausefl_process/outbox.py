@@ -47,9 +47,18 @@ def posted_output() -> Iterator[None]:
     """
     with ExitStack() as block:
         for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
-            lines = block.enter_context(closing(_PostedLines(stream)))
-            block.enter_context(redirect(lines))
+            if _is_file(stream):
+                lines = block.enter_context(closing(_PostedLines(stream)))
+                block.enter_context(redirect(lines))
         yield
+
+
+def _is_file(stream: TextIO | None) -> bool:
+    """Whether a stream has a descriptor: one in memory needs no reader, and a closed one is None."""
+    try:
+        return stream is not None and stream.fileno() >= 0
+    except io.UnsupportedOperation:
+        return False
 
 
 class _PostedLines(io.TextIOBase):
