@@ -37,7 +37,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("gpu: torch finds no CUDA device here, so nothing was measured", file=sys.stderr)
         return 2
-    found = {
+    found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "tests": _played([sys.executable, "-m", "pytest", "-q", "-k", "cuda", "tests"]),
@@ -49,7 +49,7 @@ def main() -> int:
     write_durably(RESULT, json.dumps(found, indent=1) + "\n")
     with mpl.rc_context(RC):
         draw(found).savefig(PICTURE, dpi=110)
-    parts = [found["tests"], found["audit"], *found["runs"]]
+    parts: list[dict[str, Any]] = [found["tests"], found["audit"], *found["runs"]]
     print(f"{RESULT}, {PICTURE}: " + "; ".join(part["last_line"] for part in parts))
     return int(any(part["exit_status"] for part in parts))
 

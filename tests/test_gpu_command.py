@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import gpu
 from pausefl.arguments import make_parser
+from pausefl.bench.training import PRESETS
 from pausefl.bench.training.images import noise_of_cifar
 from pausefl.config.experiment import load_experiment
 
@@ -24,7 +25,7 @@ def test_without_a_gpu_it_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -
 
 def test_training_is_measured_for_every_workload_and_drawn() -> None:
     cases = list(gpu.training(torch.device("cpu"), steps=1))
-    assert [case["preset"] for case in cases[::2]] == list(gpu.PRESETS)
+    assert [case["preset"] for case in cases[::2]] == list(PRESETS)
     assert all(case["alone_s"] > 0 and case["together_s"] > 0 for case in cases)
     figure = gpu.draw({"device": "a processor", "training": json.loads(json.dumps(cases))})
     assert len(figure.axes[0].patches) == 2 * len(cases)
