@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.image
+import numpy as np
 import pytest
 
 from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne
@@ -29,6 +30,8 @@ from pausefl.cli import main, parser
 from pausefl.config.experiment import load_experiment
 from pausefl.published import find_reproduction, read_reproductions, reproductions
 from pausefl.report.style import save_png
+from pausefl.results.reproduction import time_to
+from pausefl.results.statistics import Waits
 from pausefl_proto.errors import ConfigError
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -205,7 +208,8 @@ def stored(drawing: str) -> dict[str, Any]:
     interval = {"mean": 0.7, "low": 0.6, "high": 0.8, "n_seeds": 6}
     long = {"mean": 150.0, "low": 140.0, "high": 160.0, "n_seeds": 6}
     curve = {"x": [0.0, 50.0, 100.0], "mean": [0.1, 0.5, 0.8], "low": [0.0, 0.4, 0.7], "high": [0.2, 0.6, 0.9]}
-    time = {"reached": 4, "mean": 40.0, "low": 30.0, "high": 50.0, "n_seeds": 6}
+    time = {"reached": 4, "horizon_s": 90.0, "mean": 40.0, "low": 30.0, "high": 50.0, "n_seeds": 6}
+    by_all = {**time, "reached": 6, "horizon_s": None}
     difference = {"difference": {"mean": -9.0, "low": -12.0, "high": -5.0, "n_seeds": 6}, "win_rate": 0.75}
     selections = {"relevant-000": {"role": "relevant", "mean": 9.0}, "bad-000": {"role": "irrelevant", "mean": 2.0}}
     series = {
@@ -215,7 +219,7 @@ def stored(drawing: str) -> dict[str, Any]:
         **dict.fromkeys(("total_latency_s", "greatest_leak", "median_leak"), long),
         "suspect_rounds": 0,
         "wall_clock_s": 1.0,
-        "time_to": {"0.6": time, "0.7": time, "0.8": {**time, "reached": 0}},
+        "time_to": {"0.6": time, "0.7": by_all, "0.8": {**time, "reached": 0}},
         **dict.fromkeys(("accuracy_by_latency", "accuracy_by_round", "leak_by_round", "leak_by_latency"), curve),
         "newcomers": {"selections": selections, "by_round": curve},
     }
@@ -233,7 +237,6 @@ def stored(drawing: str) -> dict[str, Any]:
         "privacy_unit": "coordinate",
         "epsilon_budget": 200.0,
         "baseline": "random",
-        "horizons_s": {"0.6": 90.0, "0.7": None},
         "published": {"pause": {"accuracy": [[50, 63.1]], "best": 83.9, "leak": [[100, 106]]}},
         "series": {
             "pause": {**series, "against_baseline": {"total_latency_s": difference, "time_to_0.6_s": difference}},
@@ -261,11 +264,23 @@ def test_a_section_shows_intervals_censored_seeds_and_published_values() -> None
     page = results_page([stored("latency")])
     (row,) = re.findall(r"^\| `pause` .*", page, re.MULTILINE)
     assert "70.0 [60.0, 80.0]; archived 83.9" in row
-    assert "40.0 [30.0, 50.0] (4 of 6 reached it)" in row
+    assert "| 40.0 [30.0, 50.0] (4 of 6 reached it; waits up to 90.0 s) | 40.0 [30.0, 50.0] |" in row
     assert "time to 80 %" not in page
-    assert "- Some seeds did not reach 60 %: waits for it count up to 90 s." in page
     assert "150 [140, 160]; archived 106" in row
     assert "`pause` less `random`: total latency -9.0 [-12.0, -5.0] s, shorter in 75 % of the seeds" in page
+
+
+def test_a_series_of_short_runs_cuts_no_other_series_times() -> None:
+    """The fastest clients' runs end after 40 s, with seeds that never reached the accuracy."""
+    slow = Waits(np.array([100.0, 120.0, 150.0]), np.array([True, True, False]))
+    base = Waits(np.array([200.0, 210.0, 220.0]), np.array([True, True, True]))
+    short = Waits(np.array([10.0, 40.0, 41.0]), np.array([True, False, False]))
+    assert time_to(slow, base)["horizon_s"] == 150.0
+    assert time_to(slow, base)["mean"] == pytest.approx((100 + 120 + 150) / 3)
+    assert time_to(short, base)["horizon_s"] == 41.0
+    assert time_to(base, base) == {
+        "reached": 3, "horizon_s": None, "mean": 210.0, "low": None, "high": None, "n_seeds": 3,
+    }  # fmt: skip
 
 
 def test_a_reproduction_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:

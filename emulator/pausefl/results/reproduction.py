@@ -44,17 +44,13 @@ def summarise_series(runs: SeriesRuns) -> dict[str, Any]:
         raise ConfigError("some run evaluated no model: a figure needs one that is trained")
     baseline = "random" if "random" in runs else next(iter(runs))
     waits = {name: _waits(of_series) for name, of_series in runs.items()}
-    horizons_s = {level: common_horizon_s([each[level] for each in waits.values()]) for level in ACCURACIES}
     return {
         "baseline": baseline,
-        "horizons_s": {
-            f"{level:g}": horizon if math.isfinite(horizon) else None for level, horizon in horizons_s.items()
-        },
         "series": {
             name: {
                 **_figures(of_series),
-                "time_to": {f"{level:g}": _time_to(waits[name][level], horizons_s[level]) for level in ACCURACIES},
-                "against_baseline": _against(runs, waits, horizons_s, name, baseline),
+                "time_to": {f"{level:g}": time_to(waits[name][level], waits[baseline][level]) for level in ACCURACIES},
+                "against_baseline": _against(runs, waits, name, baseline),
                 **_curves(of_series),
                 "newcomers": _newcomers(of_series),
             }
@@ -76,9 +72,15 @@ def _waits(runs: Sequence[RunData]) -> Mapping[float, Waits]:
     return {level: first_reached(seconds, accuracies, level) for level in ACCURACIES}
 
 
-def _time_to(waits: Waits, horizon_s: float) -> dict[str, Any]:
-    """How many seeds reached the accuracy, and the mean of their times up to the horizon."""
-    return {"reached": int(waits.reached.sum()), **asdict(restricted_mean(waits, horizon_s))}
+def time_to(own: Waits, baseline: Waits) -> dict[str, Any]:
+    """How many seeds reached the accuracy, and the mean of their times up to a horizon, if there is one.
+
+    Each series has a horizon of its own, which it shares with the baseline alone. One for all would be that of the
+    series whose runs are the shortest, and tell nothing of the others.
+    """
+    horizon_s = common_horizon_s([own, baseline])
+    kept_s = horizon_s if math.isfinite(horizon_s) else None
+    return {"reached": int(own.reached.sum()), "horizon_s": kept_s, **asdict(restricted_mean(own, horizon_s))}
 
 
 def _figures(runs: Sequence[RunData]) -> dict[str, Any]:
@@ -106,7 +108,6 @@ def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:
 def _against(
     runs: SeriesRuns,
     waits: Mapping[str, Mapping[float, Waits]],
-    horizons_s: Mapping[float, float],
     name: str,
     base: str,
 ) -> dict[str, Any] | None:
@@ -115,10 +116,11 @@ def _against(
         return None
     totals = [[run.summary["total_latency_s"] for run in runs[each]] for each in (name, base)]
     found = {"total_latency_s": asdict(paired_difference(*totals))}
-    for level, horizon_s in horizons_s.items():
+    for level in ACCURACIES:
         own, other = waits[name][level], waits[base][level]
         if own.reached.any() or other.reached.any():
-            found[f"time_to_{level:g}_s"] = asdict(restricted_difference(own, other, horizon_s))
+            difference = restricted_difference(own, other, common_horizon_s([own, other]))
+            found[f"time_to_{level:g}_s"] = asdict(difference)
     return found
 
 

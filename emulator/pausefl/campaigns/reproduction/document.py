@@ -18,7 +18,8 @@ what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows 
   interval. Such intervals are somewhat narrow: with ten seeds they hold the true mean about nine times in ten.
 - *Time to* an accuracy is the total latency at the first evaluation that reached it, on a fixed subset of the
   test data. Some seeds may not reach it. They are censored, not dropped: the mean is then the restricted mean of
-  the Kaplan–Meier estimate. It counts waits up to the longest time that every series with censored seeds was followed.
+  the Kaplan–Meier estimate. It counts waits up to a stated time: the longest that the series, and the one it is
+  compared with, were followed where they have censored seeds.
 - Accuracies are of test data. *Best* is the greatest of all evaluations, on the fixed subset, as in the authors'
   archive. *Last* is the last model's, on all test examples.
 - Values after "archived" or "published" are the authors', of one run.
@@ -68,9 +69,6 @@ def _conditions(summary: StoredSummary) -> Iterator[str]:
         yield f"- Left out: {'; '.join(summary['left_out'])}."
     if len(seeds) < FEWEST_SEEDS:
         yield f"- No intervals: {len(seeds)} of at least {FEWEST_SEEDS} seeds."
-    for level, horizon_s in summary["horizons_s"].items():
-        if horizon_s is not None and _is_reached(summary, level):
-            yield f"- Some seeds did not reach {100 * float(level):.0f} %: waits for it count up to {horizon_s:.0f} s."
     if not summary["published"]:
         yield "- The paper prints this figure without numbers, so that none stand beside these."
 
@@ -105,8 +103,11 @@ def _is_reached(summary: StoredSummary, level: str) -> bool:
 
 def _time(series: Mapping[str, Any], level: str) -> str:
     found, n_seeds = series["time_to"][level], len(series["seeds"])
-    reached = f" ({found['reached']} of {n_seeds} reached it)" if found["reached"] < n_seeds else ""
-    return f"{_cell(found, 1)}{reached}" if found["reached"] else "not reached"
+    if not found["reached"]:
+        return "not reached"
+    notes = [f"{found['reached']} of {n_seeds} reached it"] if found["reached"] < n_seeds else []
+    notes += [f"waits up to {_digits(found['horizon_s'])} s"] if found["horizon_s"] is not None else []
+    return f"{_cell(found, 1)} ({'; '.join(notes)})" if notes else _cell(found, 1)
 
 
 def _differences(summary: StoredSummary) -> Iterator[str]:
