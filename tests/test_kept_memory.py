@@ -6,7 +6,7 @@ import sys
 import pytest
 
 ROUNDS = """
-import resource, sys, threading
+import resource, sys
 import numpy as np
 from pausefl_process.lifetime import keep_freed_memory
 
@@ -15,18 +15,11 @@ def play():
     for update in updates:
         update.fill(1.0)
 
-def in_a_thread():
-    thread = threading.Thread(target=play)
-    thread.start()
-    thread.join()
-
 if sys.argv[1]:
     keep_freed_memory(int(sys.argv[1]))
 play()
-in_a_thread()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 play()
-in_a_thread()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 

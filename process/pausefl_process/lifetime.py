@@ -23,7 +23,6 @@ BAD_INPUT = 2
 # Of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
 # The greatest value glibc takes for M_MMAP_THRESHOLD on 64-bit machines.
 _BUFFER_BYTES = 32 << 20
 # Before the youngest generation is looked through; Python's own value is 700.
@@ -81,12 +80,10 @@ def keep_freed_memory(most_bytes: int = _BUFFER_BYTES) -> None:
     """Tell glibc to keep freed buffers of up to 32 MiB each, `most_bytes` in all, for the next ones.
 
     Otherwise they go back to the kernel, and every round pages them in again: that costs more than all else a client
-    does with a model of 1 MB. Threads share one heap, since heaps of their own are given back once they are empty.
-    Elsewhere than on glibc this does nothing. `most_bytes` is below 2 GiB.
+    does with a model of 1 MB. Elsewhere than on glibc this does nothing. `most_bytes` is below 2 GiB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, _BUFFER_BYTES)
         mallopt(_M_TRIM_THRESHOLD, most_bytes)
 
