@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from pausefl.arguments import make_parser
 from pausefl.bench.training import PRESETS
 from pausefl.bench.training.images import noise_of_cifar
+from pausefl.cli import parser
 from pausefl.config.experiment import load_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def test_a_command_is_told_by_its_end() -> None:
     "arguments", [["audit", "small_cifar", *gpu.ON_GPU], ["run", "small_cifar", *gpu.ON_GPU, *gpu.RUN]]
 )
 def test_its_commands_and_settings_exist(arguments: list[str]) -> None:
-    options = make_parser({arguments[0]: print}).parse_args(arguments)
+    options = parser().parse_args(arguments)
     experiment = load_experiment(options.config, options.overrides)
     assert experiment.workload.device == "cuda"
     assert experiment.experiment.clock == ("virtual" if arguments[0] == "run" else "real")

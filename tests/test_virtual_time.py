@@ -160,3 +160,23 @@ def test_the_same_jobs_do_the_same_in_the_same_order_however_long_they_really_ta
     assert trace([rng.random() * 0.003 for _ in jobs], cores) == hurried
     ends = {number: at_s for number, kind, at_s in hurried if kind == "end"}
     assert ends == {n: begin_s + sum(s for _, s in steps) for n, (begin_s, steps) in enumerate(jobs)}
+
+
+def test_a_job_that_computes_while_all_ends_does_not_wait_for_ever() -> None:
+    """Its wait comes after the end, when no loop passes time any more."""
+    workers, begun, may_end, ended = Workers(1), threading.Event(), threading.Event(), threading.Event()
+
+    def compute() -> None:
+        begun.set()
+        may_end.wait()
+
+    def job() -> None:
+        workers.during(1.0, compute)
+        ended.set()
+
+    workers.submit(job)
+    assert workers.pass_time_until(0.5)
+    assert begun.wait(10)
+    workers.shutdown(wait=False)
+    may_end.set()
+    assert ended.wait(10)

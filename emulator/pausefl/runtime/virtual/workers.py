@@ -46,6 +46,7 @@ class Workers(Executor):
         self._due: list[tuple[float, int]] = []  # heap of (when, number): jobs that stand still, or are done
         self._done: dict[int, Callable[[], None]] = {}  # number -> hands over the result
         self._numbers = 0
+        self._is_shut = False
         self._own = threading.local()
         self._cores = threading.BoundedSemaphore(cores or os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "virtual")
@@ -72,9 +73,10 @@ class Workers(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Begin nothing more, and let jobs that stand still go."""
+        """Begin nothing more, and let jobs that stand still go, and those that would later."""
         self._submitted.clear()
         with self._changed:
+            self._is_shut = True
             for job in self._jobs.values():
                 job.may_go_on.set()
         self._threads.shutdown(wait=wait)
@@ -108,6 +110,8 @@ class Workers(Executor):
     def _wait_until(self, due_s: float) -> None:
         job: _Job = self._own.job
         with self._changed:
+            if self._is_shut:  # no loop passes time any more
+                return
             job.may_go_on.clear()
             self._stand_still(job, due_s)
         job.may_go_on.wait()
