@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from pausefl.bench.training.images import CLASSES, random_images
-from pausefl.bench.training.together import RoundsOfClients, times, together_case
+from pausefl.bench.training.together import RoundsOfClients, ratio_of, times, together_case
 from pausefl.config.client_records import training_of
 from pausefl.config.experiment import load_experiment
 from pausefl_client.data.datasets import Examples
@@ -115,18 +115,13 @@ def _case(preset: str, steps: int, path: Path) -> dict[str, Any]:
 
     batches = -(-len(examples) // settings.batch_size)
     rounds = max(_FEWEST_ROUNDS, steps // batches)
-    # The first round imports, fills caches and starts threads.
-    times_s = np.array([[times(call, t) for call in (train, train_lean, keep)] for t in range(rounds + 1)][1:])
-    (ours_s, ours_cpu_s), (lean_s, lean_cpu_s), (kept_s, _) = times_s.transpose(1, 2, 0)
-    low, middle, high = np.quantile(ours_s / lean_s, (0.25, 0.5, 0.75)).tolist()
+    (ours_s, ours_cpu_s), (lean_s, lean_cpu_s), (kept_s, _) = times(rounds, train, train_lean, keep)
     return {
         "name": "training",
         "case": f"{preset}: {experiment.workload.model}, {batches} steps, {rounds} rounds",
         "train_s": float(np.median(ours_s)),
         "lean_s": float(np.median(lean_s)),
-        "ratio": middle,
-        "ratio_q1": low,
-        "ratio_q3": high,
+        **ratio_of(ours_s, lean_s),
         "train_processor_s": float(np.median(ours_cpu_s)),
         "processor_ratio": float(np.median(ours_cpu_s / lean_cpu_s)),
         "keep_state_s": float(np.median(kept_s)),

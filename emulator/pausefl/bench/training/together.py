@@ -15,6 +15,7 @@ from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import train_together
 from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
+from pausefl_proto.arrays import FloatArray
 
 _FEWEST_ROUNDS = 2
 # Of a client in a round; more of them take longer, and say the same.
@@ -62,24 +63,30 @@ def together_case(preset: str, clients: RoundsOfClients, steps: int) -> dict[str
     `ratio` is of the time together to that one by one, in neighbouring rounds.
     """
     rounds = max(_FEWEST_ROUNDS, steps // clients.steps)
-    calls = clients.alone, clients.together
-    times_s = np.array([[times(call, t) for call in calls] for t in range(rounds + 1)][1:])
-    (alone_s, alone_cpu_s), (together_s, together_cpu_s) = times_s.transpose(1, 2, 0)
-    low, middle, high = np.quantile(together_s / alone_s, (0.25, 0.5, 0.75)).tolist()
+    (alone_s, alone_cpu_s), (together_s, together_cpu_s) = times(rounds, clients.alone, clients.together)
     return {
         "name": "training",
         "case": f"{preset}: {clients.clients} clients together, {clients.steps} steps, {rounds} rounds",
         "alone_s": float(np.median(alone_s)),
         "together_s": float(np.median(together_s)),
-        "ratio": middle,
-        "ratio_q1": low,
-        "ratio_q3": high,
+        **ratio_of(together_s, alone_s),
         "processor_ratio": float(np.median(together_cpu_s / alone_cpu_s)),
     }
 
 
-def times(call: Callable[[int], None], round: int) -> tuple[float, float]:
-    """How long a call takes: seconds on the clock, and of this thread's processor time."""
+def times(rounds: int, *calls: Callable[[int], None]) -> FloatArray:
+    """How long each call takes in each round, in turn, (calls, 2, rounds): seconds on the clock, and of this thread's
+    processor time. A round before them, which imports, fills caches and starts threads, is left out."""
+    return np.array([[_times_of(call, t) for call in calls] for t in range(rounds + 1)][1:]).transpose(1, 2, 0)
+
+
+def ratio_of(ours_s: FloatArray, others_s: FloatArray) -> dict[str, float]:
+    """The median of the ratios of two calls' times, round by round, and its quartiles."""
+    low, middle, high = np.quantile(ours_s / others_s, (0.25, 0.5, 0.75)).tolist()
+    return {"ratio": middle, "ratio_q1": low, "ratio_q3": high}
+
+
+def _times_of(call: Callable[[int], None], round: int) -> tuple[float, float]:
     started_s, started_cpu_s = time.perf_counter(), time.thread_time()
     call(round)
     return time.perf_counter() - started_s, time.thread_time() - started_cpu_s
