@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from datetime import UTC, datetime
+from pathlib import Path
 
 VARIABLE = "PAUSEFL_LOG"
 """The environment variable that names json, quiet or verbose, separated by commas; child processes inherit it."""
@@ -57,8 +58,19 @@ def is_verbose() -> bool:
 def set_up_log() -> None:
     """Log to standard error from now on, whatever was set up before."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if is_json() else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_formatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING if is_quiet() else logging.INFO, force=True)
+
+
+def add_warning(path: Path, message: str) -> None:
+    """Add a line to a log that other processes write."""
+    record = logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": message})
+    with path.open("a", encoding="utf-8") as log:
+        log.write(_formatter().format(record) + "\n")
+
+
+def _formatter() -> logging.Formatter:
+    return JsonFormatter() if is_json() else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 
 
 def _words() -> list[str]:

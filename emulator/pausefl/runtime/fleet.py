@@ -40,6 +40,7 @@ from pausefl_process.events import (
 )
 from pausefl_process.files import Lock
 from pausefl_process.lifetime import BAD_INPUT, start
+from pausefl_process.logs import add_warning
 from pausefl_proto.errors import ConfigError, PauseflError
 
 # Once the server has ended, or was asked to and did not: with its DRAIN_S, `pausefl run` ends within 30 s of a SIGTERM.
@@ -135,6 +136,7 @@ class Fleet:
         self._back_to = back_to
         self._experiment = experiment
         self._run_dir = run_dir
+        self._clients_log = run_dir / "clients.log"
         self._server: SpawnProcess | None = None
         self._plan = client_plan(experiment)
         self._presence = self._plan.presence
@@ -145,7 +147,7 @@ class Fleet:
         self._returning: list[_Host] = []  # those to be started again
         self._called = 0  # the last round with which clients came or went
         self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
-        self._failures = FailureLog(run_dir / "clients.log") if experiment.privacy.enabled else None
+        self._failures = FailureLog(self._clients_log) if experiment.privacy.enabled else None
         self._interrupts = 0
         self._ends_by_s: float | None = None  # when the server, which was asked to end, is given up
         self.was_terminated = False
@@ -297,11 +299,11 @@ class Fleet:
         process.join()
         if process.exitcode == 0:
             return
-        message = f"{process.name} ended (exit code {process.exitcode}), see {self._run_dir / 'clients.log'}"
+        message = f"{process.name} ended (exit code {process.exitcode}), see {self._clients_log}"
         if not playing and process.exitcode == BAD_INPUT:  # which may leave no log to look into
-            raise ConfigError(f"{process.name}: {last_line(self._run_dir / 'clients.log')}")
+            raise ConfigError(f"{process.name}: {last_line(self._clients_log)}")
         if not playing:
-            raise PauseflError(f"{message}: {last_line(self._run_dir / 'clients.log')}")
+            raise PauseflError(f"{message}: {last_line(self._clients_log)}")
         host = next(h for h in self._hosts if h.process is process)
         was_asked_to = self._presence is not None and host.roll_calls is None
         host.stop_calling()
@@ -309,6 +311,7 @@ class Fleet:
         if may_return and host.is_to_return():
             self._returning.append(host)
             message += f"; it is started again in {2 ** (host.restarts - 1)} s ({host.restarts} of {_RESTARTS_MAX})"
+        add_warning(self._clients_log, message)  # a view shows no more than some of many messages
         view.show(Notice(message))
 
     def _end_all(self) -> None:
