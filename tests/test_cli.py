@@ -71,6 +71,12 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["run", "no-such-preset"], 2, '"no-such-preset" is neither a .toml file nor a preset; presets: demo,'),
         (["run", "demmo"], 2, '"demmo" is neither a .toml file nor a preset; did you mean demo?'),
         (["simulat", "demo"], 2, "simulat: no such command; did you mean simulate?; see pausefl --help"),
+        (
+            ["sweep", "demo", "--seds", "3"],
+            2,
+            "unrecognized arguments: --seds 3; did you mean --seeds?; see pausefl sweep",
+        ),
+        (["run", "demo", "other"], 2, "unrecognized arguments: other; see pausefl run --help"),
         (["run", "demo", "-q", "-v"], 2, "argument -v/--verbose: not allowed with argument -q/--quiet"),
         (
             ["run", "demo", "--rounds", "9"],

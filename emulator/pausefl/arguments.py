@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pausefl.exit_status import BAD_INPUT, EPILOG
@@ -27,15 +27,29 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"pausefl: {message}; see {self.prog} --help\n")
 
 
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the arguments say; without any, the process's own. SystemExit with one line where they are wrong."""
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        sub: argparse.ArgumentParser = options.parser
+        close = difflib.get_close_matches(unknown[0], re.findall(r"--[a-z-]+", sub.format_help()), 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        sub.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return options
+
+
 def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
-    """Return the parser of every subcommand; `command` in what it parses is the function of that name."""
+    """Return the parser of every subcommand; `command` in what it parses is the function of that name.
+
+    `parser` in it is the subcommand's own.
+    """
     whole = _Parser("pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG)
     whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=functions[name])
+        sub.set_defaults(command=functions[name], parser=sub)
         return sub
 
     _add_experiments(command)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pausefl import commands
-from pausefl.arguments import make_parser
+from pausefl.arguments import make_parser, parse
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, own_document
 from pausefl.config.validation import check_address, refuse_virtual
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; the exit status is as `exit_status` and docs/events.md say."""
     with sigterm_as_interrupt(), while_output_is_read():
-        options = parser().parse_args(arguments)
+        options = parse(parser(), arguments)
         if "log_json" in options:
             ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
         exit_with_status(options.command, options)
