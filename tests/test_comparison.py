@@ -67,6 +67,15 @@ def test_time_to_the_common_accuracy_and_what_it_saves(tmp_path: Path) -> None:
     assert random.latency_saved == Spread(0.0, 0.0, 0.0, 0.0, 3)
 
 
+def test_a_notebook_shows_the_table_of_the_page(tmp_path: Path) -> None:
+    comparison = compare(write_runs(tmp_path))
+    shown = comparison._repr_html_()
+    table = shown[: shown.index("</table>")]
+    assert table in write_comparison(comparison, tmp_path / "out").read_text("utf-8")
+    assert all(f"<td>{policy}</td>" in table for policy in ("pause", "random"))
+    assert comparison.spread_note in shown
+
+
 def test_totals_and_accuracies_are_the_summaries(tmp_path: Path) -> None:
     pause, random = compare(write_runs(tmp_path)).rows
     assert pause.total_latency_s == Spread(8.0, 4.0, 4.0, 12.0, 3)

@@ -3,6 +3,7 @@
 May live here: the table, figures and page of `pausefl compare`.
 """
 
+import html
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -128,6 +129,11 @@ class Comparison:
         per = {run.summary["budget_per"] for runs in self.runs.values() for run in runs}
         return "data holder" if "data holder" in per else "run"
 
+    def _repr_html_(self) -> str:
+        """The comparison in a notebook: the table that its page has."""
+        columns, lines = _cells(self)
+        return f"{render('comparison_table.html', columns=columns, lines=lines)}<p>{html.escape(_caption(self))}</p>"
+
 
 def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
     """Read the runs, for each policy one per seed, the same seeds for all. The baseline is `random`, else the first."""
@@ -187,12 +193,9 @@ def as_json(comparison: Comparison) -> Mapping[str, Any]:
 def as_table(comparison: Comparison) -> Table:
     """The table for a terminal."""
     columns, lines = _cells(comparison)
-    caption = f"seeds {', '.join(map(str, comparison.seeds))}; {comparison.spread_note}; {_accuracy_note(comparison)}"
-    if comparison.warning:
-        caption += f"; {comparison.warning}"
     # It has to fit 80 columns.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    table.caption, table.caption_justify = caption, "left"
+    table.caption, table.caption_justify = _caption(comparison), "left"
     for column in columns:
         table.add_column(column, justify="right")
     table.columns[0].justify, table.columns[0].no_wrap = "left", True
@@ -229,6 +232,12 @@ def _group_lines(comparison: Comparison) -> list[list[Any]]:
 def _of_group(row: Row, name: str) -> tuple[str, str]:
     group = row.selections_by_group.get(name)
     return _cell(group.selections_per_client if group else None, _three_digits)
+
+
+def _caption(comparison: Comparison) -> str:
+    seeds = f"seeds {', '.join(map(str, comparison.seeds))}"
+    notes = (seeds, comparison.spread_note, _accuracy_note(comparison), comparison.warning)
+    return "; ".join(note for note in notes if note)
 
 
 def _accuracy_note(comparison: Comparison) -> str:
