@@ -76,7 +76,7 @@ def fedts_fashion(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     layers: list[nn.Module] = []
     for channels in (16, 32):
         layers += [nn.Conv2d(before, channels, 5, padding=2), nn.GroupNorm(_GROUPS, channels)]
-        layers += [nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+        layers += _pooled()
         before = channels
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * (height // 4) * (width // 4), classes))
 
@@ -89,8 +89,8 @@ def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, height, width = _image_shape("fedts_cifar", input_shape, least=16)
     sides = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return nn.Sequential(
-        *(nn.Conv2d(channels, 6, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(channels, 6, 5), *_pooled()),
+        *(nn.Conv2d(6, 16, 5), *_pooled()),
         *(nn.Flatten(), nn.Linear(16 * math.prod(sides), 120), nn.ReLU(), nn.Linear(120, classes)),
     )
 
@@ -179,6 +179,11 @@ class _TextEncoder(nn.Module):
         return logits
 
 
+def _pooled() -> list[nn.Module]:
+    """ReLU and 2×2 max-pool, which commute bit by bit, gradients too: after pooling, ReLU has a quarter to do."""
+    return [nn.MaxPool2d(2), nn.ReLU(inplace=True)]
+
+
 def _cnn(
     name: str,
     input_shape: tuple[int, ...],
@@ -195,12 +200,9 @@ def _cnn(
     before, *sides = _image_shape(name, input_shape, least=1)
     layers: list[nn.Module] = []
     for channels, kernel, pooled in convolutions:
-        layers += [nn.Conv2d(before, channels, kernel), nn.ReLU(inplace=True)]
-        sides = [side - kernel + 1 for side in sides]
-        if pooled:
-            layers.append(nn.MaxPool2d(2))
-            sides = [side // 2 for side in sides]
-        layers.append(nn.GroupNorm(_GROUPS, channels))
+        after = _pooled() if pooled else [nn.ReLU(inplace=True)]
+        layers += [nn.Conv2d(before, channels, kernel), *after, nn.GroupNorm(_GROUPS, channels)]
+        sides = [(side - kernel + 1) // (2 if pooled else 1) for side in sides]
         before = channels
     if min(sides) < 1:
         raise ConfigError(f'{_KEY} = "{name}": images of {input_shape[1]}x{input_shape[2]} are too small for it')
