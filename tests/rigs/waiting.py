@@ -14,7 +14,7 @@ _EVERY_S = 0.02
 def wait_for(
     condition: Callable[[], object],
     what: str,
-    timeout_s: float = 60.0,
+    timeout_s: float = 120.0,
     *,
     running: "subprocess.Popen[Any] | None" = None,
 ) -> None:
