@@ -67,6 +67,26 @@ def test_time_to_the_common_accuracy_and_what_it_saves(tmp_path: Path) -> None:
     assert random.latency_saved == Spread(0.0, 0.0, 0.0, 0.0, 3)
 
 
+def test_runs_that_differ_in_more_than_their_policy_are_no_same_experiment(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path, (1, 2))
+    own = {"pause": "[selection.pause]\nalpha = 1.0\n", "random": ""}
+    for policy, of_policy in runs.items():
+        for seed, run in enumerate(of_policy, 1):
+            setting = f'[experiment]\nseed = {seed}\n[selection]\npolicy = "{policy}"\n{own[policy]}'
+            (run / "config.toml").write_text(setting)
+    same = compare(runs)
+    assert same.differences == []
+    assert "The same experiment under 2 policies" in write_comparison(same, tmp_path / "same").read_text("utf-8")
+    changed = (runs["random"][1] / "config.toml", runs["pause"][0] / "config.toml")
+    changed[0].write_text(changed[0].read_text() + '[workload]\nmodel = "cnn3"\n[metrics]\nport = 1\n')
+    changed[1].write_text(changed[1].read_text().replace("1.0", "2.0"))
+    unlike = compare(runs)
+    assert unlike.differences == as_json(unlike)["differences"] == ["selection.pause.alpha", "workload.model"]
+    page = write_comparison(unlike, tmp_path / "unlike").read_text("utf-8")
+    assert "Runs of 2 names, which differ in selection.pause.alpha, workload.model, seeds 1, 2" in page
+    assert "the runs differ in selection.pause.alpha, workload.model" in str(as_table(unlike).caption)
+
+
 def test_a_notebook_shows_the_table_of_the_page(tmp_path: Path) -> None:
     comparison = compare(write_runs(tmp_path))
     shown = comparison._repr_html_()
@@ -288,5 +308,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_is_one_seed(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "pause-1", "pause", 1)
-    with pytest.raises(ConfigError, match=r"^pause: was run with seeds \[1, 1\]: each may be there once$"):
+    with pytest.raises(
+        ConfigError, match=r"^pause: runs of one name need different seeds, and these have \[1, 1\]; see"
+    ):
         compare({"pause": [run_dir, run_dir]})

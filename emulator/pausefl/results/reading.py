@@ -221,11 +221,22 @@ class RunData:
     def groups(self) -> Mapping[str, ClientGroup]:
         """The groups of clients by name, as configured; empty in a run without groups."""
         try:
-            tables = tomllib.loads(self.config).get("clients", {}).get("groups", {})
+            tables = self.settings.get("clients", {}).get("groups", {})
             return {name: ClientGroup.model_validate_json(as_json(table)) for name, table in tables.items()}
         except (ValueError, AttributeError) as error:  # also of pydantic
-            said = str(error).partition("\n")[0]
-            raise ConfigError(f"{self.path / 'config.toml'}: is damaged ({said}); restore it from a copy") from error
+            raise self._damaged(error) from error
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """config.toml, as tables of values; ConfigError where it is damaged."""
+        try:
+            return tomllib.loads(self.config)
+        except ValueError as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> ConfigError:
+        said = str(error).partition("\n")[0]
+        return ConfigError(f"{self.path / 'config.toml'}: is damaged ({said}); restore it from a copy")
 
     @property
     def privacy(self) -> PrivacyFigures | None:

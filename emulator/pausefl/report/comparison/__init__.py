@@ -17,6 +17,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from pausefl.report.comparison.differences import differing_keys
 from pausefl.report.comparison.figure import band_note, draw_comparison
 from pausefl.report.comparison.groups import draw_groups
 from pausefl.report.comparison.why import draw_why
@@ -114,6 +115,11 @@ class Comparison:
         return list(dict.fromkeys(text for text in told if text))
 
     @property
+    def differences(self) -> Sequence[str]:
+        """The settings besides policy and seed in which runs differ."""
+        return differing_keys([run for of_policy in self.runs.values() for run in of_policy])
+
+    @property
     def warning(self) -> str:
         """What speaks against comparing these latencies; empty where nothing does."""
         summaries = [run.summary for runs in self.runs.values() for run in runs]
@@ -144,7 +150,7 @@ def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
     for policy, of_policy in runs.items():
         own, others = _seeds(of_policy), _seeds(runs[first])
         if len(set(own)) < len(own):
-            raise ConfigError(f"{policy}: was run with seeds {own}: each may be there once")
+            raise ConfigError(f"{policy}: runs of one name need different seeds, and these have {own}; see --labels")
         if own != others:
             raise ConfigError(f"{policy} was run with seeds {own}, {first} with {others}: they must be the same")
     _refuse_mixed_units(runs)
@@ -185,6 +191,7 @@ def as_json(comparison: Comparison) -> Mapping[str, Any]:
         "common_accuracy": comparison.common_accuracy,
         "privacy_unit": privacy.unit if privacy else None,
         "epsilon_budget": privacy.epsilon_budget if privacy else None,
+        "differences": comparison.differences,
         "warning": comparison.warning,
         "policies": [asdict(row) for row in comparison.rows],
     }
@@ -236,7 +243,8 @@ def _of_group(row: Row, name: str) -> tuple[str, str]:
 
 def _caption(comparison: Comparison) -> str:
     seeds = f"seeds {', '.join(map(str, comparison.seeds))}"
-    notes = (seeds, comparison.spread_note, _accuracy_note(comparison), comparison.warning)
+    differ = f"the runs differ in {', '.join(comparison.differences)}" if comparison.differences else ""
+    notes = (seeds, comparison.spread_note, _accuracy_note(comparison), differ, comparison.warning)
     return "; ".join(note for note in notes if note)
 
 
