@@ -2,10 +2,13 @@
 
 import csv
 import importlib.metadata
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -124,3 +127,43 @@ m = 2
     ):
         pausefl.simulate(parse_experiment(newcomers), 9, tmp_path / "out", policies=["fed-ts", "pause"])
     assert not (tmp_path / "out").exists()
+
+
+WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
+    "rounds": (lambda e: pausefl.simulate(e, 0), r"^rounds = 0: must be a whole number of at least 1$"),
+    "a text for a number": (lambda e: pausefl.simulate(e, "10"), r"^rounds = '10': must be"),  # type: ignore[arg-type] # on purpose
+    "seeds": (lambda e: pausefl.simulate(e, 10, seeds=0), r"^seeds = 0: must be"),
+    "jobs": (lambda e: pausefl.compare(e, ["random"], jobs=0), r"^jobs = 0: must be"),
+    "one policy": (lambda e: pausefl.compare(e, "pause"), r"^policies = 'pause': must be a list of names$"),
+    "a policy's class": (lambda e: pausefl.simulate(e, 10, policies=[Path]), r"^policies = .*must be a list of names$"),  # type: ignore[list-item] # on purpose
+    "one value": (lambda e: pausefl.sweep(e, {"selection.m": 3}), r"^selection\.m = 3: must be a list"),  # type: ignore[dict-item] # on purpose
+    "no value": (lambda e: pausefl.sweep(e, {"selection.m": []}), r"^selection\.m = \[\]: must be a list"),
+    "a preset": (lambda _: pausefl.run("demo"), r"^experiment = 'demo': must be an Experiment"),  # type: ignore[arg-type] # on purpose
+    "an observer": (lambda e: pausefl.run(e, observers=3), r"^observers = 3: must be a list$"),  # type: ignore[arg-type] # on purpose
+    "a setting": (lambda _: pausefl.load("demo", "selection.m=2"), r"^overrides = 'selection\.m=2': must be values by"),
+    "pairs": (lambda _: pausefl.load("demo", [("selection.m", 2)]), r"^overrides = \[\('sel"),  # type: ignore[list-item] # on purpose
+    "a key": (lambda _: pausefl.load("demo", {3: 2}), r"^overrides = \{3: 2\}: must be"),  # type: ignore[dict-item] # on purpose
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_argument_is_refused_in_one_line(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, message = WRONG[wrong]
+    with pytest.raises(pausefl.ConfigError, match=message):
+        call(pausefl.load("demo", SIX))
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    changed = pausefl.load("demo", {"selection.m": np.int64(2), "latency.time_scale": np.float64(0.5)})
+    assert (changed.selection.m, changed.latency.time_scale) == (2, 0.5)
+
+
+def test_a_simulation_replaces_no_results(run: pausefl.Run, tmp_path: Path) -> None:
+    experiment = pausefl.load("demo", SIX)
+    before = pausefl.simulate(experiment, 20, tmp_path / "one").summary
+    for folder in (tmp_path / "one", run.path):
+        with pytest.raises(pausefl.ConfigError, match=r"holds (other results|a run)"):
+            pausefl.simulate(experiment, 30, folder)
+    assert json.loads((tmp_path / "one/simulation.json").read_text()) == before

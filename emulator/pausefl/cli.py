@@ -323,6 +323,7 @@ def _simulate(options: argparse.Namespace) -> None:
 
     _at_least_1("--rounds", options.rounds)
     folder = new_run_dir(f"simulate-{_name(options)}", options.run_dir)
+    simulations.refuse_results_in(folder)
     console, experiment, seeds = Console(), _load(options), _at_least_1("--seeds", options.seeds)
     policies = [experiment.selection.policy] if options.policies is None else _policies(options)
     with console.status(f"simulating {options.rounds:,} rounds of {', '.join(policies)}"):

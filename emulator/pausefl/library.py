@@ -22,6 +22,7 @@ from pausefl.runtime.fleet import SILENT, View
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import new_run_dir
 from pausefl.runtime.terminal import make_view
+from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
     from pausefl.campaigns.tuning import Tuning
@@ -63,6 +64,9 @@ def run(
     `observers` are told of its progress, from a thread of their own.
     ConfigError for bad input, PauseflError for a run that failed.
     """
+    _check(experiment)
+    if not isinstance(observers, Sequence):
+        raise ConfigError(f"observers = {observers!r}: must be a list")
     folder = new_run_dir(experiment.selection.policy, None if run_dir is None else str(run_dir))
     with _show(progress)(f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
         run_experiment(experiment, folder, view, observers=observers)
@@ -90,6 +94,7 @@ def compare(
     """
     from pausefl.campaigns.compare import compare_policies
 
+    _check(experiment, policies, seeds=seeds, jobs=jobs)
     return compare_policies(experiment, policies, seeds, _folder("compare", folder), _player(progress, jobs))
 
 
@@ -109,6 +114,7 @@ def sweep(
     """
     from pausefl.campaigns.sweep import run_sweep
 
+    _check(experiment, seeds=seeds, jobs=jobs)
     return run_sweep(experiment.to_toml(), grid, seeds, _folder("sweep", folder), _player(progress, jobs))
 
 
@@ -125,10 +131,12 @@ def simulate(
     With several policies or seeds, each is simulated under the same latencies, and the figure has a line a policy in
     a band over the seeds. Tables and a figure are written to `folder`, runs/simulate-<time> by default.
     """
-    from pausefl.campaigns.simulations import run_simulations
+    from pausefl.campaigns.simulations import refuse_results_in, run_simulations
     from pausefl.simulation.outputs import run_simulation
 
+    _check(experiment, policies, rounds=rounds, seeds=seeds)
     out = _folder("simulate", folder)
+    refuse_results_in(out)
     if not policies and seeds == 1:
         return Simulation(out, run_simulation(experiment, rounds, out))
     of = policies or [experiment.selection.policy]
@@ -189,6 +197,17 @@ def tune(
 
     plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy, real_seeds)
     return tune_experiment(plan, _folder("tune", folder), Console(stderr=True))
+
+
+def _check(experiment: Experiment, policies: Sequence[str] = (), **counts: int) -> None:
+    """ConfigError for an argument of another kind than its annotation says, which Python does not check."""
+    if not isinstance(experiment, Experiment):
+        raise ConfigError(f"experiment = {experiment!r:.80}: must be an Experiment, as pausefl.load returns it")
+    if isinstance(policies, str) or not all(isinstance(policy, str) for policy in policies):
+        raise ConfigError(f"policies = {policies!r}: must be a list of names")
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"{name} = {count!r}: must be a whole number of at least 1")
 
 
 def _folder(command: str, folder: str | Path | None) -> Path:

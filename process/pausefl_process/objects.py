@@ -6,6 +6,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from pausefl_process.plugins import is_library
 from pausefl_proto.errors import ConfigError
 
@@ -30,6 +32,8 @@ def as_toml(value: Any, key: str) -> Any:
         return [as_toml(inner, f"{key}.{place}") for place, inner in enumerate(value)]
     if value is None or isinstance(value, str | int | float):
         return value
+    if isinstance(value, np.generic):
+        return value.item()
     raise ConfigError(
         f"{key} = {type(value).__name__} object: other processes cannot be given it; give its class or a function by"
         " which each makes its own, or make it a dataclass of its parameters"

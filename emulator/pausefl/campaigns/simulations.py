@@ -13,6 +13,7 @@ from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.report.bands import SimulatedCurves, draw_simulations
 from pausefl.report.style import save_png
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
 from pausefl.simulation.outputs import run_simulation
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
@@ -44,6 +45,13 @@ def run_simulations(
     _write_csv(folder / "simulations.csv", [each for found in summaries.values() for each in found])
     save_png(draw_simulations(curves), folder / "simulations.png")
     return summary
+
+
+def refuse_results_in(folder: Path) -> None:
+    """ConfigError for a folder that holds a simulation, a run or a campaign: its tables would be replaced."""
+    refuse_run_in(folder)
+    if any((folder / name).exists() for name in ("simulation.json", "simulations.json", CAMPAIGN_PLAN)):
+        raise ConfigError(f"{folder}: holds other results; choose another folder")
 
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.sweep import write_sweep
 from pausefl.results.reading import read_summary
+from pausefl_process.objects import as_toml
 from pausefl_proto.errors import ConfigError
 
 Grid = Mapping[str, Sequence[Any]]
@@ -59,9 +60,10 @@ def run_sweep(source: str, grid: Grid, seeds: int, folder: Path, player: Player)
 
     `source` is the experiment as TOML. `CampaignInterrupted` when the user ends a run.
     """
+    grid = {key: _listed(key, values) for key, values in grid.items()}
     runs = _planned(source, grid, seeds)
     player.check([planned for _, planned in runs])
-    begin(folder, Plan("sweep", source, {"grid": {key: list(values) for key, values in grid.items()}, "seeds": seeds}))
+    begin(folder, Plan("sweep", source, {"grid": grid, "seeds": seeds}))
     return _play(runs, grid, folder, player)
 
 
@@ -79,6 +81,13 @@ def redraw_sweep(plan: Plan, folder: Path) -> list[Path]:
     directories = finished([planned for _, planned in runs], folder, resume_campaign("sweep", folder))
     _gather(runs, directories, grid, folder)
     return directories
+
+
+def _listed(key: str, values: object) -> list[Any]:
+    """The values of a grid's key as TOML has them; ConfigError where there is no list of them."""
+    if isinstance(values, str) or not (isinstance(values, Iterable) and (listed := list(values))):
+        raise ConfigError(f"{key} = {values!r}: must be a list of at least one value")
+    return [as_toml(value, key) for value in listed]
 
 
 def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder: Path, player: Player) -> Sweep:
