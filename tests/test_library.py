@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +168,9 @@ def test_a_simulation_replaces_no_results(run: pausefl.Run, tmp_path: Path) -> N
         with pytest.raises(pausefl.ConfigError, match=r"holds (other results|a run)"):
             pausefl.simulate(experiment, 30, folder)
     assert json.loads((tmp_path / "one/simulation.json").read_text()) == before
+
+
+def test_a_run_is_played_in_any_thread(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        played = threads.submit(pausefl.run, pausefl.load("demo", TINY), tmp_path / "run", progress=False)
+        assert played.result().summary["rounds"] == TINY["experiment.rounds"]

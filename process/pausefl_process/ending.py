@@ -4,8 +4,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 INTERRUPTED = 130
 """Exit status of a process that a signal ended."""
@@ -31,22 +32,35 @@ def sigterm_as_interrupt(limit_s: float = DRAIN_S) -> Iterator[None]:
 
     Without a handler, SIGTERM would end the process without any order, and process 1 of a container not at all.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # handlers belong to the main thread
-        return
     timers: list[threading.Timer] = []
 
     def interrupt(*_: object) -> None:
         timers.append(end_within(limit_s))
         signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with signals_to(interrupt, signal.SIGTERM):
+            yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+@contextmanager
+def signals_to(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle these signals by `handler` for the time of the block; nothing changes in a thread besides the main one.
+
+    Python runs handlers in the main thread alone, and lets no other set them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-        for timer in timers:
-            timer.cancel()
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _end(limit_s: float, status: int) -> None:

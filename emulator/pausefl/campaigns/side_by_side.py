@@ -17,11 +17,9 @@ from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl.runtime.fleet import SILENT
 from pausefl.runtime.run import run_experiment
-from pausefl_process.ending import sigterm_as_interrupt
+from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.lifetime import die_with_parent, start
 from pausefl_proto.errors import ConfigError, PauseflError
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -129,12 +127,8 @@ def _forwarding_signals(campaign: _Campaign) -> Iterator[None]:
         for run in campaign.playing:
             run.process.terminate()
 
-    before = {number: signal.signal(number, forward) for number in _SIGNALS}
-    try:
+    with signals_to(forward, signal.SIGINT, signal.SIGTERM):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _play_one(experiment: Experiment, run_dir: Path, result: "Connection[Any, Any]") -> None:

@@ -25,7 +25,7 @@ from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
-from pausefl_process.ending import DRAIN_S, end_within
+from pausefl_process.ending import DRAIN_S, end_within, signals_to
 from pausefl_process.events import (
     Done,
     Failed,
@@ -352,12 +352,10 @@ class Fleet:
             view.show(Interrupted("finishing; once more ends it at once"))
             self._server.terminate()
 
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            yield
+            with signals_to(interrupt, signal.SIGINT, signal.SIGTERM):
+                yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
             for limit in limits:
                 limit.cancel()
 
