@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from pausefl.bench import selection
 from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import selected_policy
-from pausefl.delays import FlooredNormal, published_halves
+from pausefl.delays import Constant, FlooredNormal, NoDelay, published_halves
 from pausefl.simulation import kernel
 from pausefl.simulation.engine import (
     Setting,
@@ -70,6 +70,18 @@ def test_the_compiled_rounds_change_with_the_kernels_compiled_into_them() -> Non
     """Else numba would go on with the old ones from its cache: put the new digest there."""
     source = Path(kernels.__file__).read_bytes()
     assert hashlib.sha256(source).hexdigest() == kernel.KERNELS_SHA256
+
+
+@pytest.mark.parametrize("play", [simulate, simulate_pause])
+def test_latencies_of_0_count_as_equally_fast_as_tau_min(play: Any) -> None:
+    """As in a run, where a reward is τ_min/max(τ, τ_min)."""
+    at_once, at_tau_min = (
+        play(Pause(2), Setting({i: law for i in "abcd"}, dict.fromkeys("abcd", 100), 0.05), 50)
+        for law in (NoDelay(), Constant(0.05))
+    )
+    assert at_once.total_latency_s[-1] == 0.0
+    for name in ("reward", "regret", "genie_regret", "chosen"):
+        np.testing.assert_array_equal(getattr(at_once, name), getattr(at_tau_min, name), err_msg=name)
 
 
 def test_other_policies_are_not_compiled() -> None:

@@ -337,8 +337,8 @@ def _gained(
     if problem is None or len(chosen) != problem.m:
         return np.array([math.nan, math.nan, math.nan, waited_s])
     best = problem.exact()
-    reward = min(1.0, tau_min_s / slowest) + problem.worth(chosen)
-    genie_reward = min(1.0, tau_min_s / latency_s[problem.rows[best]].max()) + problem.worth(best)
+    reward = tau_min_s / max(slowest, tau_min_s) + problem.worth(chosen)
+    genie_reward = tau_min_s / max(latency_s[problem.rows[best]].max(), tau_min_s) + problem.worth(best)
     return np.array([genie_reward - reward, problem.energy(best) - problem.energy(chosen), reward, waited_s])
 
 

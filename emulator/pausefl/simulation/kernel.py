@@ -69,8 +69,9 @@ def play(
         genie = choose(mu, value, m)
         slowest, genie_slowest = latency_s[i][picked].max(), latency_s[i][genie].max()
         worth, genie_worth = value[picked].sum(), value[genie].sum()
-        reward = min(1.0, tau_min_s / slowest) + worth
-        gained[i, 0] = min(1.0, tau_min_s / genie_slowest) + genie_worth - reward
+        # Below τ_min, 0 included, latencies count as equally fast.
+        reward = tau_min_s / max(slowest, tau_min_s) + worth
+        gained[i, 0] = tau_min_s / max(genie_slowest, tau_min_s) + genie_worth - reward
         gained[i, 1] = mu[genie].min() + genie_worth - mu[picked].min() - worth
         gained[i, 2] = reward
         gained[i, 3] = slowest
