@@ -76,7 +76,7 @@ def test_the_compiled_rounds_change_with_the_kernels_compiled_into_them() -> Non
 def test_latencies_of_0_count_as_equally_fast_as_tau_min(play: Any) -> None:
     """As in a run, where a reward is τ_min/max(τ, τ_min)."""
     at_once, at_tau_min = (
-        play(Pause(2), Setting({i: law for i in "abcd"}, dict.fromkeys("abcd", 100), 0.05), 50)
+        play(Pause(2), Setting(dict.fromkeys("abcd", law), dict.fromkeys("abcd", 100), 0.05), 50)
         for law in (NoDelay(), Constant(0.05))
     )
     assert at_once.total_latency_s[-1] == 0.0

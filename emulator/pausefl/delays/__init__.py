@@ -3,7 +3,7 @@
 May live here: laws of delays, their means and quantiles. Not here: how TOML names them (`config`), or who waits.
 """
 
-from pausefl.delays.base import Delay, SampledDelay, known_means
+from pausefl.delays.base import Delay, SampledDelay, known_means, sampled, sampled_delays
 from pausefl.delays.changing import DayCycle, DelayDrift, MarkovDelay, Outage, Schedule
 from pausefl.delays.combined import Floor, Mixture, Scale, Sum
 from pausefl.delays.laws import (
@@ -46,4 +46,6 @@ __all__ = [
     "known_means",
     "published_delay",
     "published_halves",
+    "sampled",
+    "sampled_delays",
 ]

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from pausefl_proto.arrays import FloatArray
+from pausefl_proto.errors import ConfigError
 
 POINTS = 20_000
 """How many equally likely values stand for a law."""
@@ -49,7 +50,7 @@ class SampledDelay(ABC):
 
     def points(self) -> FloatArray:
         """POINTS draws, always the same, in order."""
-        return np.sort(self.sample(np.random.default_rng(0), POINTS))
+        return np.sort(sampled(self, np.random.default_rng(0), POINTS))
 
     @property
     def mean_s(self) -> float:
@@ -65,6 +66,34 @@ class SampledDelay(ABC):
     def minimum_s(self) -> float:
         """0."""
         return 0.0
+
+
+def sampled(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+    """`law.sample`, where the law may be a user's own; ConfigError that names it unless it gives (n,) numbers."""
+    drawn = law.sample(rng, n, first_round)
+    try:
+        draws = np.asarray(drawn, np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{_name(law)}.sample: must return numbers; returned {type(drawn).__name__}") from None
+    if draws.shape != (n,):
+        raise ConfigError(
+            f"{_name(law)}.sample: must return an array of shape ({n},), a delay for each of n rounds; returned one of"
+            f" shape {draws.shape}"
+        )
+    return draws
+
+
+def sampled_delays(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
+    """`sampled` for a link's whole law, whose draws must not be negative, nor NaN; ConfigError that names it."""
+    draws = sampled(law, rng, n, first_round)
+    if not (draws >= 0).all():
+        raise ConfigError(f"{_name(law)}.sample: must return delays of 0 or more; returned {draws[~(draws >= 0)][0]}")
+    return draws
+
+
+def _name(law: Delay) -> str:
+    """A law as a table's `kind` names it, where it is a user's own."""
+    return f"{type(law).__module__}:{type(law).__qualname__}"
 
 
 def known_means(laws: Mapping[str, Delay], tau_min_s: float | None = None) -> tuple[dict[str, float], dict[str, float]]:

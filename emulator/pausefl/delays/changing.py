@@ -8,7 +8,7 @@ from typing import ClassVar, NoReturn
 
 import numpy as np
 
-from pausefl.delays.base import Delay, require_finite, require_not_negative, shuffled
+from pausefl.delays.base import Delay, require_finite, require_not_negative, sampled, shuffled
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
 
@@ -55,7 +55,7 @@ class Schedule(_Changing):
         """A draw of every law per round, of which the one that holds is taken."""
         rounds = np.arange(first_round, first_round + n)
         holds = np.searchsorted(self.rounds, rounds, side="right") - 1
-        return np.array([law.sample(rng, n, first_round) for law in self.of])[holds, np.arange(n)]
+        return np.array([sampled(law, rng, n, first_round) for law in self.of])[holds, np.arange(n)]
 
     @property
     def minimum_s(self) -> float:
@@ -85,7 +85,7 @@ class DelayDrift(_Changing):
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """Draws times the rounds' factors."""
         factors = np.interp(np.arange(first_round, first_round + n), self.rounds, self.factors)
-        return self.of.sample(rng, n, first_round) * factors
+        return sampled(self.of, rng, n, first_round) * factors
 
     @property
     def minimum_s(self) -> float:
@@ -118,7 +118,7 @@ class DayCycle(_Changing):
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """Draws times the rounds' factors."""
         turns = (np.arange(first_round, first_round + n) - 1 + self.phase_rounds) / self.period_rounds
-        return self.of.sample(rng, n, first_round) * (1 + self.amplitude * np.sin(2 * math.pi * turns))
+        return sampled(self.of, rng, n, first_round) * (1 + self.amplitude * np.sin(2 * math.pi * turns))
 
     @property
     def minimum_s(self) -> float:
@@ -154,7 +154,7 @@ class Outage(_Changing):
         """Draws, with the extra where the link is out."""
         rounds = np.arange(first_round, first_round + n)
         out = np.any([(first <= rounds) & (rounds <= last) for first, last in self.windows], axis=0)
-        draws: FloatArray = self.of.sample(rng, n, first_round) + self.extra_s * out
+        draws: FloatArray = sampled(self.of, rng, n, first_round) + self.extra_s * out
         return draws
 
     @property
@@ -202,7 +202,7 @@ class MarkovDelay:
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """A draw of both laws per round, of which the state takes one."""
-        good, bad = self.good.sample(rng, n, first_round), self.bad.sample(rng, n, first_round)
+        good, bad = sampled(self.good, rng, n, first_round), sampled(self.bad, rng, n, first_round)
         draws: FloatArray = np.where(self.is_bad(first_round + n - 1)[first_round - 1 :], bad, good)
         return draws
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl.delays.base import Delay, mean_of_inverse, require_not_negative, require_positive, shuffled
+from pausefl.delays.base import Delay, mean_of_inverse, require_not_negative, require_positive, sampled, shuffled
 from pausefl_proto.arrays import FloatArray
 
 
@@ -22,7 +22,7 @@ class Sum:
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """One draw of each part, in their order, added up."""
-        total: FloatArray = np.sum([law.sample(rng, n, first_round) for law in self.of], axis=0)
+        total: FloatArray = np.sum([sampled(law, rng, n, first_round) for law in self.of], axis=0)
         return total
 
     def points(self) -> FloatArray:
@@ -65,7 +65,7 @@ class Mixture:
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """A pick and a draw of every part per round, so that no part's draws hang on the picks."""
-        return self._pick(rng, [law.sample(rng, n, first_round) for law in self.of])
+        return self._pick(rng, [sampled(law, rng, n, first_round) for law in self.of])
 
     def points(self) -> FloatArray:
         """A fixed pick among the parts' points."""
@@ -111,7 +111,7 @@ class Floor:
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """Draws, none below the floor."""
-        return np.maximum(self.of.sample(rng, n, first_round), self.floor_s)
+        return np.maximum(sampled(self.of, rng, n, first_round), self.floor_s)
 
     def points(self) -> FloatArray:
         """The points, none below the floor."""
@@ -148,7 +148,7 @@ class Scale:
 
     def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
         """Draws times the factor."""
-        return self.factor * self.of.sample(rng, n, first_round)
+        return self.factor * sampled(self.of, rng, n, first_round)
 
     def points(self) -> FloatArray:
         """Points times the factor."""

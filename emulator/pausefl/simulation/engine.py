@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from pausefl.delays import Delay, known_means
+from pausefl.delays import Delay, known_means, sampled_delays
 from pausefl.population.availability import Presence
 from pausefl.simulation import kernel
 from pausefl_proto.arrays import FloatArray, IntArray
@@ -85,7 +85,9 @@ class Setting:
         rngs = [generator(seed, "simulate", client_id) for client_id in ids]
         for start in range(0, rounds, BLOCK):
             n = min(BLOCK, rounds - start)
-            yield np.stack([self.laws[i].sample(rng, n, start + 1) for i, rng in zip(ids, rngs, strict=True)], axis=1)
+            yield np.stack(
+                [sampled_delays(self.laws[i], rng, n, start + 1) for i, rng in zip(ids, rngs, strict=True)], axis=1
+            )
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,13 @@ import numpy as np
 from pausefl import delays
 from pausefl.config.delays.files import ClientPlace, MeasuredDelays
 from pausefl.config.kinds import made, plain_value, read_kind
-from pausefl.delays import Delay, Floor, FlooredNormal, MarkovDelay, published_delay
+from pausefl.delays import Delay, Floor, FlooredNormal, MarkovDelay, published_delay, sampled
+from pausefl_process.plugins import with_place
 from pausefl_process.registry import Registry
+from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
+
+_TRIED = 16
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,11 @@ class LawReader:
     def read(self, table: object, key: str, kinds: Registry = DELAYS) -> Delay:
         """The law a table describes; ConfigError naming the key. Draws of the whole must not be negative."""
         law = self._law(table, key, kinds)
-        if not _is_numbers(law):
-            raise ConfigError(f"{key}: draws delays too great to be numbers; its parameters are out of proportion")
-        if law.minimum_s < 0:
+        draws = _drawn(law, key)
+        if not np.isfinite(draws).all():
+            found = draws[~np.isfinite(draws)][0]
+            raise ConfigError(f"{key}: draws {found} s, no finite delay; its parameters may be out of proportion")
+        if law.minimum_s < 0 or draws.min() < 0:
             raise ConfigError(f"{key}: can draw a negative delay; floor_s = 0.0 (or more) keeps it from that")
         return law
 
@@ -104,13 +110,17 @@ class LawReader:
                 raise ConfigError(f"{key} = {value!r}: must be a list of tables")
             return tuple(self._law(part, f"{key}.{place}") for place, part in enumerate(value))
         if annotation is float and isinstance(value, dict):
-            return float(self._law(value, key).sample(self.rng_for(key), 1)[0])
+            return float(sampled(self._law(value, key), self.rng_for(key), 1)[0])
         return plain_value(annotation, value, key)
 
 
-def _is_numbers(law: Delay) -> bool:
-    """Whether a few draws are finite: parameters may be sound one by one, and absurd together."""
+def _drawn(law: Delay, key: str) -> FloatArray:
+    """A few draws: parameters may be sound one by one and absurd together, and the law a user's own."""
     try:
-        return bool(np.isfinite(law.sample(np.random.default_rng(0), 16)).all())
+        return sampled(law, np.random.default_rng(0), _TRIED)
     except OverflowError:
-        return False
+        return np.full(_TRIED, np.inf)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    except Exception as error:  # the law may be a user's
+        raise ConfigError(f"{key}: {with_place(error)}") from error

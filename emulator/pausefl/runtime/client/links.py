@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pausefl.config.links import BandwidthTable, LatencyTable, LinkPlan
-from pausefl.delays import Delay, NoDelay
+from pausefl.delays import Delay, NoDelay, sampled_delays
 from pausefl_client.link import SPIN_S, Delays, Link, TokenBucket
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -41,7 +41,7 @@ def _draw(plan: LinkPlan, latency: LatencyTable, seed: int, client_id: str, roun
     def draw_s(law: Delay, purpose: str) -> float:
         if isinstance(law, NoDelay):
             return 0.0  # without the generator, which costs more than a small exchange's own work
-        return float(law.sample(generator(seed, purpose, client_id, round), 1, round)[0]) * latency.time_scale
+        return float(sampled_delays(law, generator(seed, purpose, client_id, round), 1, round)[0]) * latency.time_scale
 
     if plan.delay is None:
         return Delays(draw_s(plan.down, "delay-down"), draw_s(plan.up, "delay-up"))

@@ -1,5 +1,6 @@
 """How long training takes on the devices that are emulated, as the experiment says."""
 
+from pausefl.delays import sampled_delays
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl_client.training.paced import PacedTrainer, steps_of
 from pausefl_client.training.trainer import Trainer, TrainingSettings
@@ -14,7 +15,7 @@ def paced(trainer: Trainer, plan: TrainingPlan, client_id: str, settings: Traini
     if (law := plan.training_times.get(client_id)) is not None:
 
         def drawn_s(round: int) -> float:
-            return float(law.sample(generator(plan.seed, "training-time", client_id, round), 1, round)[0])
+            return float(sampled_delays(law, generator(plan.seed, "training-time", client_id, round), 1, round)[0])
 
         return PacedTrainer(trainer, drawn_s)
     if plan.step_s is None or settings is None:

@@ -1,0 +1,63 @@
+"""Laws of delays that users bring: what they draw is checked when it is read, and wherever it is used."""
+
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pausefl.config.experiment import parse_experiment
+from pausefl.config.links import LatencyTable
+from pausefl.delays import SampledDelay
+from pausefl.runtime.client.links import make_links
+from pausefl.simulation.engine import Setting, simulate
+from pausefl_proto.errors import ConfigError
+from pausefl_server.selection.policies.pause import Pause
+
+
+class BadDraws(SampledDelay):
+    """Draws as many as are `sound`; else what `returned` makes of n."""
+
+    def __init__(self, returned: Callable[[int], object], sound: int) -> None:
+        self.returned, self.sound = returned, sound
+
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:  # noqa: ARG002
+        return np.ones(n) if n == self.sound else self.returned(n)  # type: ignore[return-value]
+
+
+BAD_DRAWS = {
+    "negative": (lambda n: np.full(n, -1.0), "negative delay|delays of 0 or more; returned -1.0"),
+    "nan": (lambda n: np.full(n, np.nan), "draws nan s, no finite|delays of 0 or more; returned nan"),
+    "too many": (lambda n: np.ones(n + 1), r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\d+,\)"),
+    "scalar": (lambda n: 0.1, r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\)"),  # noqa: ARG005
+    "nothing": (lambda n: [None] * n, "BadDraws.sample: must return numbers|draws nan s"),
+    "error": (lambda n: 1 / (n - n), "ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize(("returned", "message"), BAD_DRAWS.values(), ids=BAD_DRAWS)
+@pytest.mark.parametrize("wrapped", ['{{ kind = "{}" }}', '{{ kind = "sum", of = [{{ kind = "{}" }}, "none"] }}'])
+def test_bad_draws_of_a_law_are_told_when_the_experiment_is_read(
+    returned: Callable[[int], object], message: str, wrapped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = types.ModuleType("own_law")
+    own.law = lambda: BadDraws(returned, sound=0)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_law", own)
+    wrapped = wrapped.format("own_law:law").replace('"none"', '{ kind = "none" }')
+    with pytest.raises(ConfigError, match=f"^latency.delay: .*({message})"):
+        parse_experiment("", [f"latency.delay={wrapped}"])
+
+
+@pytest.mark.parametrize("case", ["negative", "nan", "too many", "scalar"])
+def test_bad_draws_end_a_simulation_and_a_run(case: str) -> None:
+    """Those that are bad only then: a link draws one at a time, a simulation as many as it has rounds."""
+    returned, message = BAD_DRAWS[case]
+    law = BadDraws(returned, sound=16)
+    with pytest.raises(ConfigError, match=message):
+        simulate(Pause(1), Setting({"a": law, "b": law}, {"a": 1, "b": 1}, 0.05), 20)
+    plan = replace(parse_experiment("").links()["client-000"], delay=law)
+    link = make_links(LatencyTable(), {"a": plan}, ["a"], 1)["a"]
+    with pytest.raises(ConfigError, match=message):
+        link.draw(1)
