@@ -43,9 +43,12 @@ def test_delays_can_be_replayed_as_recorded(tmp_path: Path) -> None:
     [
         (PINGS, 'column = "ms"', r'delay.file = ".*rtt.csv": its median is 140, which looks like milliseconds; add'),
         (PINGS, 'column = "ms", unit = "us"', r"latency.delay.unit = 'us': .*'s' or 'ms'"),
-        (PINGS, 'column = "ms", unit = "ms", client_column = "x"', r"has no such column \(it has: device, ms\)"),
+        (PINGS, 'column = "ms", unit = "ms", client_column = "x"', r"there is no such column \(it has: device, ms\)"),
         (PINGS, 'column = "ms", unit = "ms", order = "random"', r"latency.delay.order = 'random'"),
         ("c,s\na,1\n,2\n", 'column = "s", client_column = "c"', "line 3 does not say whose delay it is"),
+        ("s\n0.1\n0,2\n", 'column = "s"', "line 3 has 2 values and the header 1 names; decimals need a point"),
+        ("s,s\n0.1,0.2\n", 'column = "s"', r'delay.column = "s": .*rtt.csv: there are 2 columns of that name'),
+        ("", 'column = "s"', r'delay.file = ".*rtt.csv": is empty'),
         ("c,s\na,1\n", 'column = "s", client_column = "c"', "has 1 clients, the experiment 2"),
     ],
 )

@@ -190,8 +190,16 @@ def test_rows_are_taken_in_the_order_of_their_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "has no column client; needs client, time, seconds"),
-        ("client,seconds\na,1\n", "has no column time"),
+        ("", "is empty"),
+        (
+            "client,seconds\na,1\n",
+            "column time (of client, time, seconds): there is no such column (it has: client, seconds)",
+        ),
+        (
+            "client,time,seconds,seconds\na,1,1,1\n",
+            "column seconds (of client, time, seconds): there are 2 columns of that name",
+        ),
+        ("client,time,seconds\na,1,1,5\n", "line 2 has 4 values and the header 3 names; decimals need a point"),
         ("client,time,seconds\n", "holds no latencies"),
         ("client,time,seconds\na,1,fast\n", "line 2 has fast for seconds: must be a number above 0"),
         ("client,time,seconds\na,1,0.1\na,2,-1\n", "line 3 has -1 for seconds"),

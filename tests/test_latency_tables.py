@@ -242,7 +242,7 @@ def test_bad_input_is_one_line_that_names_the_key(toml: str) -> None:
 @pytest.mark.parametrize(
     ("text", "column", "message"),
     [
-        ("rtt_s\n0.1\n\n", "rtt", r'delay.column = "rtt": .*rtt.csv has no such column \(it has: rtt_s\)'),
+        ("rtt_s\n0.1\n\n", "rtt", r'delay.column = "rtt": .*rtt.csv: there is no such column \(it has: rtt_s\)'),
         ("id,rtt_s\n1,0.1\n2,\n", "rtt_s", 'delay.file = ".*rtt.csv": line 3 has a hole where a delay was due'),
         ("id,rtt_s\n1,0.1\n2\n", "rtt_s", "line 3 has a hole"),
         ("rtt_s\n0.1\n\n0.3\n", "rtt_s", "line 3 has a hole"),

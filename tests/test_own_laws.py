@@ -29,10 +29,10 @@ class BadDraws(SampledDelay):
 
 BAD_DRAWS = {
     "negative": (lambda n: np.full(n, -1.0), "negative delay|delays of 0 or more; returned -1.0"),
-    "nan": (lambda n: np.full(n, np.nan), "draws nan s, no finite|delays of 0 or more; returned nan"),
+    "nan": (lambda n: np.full(n, np.nan), "draws NaN|delays of 0 or more; returned nan"),
     "too many": (lambda n: np.ones(n + 1), r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\d+,\)"),
     "scalar": (lambda n: 0.1, r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\)"),  # noqa: ARG005
-    "nothing": (lambda n: [None] * n, "BadDraws.sample: must return numbers|draws nan s"),
+    "nothing": (lambda n: [None] * n, "BadDraws.sample: must return numbers|draws NaN"),
     "error": (lambda n: 1 / (n - n), "ZeroDivisionError"),
 }
 

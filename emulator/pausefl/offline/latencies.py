@@ -1,6 +1,5 @@
 """Latencies to fit laws to: of a run's log, or of a CSV file with a row per exchange."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pausefl.config.delays.rows import place_of, read_measurements
 from pausefl.results.reading import open_database
-from pausefl_process.files import reason
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Miss, RoundRecord
@@ -79,22 +78,21 @@ def _misses(attempts: Sequence[RoundRecord]) -> list[Miss]:
 def _of_csv(file: Path) -> dict[str, ClientLatencies]:
     rows: dict[str, _MeasuredRows] = {}
     try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.reader(lines)
-            header = [name.strip() for name in next(reader, [])]
-            places = [_place(file, header, name) for name in COLUMNS]
-            for cells in reader:
-                if cells:
-                    _take(rows, file, reader.line_num, [cells[p].strip() if p < len(cells) else "" for p in places])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{file}: cannot be read ({reason(error)})") from error
+        header, numbered = read_measurements(file)
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    places = [_place(file, header, name) for name in COLUMNS]
+    for line, cells in numbered:
+        if cells:
+            _take(rows, file, line, [cells[p].strip() if p < len(cells) else "" for p in places])
     return {client_id: _in_order(of_client) for client_id, of_client in rows.items()}
 
 
-def _place(file: Path, header: Sequence[str], name: str) -> int:
-    if name not in header:
-        raise ConfigError(f"{file}: has no column {name}; needs {', '.join(COLUMNS)} (it has: {', '.join(header)})")
-    return header.index(name)
+def _place(file: Path, header: list[str], name: str) -> int:
+    try:
+        return place_of(name, header)
+    except ValueError as error:
+        raise ConfigError(f"{file}: column {name} (of {', '.join(COLUMNS)}): {error}") from None
 
 
 def _take(rows: dict[str, _MeasuredRows], file: Path, line: int, cells: Sequence[str]) -> None:

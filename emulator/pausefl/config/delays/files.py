@@ -1,6 +1,5 @@
 """Measured delays: a column of a CSV file as a law, one for all clients or one for each."""
 
-import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from pausefl.config.delays.rows import NumberedRows, place_of, read_measurements
 from pausefl.delays import Empirical, Recorded
-from pausefl_process.files import reason
 
 Unit = Literal["s", "ms"]
 _SECONDS: Mapping[Unit, float] = {"s": 1.0, "ms": 1e-3}
@@ -97,25 +96,19 @@ def _names_any(file: str, client_column: str, client_ids: frozenset[str]) -> boo
     return any(row[place] in client_ids for _, row in rows)
 
 
-def _table(file: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and the rows with their line numbers."""
+def _table(file: str) -> tuple[list[str], NumberedRows]:
+    """The header and the rows."""
     try:
-        # A spreadsheet may have put a byte order mark first.
-        with Path(file).open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.reader(lines)
-            header = next(reader, [])
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f'file = "{file}": cannot be read ({reason(error)})') from error
-    while rows and not rows[-1][1]:  # blank lines at the end are no holes
-        rows.pop()
-    return header, rows
+        return read_measurements(Path(file))
+    except ValueError as error:
+        raise ValueError(f'file = "{file}": {error}') from error
 
 
-def _place(header: Sequence[str], key: str, column: str, file: str) -> int:
-    if column not in header:
-        raise ValueError(f'{key} = "{column}": {file} has no such column (it has: {", ".join(header)})')
-    return header.index(column)
+def _place(header: list[str], key: str, column: str, file: str) -> int:
+    try:
+        return place_of(column, header)
+    except ValueError as error:
+        raise ValueError(f'{key} = "{column}": {file}: {error}') from None
 
 
 def _number(cell: list[str], file: str, line: int) -> float:

@@ -83,9 +83,10 @@ class LawReader:
         """The law a table describes; ConfigError naming the key. Draws of the whole must not be negative."""
         law = self._law(table, key, kinds)
         draws = _drawn(law, key)
+        if np.isnan(draws).any():
+            raise ConfigError(f"{key}: draws NaN, which is no delay")
         if not np.isfinite(draws).all():
-            found = draws[~np.isfinite(draws)][0]
-            raise ConfigError(f"{key}: draws {found} s, no finite delay; its parameters may be out of proportion")
+            raise ConfigError(f"{key}: draws delays too great to be numbers; its parameters are out of proportion")
         if law.minimum_s < 0 or draws.min() < 0:
             raise ConfigError(f"{key}: can draw a negative delay; floor_s = 0.0 (or more) keeps it from that")
         return law
