@@ -21,6 +21,12 @@ def wrong_kind(seed):
 
 def misshapen(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(7, classes))
+
+def no_parameters(input_shape, classes):
+    return nn.Flatten()
+
+def frozen(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).requires_grad_(False)
 """
 
 
@@ -55,6 +61,8 @@ def found(*settings: str) -> str:
         ("workload.dataset=tried_out:wrong_kind", "returned int, not a Dataset"),
         ("workload.model=tried_out:misshapen", "one training step and one evaluation failed: RuntimeError: mat1"),
         ("workload.model=tried_out:missing", "cannot be imported"),
+        ("workload.model=tried_out:no_parameters", 'workload.model = "tried_out:no_parameters": has no parameters to'),
+        ("workload.model=tried_out:frozen", 'workload.model = "tried_out:frozen": has no parameters to train'),
     ],
 )
 def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str) -> None:

@@ -41,6 +41,8 @@ def build_model(
         model = factory(tuple(input_shape), classes)
     if not isinstance(model, nn.Module):
         raise ConfigError(f'{_KEY} = "{name}": returned {type(model).__name__}, not a torch.nn.Module')
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f'{_KEY} = "{name}": has no parameters to train')
     return model
 
 
