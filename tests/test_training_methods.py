@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -221,6 +222,46 @@ def test_a_method_of_ones_own_replaces_loss_optimizer_and_loop() -> None:
     one_step = TrainingSettings("sgd", 0.1, batch_size=len(EXAMPLES))
     (halved,), (plain,) = updates(trainer_of(one_step, Halved()), 1), updates(trainer_of(one_step), 1)
     np.testing.assert_allclose(2 * halved, plain, atol=1e-6)
+
+
+class Returning(TrainingMethod):
+    """Returns these in place of what it should."""
+
+    def __init__(self, **returned: object) -> None:
+        for name, value in returned.items():
+            setattr(self, name, lambda *_, value=value: value)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"loss": None}, r"Returning.loss, .* must return a scalar tensor to differentiate; returned NoneType"),
+        ({"loss": torch.ones(3)}, r"Returning.loss, .* returned one of shape \(3,\)"),
+        ({"loss": torch.ones(())}, r"Returning.loss, .* returned one that depends on no parameter of the model"),
+        ({"local_steps": None}, r"Returning.local_steps must return a list of tensors, .*; returned NoneType"),
+        ({"local_steps": []}, r"Returning.local_steps must return a list of tensors, .*; returned an empty list"),
+        ({"local_steps": [0.5]}, r"Returning.local_steps must return a list of tensors, .*; returned a list of others"),
+        ({"state": None}, r"Returning.state\(\) must return a dict; returned NoneType"),
+        ({"state": {"x": [object()]}}, r"state\(\) may hold tensors, numbers, texts, lists and dicts; it holds object"),
+        ({"state": {"x": np.float64(1)}}, r"state\(\) may hold .*; it holds float64"),
+    ],
+)
+def test_what_a_method_should_return_is_said_in_one_line(returned: dict[str, object], message: str) -> None:
+    trainer = trainer_of(TrainingSettings("sgd"), Returning(**returned))
+    with pytest.raises(ConfigError, match=rf"^workload.training: .*{message}$") as raised:
+        trainer.train(theta_of(trainer), round=1)
+        trainer.state()
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_method_may_remember_is_read_back() -> None:
+    state = {"a": torch.ones(2), "b": [1, 0.5, "x", None, True, (b"y",)], "c": {1: OrderedDict(d={2})}}
+    kept: list[Mapping[str, Any]] = []
+    trainer = trainer_of(TrainingSettings("sgd"), Returning(state=state))
+    saved = trainer.state()
+    trainer.method.restore = kept.append  # type: ignore[method-assign]
+    trainer.restore(saved)
+    assert str(kept[0]) == str(state)
 
 
 def test_an_experiment_names_its_method() -> None:

@@ -1,6 +1,8 @@
 """How one client trains in a round: its optimizer, its loss and its loop."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from types import NoneType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -9,6 +11,11 @@ from torch import nn
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.optimizers import make_optimizer
 from pausefl_client.training.trainer import TrainingSettings
+from pausefl_proto.errors import ConfigError
+
+_KEY = "workload.training"
+# Those that torch reads back without running code: exact types, since a subclass would need its own.
+_PLAIN = {int, float, str, bool, bytes, NoneType, torch.Size, torch.dtype, torch.device}
 
 
 class Batch(NamedTuple):
@@ -57,7 +64,7 @@ class TrainingMethod:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, task: LearningTask
     ) -> torch.Tensor:
         """Take one step and return its loss, detached."""
-        loss = self.loss(model, batch, task)
+        loss = _checked_loss(self.loss(model, batch, task), self, task)
         # What `zero_grad` does, but for the profiler's record of it, which takes ten times as long.
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -80,3 +87,56 @@ class TrainingMethod:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Remember this and nothing else; empty: be as at the start."""
+
+
+def _checked_loss(loss: object, method: TrainingMethod, task: LearningTask) -> torch.Tensor:
+    """A loss to be differentiated; ConfigError unless it is one number that the parameters made."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    if not isinstance(loss, torch.Tensor):
+        found = type(loss).__name__
+    elif loss.numel() != 1:
+        found = f"one of shape {tuple(loss.shape)}"
+    else:
+        found = "one that depends on no parameter of the model"
+    raise ConfigError(
+        f"{_KEY}: {type(method).__name__}.loss, with {type(task).__name__}.loss of the data set's task, must return a"
+        f" scalar tensor to differentiate; returned {found}"
+    )
+
+
+def checked_losses(losses: object, method: TrainingMethod) -> list[torch.Tensor]:
+    """The losses of a round's steps; ConfigError unless they are tensors, one at least."""
+    if isinstance(losses, list) and losses and all(isinstance(loss, torch.Tensor) for loss in losses):
+        return losses
+    found = "an empty list" if losses == [] else type(losses).__name__
+    if isinstance(losses, list) and losses:
+        found = "a list of others"
+    raise ConfigError(
+        f"{_KEY}: {type(method).__name__}.local_steps must return a list of tensors, the loss of each step; returned"
+        f" {found}"
+    )
+
+
+def checked_state(method: TrainingMethod) -> dict[str, Any]:
+    """What the method remembers; ConfigError unless a file can give it back."""
+    state: object = method.state()
+    name = f"{type(method).__name__}.state()"
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"{_KEY}: {name} must return a dict; returned {type(state).__name__}")
+    if (odd := _odd_type(dict(state))) is not None:
+        raise ConfigError(f"{_KEY}: {name} may hold tensors, numbers, texts, lists and dicts; it holds {odd.__name__}")
+    return dict(state)
+
+
+def _odd_type(value: object) -> type | None:
+    """The first type within a value that a file cannot give back."""
+    if isinstance(value, torch.Tensor) or type(value) in _PLAIN:
+        return None
+    if type(value) in {dict, OrderedDict} and isinstance(value, dict):
+        parts = [*value.keys(), *value.values()]
+    elif type(value) in {list, tuple, set} and isinstance(value, list | tuple | set):
+        parts = [*value]
+    else:
+        return type(value)
+    return next((odd for part in parts if (odd := _odd_type(part)) is not None), None)

@@ -15,7 +15,7 @@ from torch import nn
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding, holding_of
 from pausefl_client.data.tasks import LearningTask
-from pausefl_client.training.method import Batch, TrainingMethod
+from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state
 from pausefl_client.training.models import flatten, manifest_of, unflatten
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
 from pausefl_client.training.paced import steps_of
@@ -101,7 +101,7 @@ class TorchTrainer:
         losses = self.method.local_steps(self.model, self._optimizer, batches, self.task)
         self.method.end_round(self.model)
         # Reading a value waits for a GPU.
-        loss = float(torch.stack(losses).mean())
+        loss = float(torch.stack(checked_losses(losses, self.method)).mean())
         return TrainingOutcome(self.with_control(flatten(self.model) - start, self.method), loss)
 
     # -- the parts of a round, for training that is batched with other clients'
@@ -149,7 +149,7 @@ class TorchTrainer:
 
     def state(self) -> bytes:
         """The states of optimizer and method, such as Adam's moments; empty where there are none, as for plain SGD."""
-        of_method = dict(self.method.state())
+        of_method = checked_state(self.method)
         of_optimizer = (value for of_one in self._optimizer.state.values() for value in of_one.values())
         if not (of_method or any(torch.is_tensor(value) for value in of_optimizer)):
             return b""
