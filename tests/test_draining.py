@@ -118,18 +118,27 @@ def test_a_run_that_is_terminated_draws_nothing(tmp_path: Path, background: Star
 
 
 @pytest.mark.end_to_end
-def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(tmp_path: Path, background: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(
+    tmp_path: Path, background: Start, number: signal.Signals
+) -> None:
+    """Ctrl-C goes to every process at once: one press is one line, in the midst of the server's imports as well."""
     process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
-    children: list[psutil.Process] = []
 
-    def server_started() -> bool:
-        children[:] = psutil.Process(process.pid).children()
-        return any("spawn_main" in " ".join(child.cmdline()) for child in children)
+    def server_imports() -> bool:
+        children = psutil.Process(process.pid).children()
+        servers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        return any("numpy" in file.path for server in servers for file in server.memory_maps())
 
-    wait_for(server_started, "the server's process", running=process)
-    process.terminate()
+    wait_for(server_imports, "the server's process", running=process)
+    if number == signal.SIGTERM:
+        process.terminate()
+    else:
+        os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == INTERRUPTED
-    assert "interrupted" in (tmp_path / "output").read_text().splitlines()[-1]
+    *_, asked, ended = (tmp_path / "output").read_text().splitlines()
+    assert asked.endswith("finishing; once more ends it at once")
+    assert ended == f"pausefl: interrupted; go on with: pausefl run --resume {tmp_path / 'run'}"
 
 
 @pytest.mark.end_to_end
@@ -148,7 +157,7 @@ def test_a_run_that_is_ended_while_it_starts_its_server_was_interrupted(
     with pytest.raises(SystemExit) as ended:
         main(["run", str(synthetic(tmp_path, rounds=100_000)), "--run-dir", str(tmp_path / "run")])
     assert ended.value.code == INTERRUPTED
-    assert capfd.readouterr().err.splitlines()[-1].startswith("pausefl: interrupted, and ended at once; go on with: ")
+    assert capfd.readouterr().err.splitlines()[-1].startswith("pausefl: interrupted; go on with: ")
     assert not [c for c in psutil.Process().children() if "spawn_main" in " ".join(c.cmdline())]
 
 
@@ -185,4 +194,4 @@ def test_a_run_whose_server_is_stopped_ends_all_the_same(
     stopping.join()
     assert ended.value.code == INTERRUPTED
     said = capsys.readouterr().err
-    assert said == f"pausefl: interrupted, and ended at once; go on with: pausefl run --resume {run_dir}\n"
+    assert said == f"pausefl: interrupted; go on with: pausefl run --resume {run_dir}\n"

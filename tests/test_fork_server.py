@@ -4,11 +4,18 @@ import multiprocessing
 import os
 import signal
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 
 from pausefl_process.lifetime import start
 from pausefl_proto.errors import PauseflError
+
+
+def tell_masked(told: "Connection[Any, Any]") -> None:
+    """Tell which signals wait for this process to take them."""
+    told.send(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
 
 class KilledWhenAsked:
@@ -28,6 +35,19 @@ class KilledWhenAsked:
         ends = self._ask(fds)
         os.kill(pid, signal.SIGKILL)
         return ends
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_is_started_leaves_interrupts_to_who_started_it(method: str) -> None:
+    """From the first instant: it may import for seconds before it can set a handler."""
+    context: Any = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=tell_masked, args=(theirs,))
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # which has inherited what held for this one
+    start(process)
+    assert ours.recv() == {signal.SIGINT}
+    process.join()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
 def test_a_fork_server_killed_while_it_is_asked_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Runs of a campaign that are played side by side: as if alone, and ended together."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import read_source
 from pausefl.runtime.fleet import SILENT
 from pausefl_proto.errors import PauseflError
+from rigs.command import rounds_in
 from rigs.waiting import wait_for
 
 SMALL: dict[str, Sequence[Any]] = {
@@ -82,14 +84,17 @@ def test_an_interrupt_ends_all_and_says_how_to_go_on(tmp_path: Path) -> None:
     # Rounds without end: no run can finish before the signal.
     words += ["--virtual", "--set", "experiment.rounds=1000000", "--set", "workload.model=synthetic"]
     command = [sys.executable, "-m", "pausefl", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        logs = [folder / f"{policy}-seed1" / "run.db" for policy in ("random", "fastest")]
-        wait_for(lambda: all(log.exists() for log in logs), "both runs", running=process)
-        process.send_signal(signal.SIGINT)
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        run_dirs = [folder / f"{policy}-seed1" for policy in ("random", "fastest")]
+        wait_for(lambda: all(rounds_in(run_dir) for run_dir in run_dirs), "both runs", running=process)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"interrupted after 0 of 2 runs were finished; go on with: pausefl compare --resume {folder}" in err
-    assert not any(is_finished(log.parent) for log in logs)
+    assert not any(is_finished(run_dir) for run_dir in run_dirs)
+    assert all((run_dir / "summary.json").exists() for run_dir in run_dirs)  # each ended in order
 
 
 def test_the_library_plays_side_by_side(tmp_path: Path) -> None:

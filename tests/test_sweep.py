@@ -135,14 +135,14 @@ def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypat
     assert played == ["m=1-seed1"]
 
 
-def test_a_campaign_that_is_interrupted_twice_says_how_to_go_on(
+def test_a_campaign_whose_run_is_ended_at_once_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object, **__: object) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pausefl.campaigns.campaign.run_experiment", killed)
-    with pytest.raises(CampaignInterrupted, match=r"interrupted twice in run 1 of 2 .*pausefl sweep --resume .*/s$"):
+    with pytest.raises(CampaignInterrupted, match=r"^interrupted in run 1 of 2 .*pausefl sweep --resume .*/s$"):
         run_sweep(read_source("demo"), {**BASE, "selection.m": [1, 2]}, 1, tmp_path / "s", OneByOne(Quiet()))
 
 

@@ -1,6 +1,20 @@
 """`python -m pausefl` is the `pausefl` command."""
 
-from pausefl.cli import main
+import sys
+
+from pausefl_process.ending import INTERRUPTED
+
+
+def main() -> None:
+    """Run the `pausefl` command; Ctrl-C while its modules are imported is one line, as it is later."""
+    try:
+        from pausefl import cli
+
+        cli.main()
+    except KeyboardInterrupt:
+        print("pausefl: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

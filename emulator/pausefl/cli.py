@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace) -> None:
             summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
     except KeyboardInterrupt:
         how = f"go on with: {resume_command(run_dir)}" if (run_dir / "run.db").exists() else "no round was played"
-        raise RunInterrupted(f"interrupted, and ended at once; {how}") from None
+        raise RunInterrupted(f"interrupted; {how}") from None
     _print_summary(console, summary, run_dir)
     check_outcome(summary["outcome"], summary["stopped_because"], resume_command(run_dir))
 

@@ -37,6 +37,7 @@ def sigterm_as_interrupt(limit_s: float = DRAIN_S) -> Iterator[None]:
     def interrupt(*_: object) -> None:
         timers.append(end_within(limit_s))
         signal.raise_signal(signal.SIGINT)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # where `lifetime.start` held it back
 
     try:
         with signals_to(interrupt, signal.SIGTERM):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
     """Start a process that does not import the caller's `__main__` again.
 
     So a script that calls the library needs no `if __name__ == "__main__"`, and a notebook has no file to import.
+    Ctrl-C, which a terminal sends to every process at once, is left to the caller from the first instant on.
     A fork server that ends while it is asked is started again; PauseflError when it ends every time.
     """
     main = sys.modules["__main__"]
@@ -52,9 +54,21 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
     }
     main.__spec__ = None
     try:
-        _start(process)
+        with _interrupts_held_back():
+            _start(process)
     finally:
         main.__dict__.update(hidden)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let SIGINT wait until the block is left; what is started in it inherits that, and never hears of one."""
+    resource_tracker.ensure_running()  # else the start of a process would start it, which lets signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(process: "multiprocessing.process.BaseProcess") -> None:
@@ -66,7 +80,7 @@ def _start(process: "multiprocessing.process.BaseProcess") -> None:
 
 
 def ignore_interrupts() -> None:
-    """Leave Ctrl-C, which a terminal sends to every process at once, to the process in charge."""
+    """Leave Ctrl-C to the process in charge, also where `start` found a fork server that others had begun."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -26,7 +26,7 @@ from pausefl.runtime.client.process import make_trainers
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.mechanism import LaplaceSource
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
-from pausefl_process.lifetime import die_with_parent, ignore_interrupts
+from pausefl_process.lifetime import die_with_parent, ignore_interrupts, start
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError, PauseflError
@@ -113,7 +113,7 @@ def witnesses(plan: ClientPlan, epsilons: tuple[float, ...], scores: int) -> lis
             ]
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_run, args=(tasks, theirs))
-            process.start()
+            start(process)
             closing.callback(process.join)
             closing.callback(process.terminate)
             theirs.close()
@@ -147,7 +147,7 @@ def _run(tasks: list[_Task], results: "Connection[Any, Any]") -> None:
 def _start(context: ForkServerContext, task: _Task) -> tuple[Any, "Connection[Any, Any]"]:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_client, args=(task, theirs))
-    process.start()
+    start(process)
     theirs.close()
     return process, ours
 

@@ -27,7 +27,7 @@ from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import serve_run
 from pausefl_client.transport import connect
 from pausefl_process.events import ProgressEvent, Ready
-from pausefl_process.lifetime import allow_many_files, die_with_parent, write_output_to
+from pausefl_process.lifetime import allow_many_files, die_with_parent, start, write_output_to
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, unpack
@@ -69,9 +69,9 @@ def _case(case: str, others: int, load: Load) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as name, ExitStack() as ending:
         folder = Path(name)
 
-        def start(function: Callable[..., None], *arguments: object) -> Any:
+        def begin(function: Callable[..., None], *arguments: object) -> Any:
             process = context.Process(target=function, args=arguments)
-            process.start()
+            start(process)
             ending.callback(process.join)
             ending.callback(process.kill)
             return process
@@ -79,17 +79,17 @@ def _case(case: str, others: int, load: Load) -> dict[str, Any]:
         plan = server_plan(experiment, folder.name)
         # The crowd is no client of this experiment, and would be refused for what it does not state.
         open_plan = replace(plan, settings=replace(plan.settings, agreement=None))
-        server = start(_serve, open_plan, folder, theirs)
+        server = begin(_serve, open_plan, folder, theirs)
         port = ours.recv()
         ids: dict[str, list[str]] = {"honest": [], "other": []}
         for client_id, group in experiment.group_of_client.items():
             ids[group].append(client_id)
-        start(run_host, client_plan(experiment), ids["honest"], f"127.0.0.1:{port}", folder)
+        begin(run_host, client_plan(experiment), ids["honest"], f"127.0.0.1:{port}", folder)
         while not _rounds(folder):
             time.sleep(0.1)
         time.sleep(_WARM_UP_S)
         rounds, began_s = _rounds(folder), time.monotonic()
-        start(_run_load, load, port, ids["other"], found_there)
+        begin(_run_load, load, port, ids["other"], found_there)
         found = found_here.recv()
         ended_s, rounds = time.monotonic(), _rounds(folder) - rounds
         server.terminate()

@@ -73,14 +73,15 @@ class OneByOne:
         """As of `Player`."""
         left = [(number, run) for number, run in enumerate(runs, start=1) if not is_played(run, folder)]
         for number, run in left:
-            where = f"in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
             try:
                 with self.show(f"{run.name} ({number} of {len(runs)})") as view:
-                    summary = run_experiment(run.experiment, folder / run.name, view, resume=True)
+                    outcome = run_experiment(run.experiment, folder / run.name, view, resume=True)["outcome"]
             except KeyboardInterrupt:
-                raise CampaignInterrupted(f"interrupted twice {where}") from None
-            if summary["outcome"] == "interrupted":
-                raise CampaignInterrupted(f"interrupted {where}")
+                outcome = "interrupted"
+            if outcome == "interrupted":
+                raise CampaignInterrupted(
+                    f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
+                )
         return [folder / run.name for run in runs]
 
 

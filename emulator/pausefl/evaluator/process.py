@@ -17,7 +17,7 @@ from pausefl.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
-from pausefl_process.lifetime import die_with_parent, ignore_interrupts
+from pausefl_process.lifetime import die_with_parent, ignore_interrupts, start
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
@@ -102,7 +102,7 @@ class OwnEvaluator:
             with theirs:
                 arguments = (self._plan, theirs)
                 process = context.Process(target=_run_own, args=arguments, name="pausefl-evaluator")
-                process.start()
+                start(process)
                 self._process = process  # one that a signal kept from starting could not be ended
             try:
                 event: ProgressEvent = await asyncio.to_thread(ours.recv)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from pausefl.runtime.client.forks import client_context
-from pausefl_process.lifetime import die_with_parent
+from pausefl_process.lifetime import die_with_parent, start
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
 _METHOD = "Echo"
@@ -24,11 +24,11 @@ def time_echo(clients: int, payload_bytes: int, rounds: int) -> list[float]:
     spawn, fork = multiprocessing.get_context("spawn"), client_context(needs_torch=False)
     ours, theirs = spawn.Pipe()
     server = spawn.Process(target=_server_process, args=(theirs, clients, payload_bytes, rounds))
-    server.start()
+    start(server)
     port = ours.recv()
     echoers = [fork.Process(target=_client_process, args=(port,)) for _ in range(clients)]
     for echoer in echoers:
-        echoer.start()
+        start(echoer)
     durations_s: list[float] = ours.recv()
     for process in (*echoers, server):
         process.join()
