@@ -1,6 +1,7 @@
 """Observers are told of a run's progress; those that fail, or take their time, cost the run nothing."""
 
 import json
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,10 +68,22 @@ class Stuck(Recorder):
 class Failing(Recorder):
     """Fails at the second event."""
 
+    error: BaseException = ValueError("no second\nround")
+
     def on_event(self, event: ProgressEvent) -> None:
         super().on_event(event)
         if isinstance(event, RollCall) and event.round == 2:
-            raise ValueError("no second\nround")
+            raise self.error
+
+
+class Exiting(Failing):
+    """Would end its process at the second event."""
+
+    error = SystemExit(2)
+
+
+def unmakeable() -> Observer:
+    raise LookupError("no such thing")
 
 
 def test_every_observer_is_told_everything_in_order(tmp_path: Path) -> None:
@@ -84,16 +97,25 @@ def test_every_observer_is_told_everything_in_order(tmp_path: Path) -> None:
     assert [each.told for each in both] == [[(tmp_path.name, 3), *events, "end"]] * 2
 
 
-def test_one_that_fails_is_told_nothing_more_and_complained_of_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        (Failing(), "Failing failed and is told nothing more: ValueError: no second round"),
+        (Exiting(), "Exiting failed and is told nothing more: SystemExit: 2"),
+    ],
+)
+def test_one_that_fails_is_told_nothing_more_and_complained_of_once(
+    failing: Failing, said: str, tmp_path: Path
+) -> None:
     shown: list[ProgressEvent] = []
-    failing, other = Failing(), Recorder()
+    other = Recorder()
     with Observed(shown.append, [failing, other], tmp_path, SETTINGS) as seen:
         for number in range(1, 5):
             seen.show(RollCall(number))
     assert failing.told[-1] == RollCall(2)
     assert other.told[-2:] == [RollCall(4), "end"]
-    notices = [event for event in shown if isinstance(event, Notice)]
-    assert notices == [Notice("observer Failing failed and is told nothing more: ValueError: no second round")]
+    (notice,) = (event.message for event in shown if isinstance(event, Notice))
+    assert re.fullmatch(rf"observer {said} \(.*test_observers\.py:\d+\)", notice)
 
 
 def test_one_that_takes_for_ever_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +133,8 @@ def test_one_that_takes_for_ever_holds_up_nothing(tmp_path: Path, monkeypatch: p
     [
         ("tensorbord", 'experiment.observers: "tensorbord": did you mean tensorboard?'),
         ("nothing", 'must be one of mlflow, tensorboard, or "module:name"'),
-        ("no_such_module:Noting", "cannot be made (ModuleNotFoundError: No module named 'no_such_module')"),
+        ("no_such_module:Noting", "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"),
+        ("test_observers:unmakeable", '"test_observers:unmakeable": cannot be made: LookupError: no such thing ('),
         ("builtins:dict", 'experiment.observers: "builtins:dict": makes no pausefl.Observer'),
     ],
 )
@@ -175,7 +198,8 @@ def test_a_run_has_the_observers_it_names_and_prints_its_events(
     assert [kind for kind in (tmp_path / "run/noted.txt").read_text().split() if kind != "notice"] == shown
     assert {"metrics", "waiting", "round", "finished"} <= set(shown)
     complaints = [e.message for e in events if isinstance(e, Notice) and "observer" in e.message]
-    assert complaints == ["observer Failing failed and is told nothing more: LookupError: no such thing"]
+    place = f"{tmp_path / 'watching.py'}:16"
+    assert complaints == [f"observer Failing failed and is told nothing more: LookupError: no such thing ({place})"]
     assert "report:" in done.stderr
     assert json.loads((tmp_path / "run/summary.json").read_text())["outcome"] == "completed"
 

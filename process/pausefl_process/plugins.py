@@ -14,7 +14,10 @@ from pausefl_proto.errors import PauseflError
 
 # Errors are seldom made where a library raises them: the code that called it is what a user can change.
 _OURS = frozenset({"pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server"})
-_LIBRARIES = frozenset({"google", "grpc", "numba", "numpy", "pydantic", "pydantic_core", "scipy", "torch"})
+_LIBRARIES = frozenset({"google", "grpc", "numba", "numpy", "pydantic", "pydantic_core", "rich", "scipy", "torch"})
+OWN_CODE_ERRORS = (Exception, SystemExit)
+"""What code that users bring may raise, and ends nothing but itself: sys.exit() in it is an error like any other."""
+
 _INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib"))
 
 
@@ -23,8 +26,8 @@ def imported(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the module is the user's: its first line may raise anything
-        raise ValueError(in_one_line(error) + _in_parentheses(where_raised(error))) from error
+    except OWN_CODE_ERRORS as error:
+        raise ValueError(with_place(error)) from error
 
 
 def is_library(package: str, file: str) -> bool:
@@ -50,7 +53,7 @@ def errors_of_own_code() -> Iterator[None]:
         yield
     except PauseflError:
         raise
-    except Exception as error:
+    except OWN_CODE_ERRORS as error:
         leaf: BaseException = error
         while isinstance(leaf, BaseExceptionGroup):
             leaf = leaf.exceptions[0]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from pausefl.extras import require
 from pausefl.observers.base import Observer
-from pausefl_process.plugins import imported
+from pausefl_process.plugins import OWN_CODE_ERRORS, imported, with_place
 from pausefl_proto.errors import ConfigError
 
 OBSERVERS: Mapping[str, str] = {
@@ -31,10 +31,15 @@ def _load(name: str) -> Observer:
         close = difflib.get_close_matches(name, OBSERVERS, 1)
         hint = f"did you mean {close[0]}?" if close else f'must be one of {", ".join(OBSERVERS)}, or "module:name"'
         raise ConfigError(f'{_KEY}: "{name}": {hint}')
+    code = OBSERVERS.get(name, name)
     try:
-        observer = imported(OBSERVERS.get(name, name))()
-    except Exception as error:  # the module is the user's
-        raise ConfigError(f'{_KEY}: "{name}": cannot be made ({error})') from error
+        make = imported(code)
+    except ValueError as error:
+        raise ConfigError(f'{_KEY}: "{name}": cannot be imported ({error})') from error
+    try:
+        observer = make()
+    except OWN_CODE_ERRORS as error:
+        raise ConfigError(f'{_KEY}: "{name}": cannot be made: {with_place(error, [code])}') from error
     if not isinstance(observer, Observer):
         raise ConfigError(f'{_KEY}: "{name}": makes no pausefl.Observer')
     return observer

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pausefl.observers.base import Observer
 from pausefl_process.events import Notice, ProgressEvent, Report
-from pausefl_process.plugins import in_one_line
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 
 _END_WITHIN_S = 10.0
 
@@ -64,7 +64,7 @@ class Observed:
             for observer in tuple(self._observers):
                 try:
                     task(observer)
-                except Exception as error:  # it may be a user's own
+                except OWN_CODE_ERRORS as error:
                     self._observers.remove(observer)
                     name = type(observer).__name__
-                    self._complaints.put(f"observer {name} failed and is told nothing more: {in_one_line(error)}")
+                    self._complaints.put(f"observer {name} failed and is told nothing more: {with_place(error)}")
