@@ -254,12 +254,12 @@ def test_what_a_method_should_return_is_said_in_one_line(returned: dict[str, obj
     assert "\n" not in str(raised.value)
 
 
-def test_what_a_method_may_remember_is_read_back() -> None:
+def test_what_a_method_may_remember_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"a": torch.ones(2), "b": [1, 0.5, "x", None, True, (b"y",)], "c": {1: OrderedDict(d={2})}}
     kept: list[Mapping[str, Any]] = []
     trainer = trainer_of(TrainingSettings("sgd"), Returning(state=state))
     saved = trainer.state()
-    trainer.method.restore = kept.append  # type: ignore[method-assign]
+    monkeypatch.setattr(trainer.method, "restore", kept.append)
     trainer.restore(saved)
     assert str(kept[0]) == str(state)
 
