@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl_proto.errors import ConfigError
@@ -18,6 +19,7 @@ from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.sa_pause import SaPause
+from rigs.command import synthetic
 from rigs.policies import (
     M,
     Play,
@@ -115,6 +117,7 @@ def test_an_unknown_policy_is_one_clear_line(name: str, message: str) -> None:
         ("class Mine(", "SyntaxError: '\\(' was never closed"),
         ("raise RuntimeError('no\\nlicence')", "RuntimeError: no licence"),
         ("raise KeyError", "KeyError"),
+        ("raise SystemExit('bye')", "SystemExit: bye"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_one_clear_line(
@@ -129,6 +132,31 @@ def test_a_module_that_cannot_be_imported_is_one_clear_line(
         ) as caught:
             ask("mine_alone:Mine")
         assert "\n" not in str(caught.value)
+
+
+EXITING = """
+from dataclasses import dataclass
+from pausefl_server.selection import Policy
+
+@dataclass(frozen=True)
+class Exiting(Policy):
+    def select(self, state, context):
+        raise SystemExit(3)
+"""
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("command", [["simulate", "--rounds", "5"], ["run", "--virtual"]])
+def test_a_policy_that_would_exit_is_one_line_with_its_place(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "exiting.py").write_text(EXITING)
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = [*command, str(synthetic(tmp_path)), "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--set", "selection.policy=exiting:Exiting"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"pausefl: SystemExit: 3 ({tmp_path / 'exiting.py'}:8)\n"
 
 
 def test_a_policy_of_ones_own_is_found_by_module_and_class() -> None:

@@ -16,6 +16,9 @@ from torch import nn
 def no_data(seed):
     raise RuntimeError("the disk is empty")
 
+def exiting(seed):
+    raise SystemExit("no licence")
+
 def wrong_kind(seed):
     return 3
 
@@ -58,6 +61,7 @@ def found(*settings: str) -> str:
         ('workload.partition={kind="dominant-label", dominant_share=0.01}', "dominant_share = 0.01: must be from 1/10"),
         ("workload.partition=by-client", "the data set does not say whose its examples are"),
         ("workload.dataset=tried_out:no_data", "the disk is empty"),
+        ("workload.dataset=tried_out:exiting", "SystemExit: no licence"),
         ("workload.dataset=tried_out:wrong_kind", "returned int, not a Dataset"),
         ("workload.model=tried_out:misshapen", "one training step and one evaluation failed: RuntimeError: mat1"),
         ("workload.model=tried_out:missing", "cannot be imported"),

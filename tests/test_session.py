@@ -287,10 +287,11 @@ async def test_in_a_private_run_an_error_of_the_trainers_is_not_told(
     assert "Target 12 is out of bounds" in caplog.text
 
 
-async def test_a_link_that_fails_fails_its_job_and_not_the_client() -> None:
+@pytest.mark.parametrize("error", [OverflowError("math range error"), SystemExit("bye")])
+async def test_a_link_that_fails_fails_its_job_and_not_the_client(error: BaseException) -> None:
     def draw(round: int) -> Delays:
         if round == 1:
-            raise OverflowError("math range error")
+            raise error
         return Delays()
 
     rig = SessionRig(delays=draw)
@@ -299,7 +300,8 @@ async def test_a_link_that_fails_fails_its_job_and_not_the_client() -> None:
         stream.give_job(rig.model, round=1)
         refusal = (await stream.heard()).result
         assert (refusal.round, refusal.status) == (1, pb.STATUS_FAILED)
-        assert re.fullmatch(r"OverflowError: math range error \(.*test_session\.py:\d+\)", refusal.reason)
+        said = f"{type(error).__name__}: {error}"
+        assert re.fullmatch(rf"{said} \(.*test_session\.py:\d+\)", refusal.reason)
         stream.give_job(rig.model, round=2)
         assert (await stream.upload())[0].round == 2
 

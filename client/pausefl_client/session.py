@@ -19,7 +19,7 @@ from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
 from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
-from pausefl_process.plugins import with_place
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -248,7 +248,7 @@ class ClientSession:
                 raise  # the stream is of no use any more
             except PauseflError as error:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
-            except Exception as error:  # a link may be a user's own
+            except OWN_CODE_ERRORS as error:  # of a link
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
             self._withdrawals.answered(download.job)
 
@@ -265,7 +265,7 @@ class ClientSession:
             work = await self._work(download, started_s)
         except PauseflError:
             raise
-        except Exception as error:  # a trainer may be a user's own
+        except OWN_CODE_ERRORS as error:  # of a trainer
             raise PauseflError(self._in_public(error, job.round)) from error
         done_s = self._host.clock()
         update_bytes = work.released.vector.nbytes
@@ -375,7 +375,7 @@ class ClientSession:
         name = pb.Status.Name(status).removeprefix("STATUS_").lower()
         self._host.observe(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
 
-    def _in_public(self, error: Exception, round: int) -> str:
+    def _in_public(self, error: BaseException, round: int) -> str:
         """What the server is told of an error in code that may be a user's own: such a text may hold data."""
         said, who = with_place(error), {"client_id": self._settings.client_id, "round": round}
         log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=error, extra=who)

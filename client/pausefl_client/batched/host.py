@@ -15,6 +15,7 @@ from pausefl_client.batched.training import Trained, check_stackable, train_toge
 from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, WrappedTrainer
 from pausefl_client.training.withdrawal import withdrawable
+from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_proto.wire import Vector
 
 log = logging.getLogger("pausefl.client")
@@ -69,7 +70,7 @@ class _Cohort:
                 stack = held.enter_context(self._stacks.of(clients))
                 trained = train_together(stack, [client.trainer for client in clients], self._theta, round=self._round)
             return dict(zip(clients, trained, strict=True))
-        except Exception as error:  # a method may be a user's own
+        except OWN_CODE_ERRORS as error:
             log.warning("round %d: %d clients train one by one: %s", self._round, len(clients), error)
             return {}
 

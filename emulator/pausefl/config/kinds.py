@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from pausefl.config.validation import as_json, explain, unknown_key
-from pausefl_process.plugins import with_place
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 
@@ -64,7 +64,7 @@ def made(make: Callable[..., Any], values: Mapping[str, Any], key: str) -> Any:
         raise ConfigError(f"{key}.{error}") from None
     except ConfigError:
         raise
-    except Exception as error:  # what makes it may be a user's own
+    except OWN_CODE_ERRORS as error:
         raise ConfigError(f"{key}: {with_place(error)}") from error
 
 

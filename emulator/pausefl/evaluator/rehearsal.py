@@ -9,7 +9,7 @@ from pausefl.evaluator.plan import EvaluatorPlan
 from pausefl.extras import require
 from pausefl_client.data.datasets import DATASETS
 from pausefl_client.registries import MODELS
-from pausefl_process.plugins import with_place
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.errors import PauseflError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def told_in_one_line(plan: EvaluatorPlan, what: str) -> Iterator[None]:
         yield
     except PauseflError:
         raise
-    except Exception as error:  # the code is the user's
+    except OWN_CODE_ERRORS as error:
         code = (MODELS.code_of(plan.model), DATASETS.code_of(plan.dataset))
         key = f'workload.model = "{plan.model}" on "{plan.dataset}"'
         raise PauseflError(f"{key}: {what} failed: {with_place(error, code)}") from error

@@ -43,7 +43,7 @@ from pausefl_process.lifetime import (
     write_output_to,
 )
 from pausefl_process.logs import is_verbose, set_up_log
-from pausefl_process.plugins import errors_of_own_code
+from pausefl_process.plugins import OWN_CODE_ERRORS, errors_of_own_code
 from pausefl_process.tokens import read_token
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import MAX_FRAME_BYTES
@@ -358,7 +358,7 @@ class AtOnce(Executor):
         future: Future[Result] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:
+        except OWN_CODE_ERRORS as error:
             future.set_exception(error)
         return future
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, TypeVarTuple
 
 from pausefl.runtime.virtual.workers import Workers
+from pausefl_process.plugins import OWN_CODE_ERRORS
 
 _Ts = TypeVarTuple("_Ts")
 Result = TypeVar("Result")
@@ -37,7 +38,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[Result] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:
+        except OWN_CODE_ERRORS as error:
             future.set_exception(error)
         return future
 
