@@ -48,7 +48,7 @@ NO_PRIVACY = {"privacy": {"enabled": False}}
 async def test_a_client_with_another_experiment_is_refused_with_the_key(other: str, named: str, tmp_path: Path) -> None:
     theirs = parse_experiment(TWO, [other])
     async with federation(tmp_path, agreement=agreement_of(parse_experiment(TWO))) as run:
-        with pytest.raises(PauseflError, match=f"refuses client client-000: the experiments differ: {named}"):
+        with pytest.raises(PauseflError, match=f"refuses client-000: the experiments differ: {named}"):
             async with asyncio.timeout(30):
                 address = f"127.0.0.1:{await run.port}"
                 await take_part(client_plan(theirs), ["client-000"], address, tmp_path / "ledgers")

@@ -338,7 +338,7 @@ async def test_a_refused_hello_ends_it_with_the_reason() -> None:
     async with rig.running() as task:
         stream = await rig.server.accept()
         stream.say(goodbye=pb.Goodbye(reason="the client's model is not this run's", final=True))
-        with pytest.raises(PauseflError, match="refuses client client-007: the client's model is not this run's"):
+        with pytest.raises(PauseflError, match="refuses client-007: the client's model is not this run's"):
             await asyncio.wait_for(task, 20)
 
 

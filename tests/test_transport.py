@@ -86,7 +86,7 @@ async def test_a_client_with_another_model_is_refused_with_the_reason(tmp_path: 
                 some.start("odd", await run.port, SIZE + 1)
         (error,) = caught.value.exceptions
         assert isinstance(error, PauseflError)
-        assert str(error).startswith("the server refuses client odd: the client's model is not this run's")
+        assert str(error).startswith("the server refuses odd: the client's model is not this run's")
         await run.event("notice", "refused")
 
 

@@ -170,7 +170,7 @@ class ClientSession:
             case "welcome":
                 self._run_id = message.welcome.run_id
             case "goodbye" if message.goodbye.final:
-                raise PauseflError(f"the server refuses client {self._settings.client_id}: {message.goodbye.reason}")
+                raise PauseflError(f"the server refuses {self._settings.client_id}: {message.goodbye.reason}")
             case "goodbye":
                 raise OSError(message.goodbye.reason)
             case _:
