@@ -134,6 +134,45 @@ def test_a_module_that_cannot_be_imported_is_one_clear_line(
         assert "\n" not in str(caught.value)
 
 
+MISMADE = """
+from dataclasses import dataclass
+from pausefl_server.selection import Policy
+
+@dataclass(frozen=True)
+class Mismade(Policy):
+    slack: int = 1
+
+    def __post_init__(self):
+        raise {error}
+
+    def select(self, state, context):
+        raise NotImplementedError
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ('ValueError("bad")', ": ValueError: bad (FILE:10)"),
+        ('ValueError("slack = 1: must be 2")', ".slack = 1: must be 2"),
+        ("AssertionError", ": AssertionError (FILE:10)"),
+        ('KeyError("gone")', ": KeyError: 'gone' (FILE:10)"),
+        ("SystemExit(3)", ": SystemExit: 3 (FILE:10)"),
+    ],
+)
+def test_a_policy_that_cannot_be_made_says_where_unless_it_names_a_key(
+    error: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mismade.py"
+    file.write_text(MISMADE.format(error=error))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mismade", raising=False)
+    experiment = parse_experiment("", ["selection.policy=mismade:Mismade"])
+    with pytest.raises(ConfigError) as refused:
+        selected_policy(experiment.selection)
+    assert str(refused.value) == 'selection."mismade:Mismade"' + said.replace("FILE", str(file))
+
+
 EXITING = """
 from dataclasses import dataclass
 from pausefl_server.selection import Policy

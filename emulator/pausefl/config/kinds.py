@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from pausefl.config.validation import as_json, explain, unknown_key
-from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
+from pausefl.config.validation import as_json, explain, of_record, unknown_key
+from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 
@@ -60,12 +60,10 @@ def made(make: Callable[..., Any], values: Mapping[str, Any], key: str) -> Any:
     """A record of these values, whose own ValueError says "name = value: must be ...", with the table's key first."""
     try:
         return make(**values)
-    except ValueError as error:
-        raise ConfigError(f"{key}.{error}") from None
     except ConfigError:
         raise
-    except OWN_CODE_ERRORS as error:
-        raise ConfigError(f"{key}: {with_place(error)}") from error
+    except OWN_CODE_ERRORS as error:  # what makes it may be a user's own
+        raise ConfigError(of_record(error, key)) from error
 
 
 def _kind(kinds: Registry, table: Mapping[str, Any], key: str) -> Callable[..., Any]:

@@ -11,7 +11,8 @@ from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.kinds import made, read_kind
 from pausefl.config.tables import AggregationTable, HostTable, KindTable, OptimizerTable, SelectionTable
-from pausefl.config.validation import build
+from pausefl.config.toml_source import bare_or_quoted
+from pausefl.config.validation import build, of_record
 from pausefl_process.http_server import is_loopback
 from pausefl_process.tokens import read_token_digests
 from pausefl_proto.errors import ConfigError
@@ -27,9 +28,10 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
     name = name or selection.policy
     parameters = selection.parameters(name)
     if "m" in parameters:
-        raise ConfigError(f"selection.{name}.m: unknown key; all policies share selection.m")
-    key = "selection.policy" if name == selection.policy else f"selection.{name}"
-    policy: Policy = build(policy_class(name, key), f"selection.{name}", {"m": selection.asked, **parameters})
+        raise ConfigError(f"selection.{bare_or_quoted(name)}.m: unknown key; all policies share selection.m")
+    table = f"selection.{bare_or_quoted(name)}"
+    key = "selection.policy" if name == selection.policy else table
+    policy: Policy = build(policy_class(name, key), table, {"m": selection.asked, **parameters})
     return policy
 
 
@@ -97,7 +99,7 @@ def check_policies(experiment: Experiment) -> None:
     try:
         policy.check_clients(experiment.client_ids, _at_once(experiment))
     except ValueError as error:
-        raise ConfigError(f"selection.{selection.policy}.{error}") from error
+        raise ConfigError(of_record(error, f"selection.{bare_or_quoted(selection.policy)}")) from error
     if experiment.server.late == "buffer" and type(policy).inspect is not Policy.inspect:
         raise ConfigError(
             f'server.late = "buffer": {selection.policy} judges updates in their own round; must be "drop"'

@@ -1,6 +1,8 @@
 """Experiments as TOML documents: where they are read from, what `--set` changes, and what is filled in before types."""
 
 import difflib
+import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -194,3 +196,8 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def bare_or_quoted(name: str) -> str:
+    """A key as TOML has it."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)

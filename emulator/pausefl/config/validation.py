@@ -2,12 +2,14 @@
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from pausefl_process.plugins import OWN_CODE_ERRORS, where_raised, with_place
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +25,19 @@ def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
     except ValidationError as error:
         keys = [f.name for f in fields(record) if f.name != "m"]
         raise ConfigError(explain(error, None, table, keys)) from None
+    except ConfigError:
+        raise
+    except OWN_CODE_ERRORS as error:  # the record may be a user's own
+        raise ConfigError(of_record(error, table)) from error
+
+
+def of_record(error: BaseException, table: str) -> str:
+    """A record's own error as one line that names its table.
+
+    Records say "name = value: must be ..." themselves; whatever else a user's own says has its type and place.
+    """
+    is_of_key = isinstance(error, ValueError) and (not where_raised(error) or re.match(r"[\w.]+ = ", str(error)))
+    return f"{table}.{error}" if is_of_key else f"{table}: {with_place(error)}"
 
 
 def as_json(values: Mapping[str, Any]) -> str:
@@ -37,9 +52,8 @@ def explain(error: ValidationError, model: type[BaseModel] | None, table: str = 
     key = ".".join([table, *path] if table else path)
     if mistake["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
         return unknown_key(key, keys if model is None else _keys_of(model, path[:-1]))
-    if mistake["type"] == "value_error":
-        # Records say "name = value: must be ..." themselves.
-        return f"{key}.{mistake['msg'].removeprefix('Value error, ')}"
+    if mistake["type"] in {"value_error", "assertion_error"}:
+        return of_record(mistake["ctx"]["error"], key)
     if mistake["type"] == "missing":
         return f"{key}: is missing"
     if mistake["type"] == "string_pattern_mismatch" and path[-1] == "[key]":

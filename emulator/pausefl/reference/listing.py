@@ -1,7 +1,5 @@
 """An experiment as a TOML file with every default filled in, and a sentence above each key."""
 
-import json
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pydantic import BaseModel
 from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.config.tables import SelectionTable
+from pausefl.config.toml_source import bare_or_quoted
 from pausefl.reference.catalogue import KINDS_OF_KEY, Makers
 from pausefl.reference.keys import MISSING, keys_of, sentence_of
 
@@ -65,7 +64,7 @@ def _table(
             )
     for entry in entries:
         if _has_tables(entry.value):
-            yield from _tables(f"{path}.{_bare(entry.name)}", entry)
+            yield from _tables(f"{path}.{bare_or_quoted(entry.name)}", entry)
 
 
 def _tables(path: str, entry: _Entry) -> Iterator[str]:
@@ -130,8 +129,3 @@ def _has_tables(value: Any) -> bool:
 
 def _comment(sentence: str) -> Iterator[str]:
     yield from textwrap.wrap(sentence, _COLUMNS, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
-
-
-def _bare(name: str) -> str:
-    """A key as a table's header has it."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
