@@ -342,6 +342,22 @@ def test_examples_of_the_wrong_kind_are_refused(inputs: np.ndarray, labels: np.n
         Examples(inputs, labels)
 
 
+@pytest.mark.parametrize(
+    ("validation", "message"),
+    [
+        ([], "validation has no examples"),
+        ([0, 4], "validation has labels from 0 to 4; with classes = 2, must be from 0 to 1"),
+        ([-1, 1], "validation has labels from -1 to 1; with classes = 2, must be from 0 to 1"),
+    ],
+)
+def test_a_split_is_not_empty_and_has_the_classes_there_are(validation: list[int], message: str) -> None:
+    def split(labels: list[int]) -> Examples:
+        return Examples(np.zeros((len(labels), 3), np.uint8), np.array(labels, np.int64))
+
+    with pytest.raises(ConfigError, match=f"^workload.dataset: {message}$"):
+        Dataset("own", split([0, 1]), split(validation), split([0]), classes=2)
+
+
 REAL_DATA = os.environ.get("PAUSEFL_DATA")
 
 

@@ -1,6 +1,7 @@
 """How examples are dealt out to clients."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +131,16 @@ class _Everything:
         return [np.arange(dealt.labels.size)] * dealt.clients
 
 
+class _Returning:
+    """Returns this in place of the rows."""
+
+    def __init__(self, returned: object) -> None:
+        self.returned = returned
+
+    def deal(self, *_: object) -> Any:
+        return self.returned
+
+
 @pytest.mark.parametrize(
     ("partitioner", "clients", "message"),
     [
@@ -140,6 +151,13 @@ class _Everything:
         (Shards(1000), 10, r"partition\.per_client = 1000: makes 10000 shards of 6000 examples"),
         (ByClient(), 301, r"clients\.count = 301: .* at most the 300 owners"),
         (_Everything(), 2, "gives an example to two clients"),
+        (
+            _Returning(None),
+            2,
+            r"_Returning\.deal must return a list of arrays, the rows .*; returned NoneType$",
+        ),
+        (_Returning([None, None]), 2, r"_Returning\.deal must return .*; returned NoneType for one of them$"),
+        (_Returning([[0], [[1]]]), 2, r"_Returning\.deal must return .*; returned list for one of them$"),
     ],
 )
 def test_what_cannot_be_done_names_its_key(partitioner: Partitioner, clients: int, message: str) -> None:

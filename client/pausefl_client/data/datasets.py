@@ -81,6 +81,18 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.task is None and not self.train.has_classes:
             raise ConfigError(f'{_KEY}: "{self.name}" has no class for each example, so it needs a task')
+        for split in ("train", "validation", "test"):
+            examples: Examples = getattr(self, split)
+            if not len(examples):
+                raise ConfigError(f"{_KEY}: {split} has no examples")
+            if self.task is None and not self._has_classes_of(examples.labels):
+                raise ConfigError(
+                    f"{_KEY}: {split} has labels from {examples.labels.min()} to {examples.labels.max()}; with"
+                    f" classes = {self.classes}, must be from 0 to {self.classes - 1}"
+                )
+
+    def _has_classes_of(self, labels: TargetArray) -> bool:
+        return bool(labels.min() >= 0 and labels.max() < self.classes)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """How training examples are dealt out to clients. Pure functions of the labels, their owners and a seed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -56,9 +56,23 @@ def partition(
         labels, classes = np.zeros(len(labels), np.int64), 1
     dealt = Dealt(labels.astype(np.int64, copy=False), classes, clients, owners)
     stream = getattr(partitioner, "stream", type(partitioner).__name__)
-    parts = [np.sort(rows) for rows in partitioner.deal(dealt, generator(seed, "partition", stream))]
+    given: object = partitioner.deal(dealt, generator(seed, "partition", stream))
+    if not isinstance(given, Iterable):
+        raise ConfigError(_must_return(partitioner, type(given).__name__))
+    parts = [np.sort(_rows(part, partitioner)) for part in given]
     _check(parts, dealt)
     return parts
+
+
+def _rows(part: object, partitioner: Partitioner) -> IntArray:
+    if np.ndim(part) != 1:  # type: ignore[arg-type]  # of any object
+        raise ConfigError(_must_return(partitioner, f"{type(part).__name__} for one of them"))
+    return np.asarray(part)
+
+
+def _must_return(partitioner: Partitioner, found: str) -> str:
+    name = type(partitioner).__name__
+    return f"{_KEY}: {name}.deal must return a list of arrays, the rows of each client; returned {found}"
 
 
 def _check(parts: Sequence[IntArray], dealt: Dealt) -> None:
