@@ -11,7 +11,10 @@ from pausefl.evaluator.preflight import try_out
 from pausefl_proto.errors import ConfigError, PauseflError
 
 PLUGINS = """
+import numpy as np
 from torch import nn
+from pausefl_client.data.datasets import Dataset, Examples
+from pausefl_client.training.tasks import Classification
 
 def no_data(seed):
     raise RuntimeError("the disk is empty")
@@ -24,6 +27,33 @@ def wrong_kind(seed):
 
 def misshapen(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(7, classes))
+
+def three_outputs(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+class Nowhere(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.linear = nn.Linear(64, classes)
+
+    def forward(self, inputs):
+        return self.linear(inputs.flatten(1)) * float("nan")
+
+class Nothing(Nowhere):
+    def forward(self, inputs):
+        pass
+
+def not_numbers(seed):
+    examples = Examples(np.full((100, 4), np.nan, np.float32), np.arange(100) % 2)
+    return Dataset("own", examples, examples, examples, classes=2)
+
+class Unrated(Classification):
+    def score(self, outputs, targets):
+        pass
+
+def unrated(seed):
+    examples = Examples(np.ones((100, 4), np.float32), np.arange(100) % 2)
+    return Dataset("own", examples, examples, examples, classes=2, task=Unrated())
 
 def no_parameters(input_shape, classes):
     return nn.Flatten()
@@ -65,6 +95,14 @@ def found(*settings: str) -> str:
         ("workload.dataset=tried_out:wrong_kind", "returned int, not a Dataset"),
         ("workload.model=tried_out:misshapen", "one training step and one evaluation failed: RuntimeError: mat1"),
         ("workload.model=tried_out:missing", "cannot be imported"),
+        (
+            "workload.model=tried_out:three_outputs",
+            ": gives 3 outputs, and the data set has 10 classes",
+        ),
+        ("workload.model=tried_out:Nothing", ": must return a tensor of outputs; returned NoneType"),
+        ("workload.model=tried_out:Nowhere", ": its loss before any training is nan; must be finite"),
+        ("workload.dataset=tried_out:not_numbers", ": holds inputs that are not finite"),
+        ("workload.dataset=tried_out:unrated", ": Unrated.score must return a tensor; returned NoneType"),
         ("workload.model=tried_out:no_parameters", 'workload.model = "tried_out:no_parameters": has no parameters to'),
         ("workload.model=tried_out:frozen", 'workload.model = "tried_out:frozen": has no parameters to train'),
     ],

@@ -14,6 +14,7 @@ from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation, Split
 
@@ -44,6 +45,8 @@ class Evaluator:
         self._seed = seed
         self._build = partial(build_model, model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
         self._model = self._build().to(self._device).eval()
+        self._classes = data.classes
+        self._data_key, self._model_key = f'workload.dataset = "{dataset}"', f'workload.model = "{model}"'
         self._task = data.task or Classification()
         self._metric = str(getattr(self._task, "metric", "score"))
         self.manifest: Manifest = manifest_of(self._model)
@@ -81,9 +84,35 @@ class Evaluator:
             client_id="rehearsal",
             method=method,
         )
+        self._check(sample)
         trainer.train(np.pad(self.theta_0, (0, trainer.manifest.size - self.theta_0.size)), round=1)
         trainer.restore(trainer.state())
-        self._rate(self.theta_0, sample)
+
+    def _check(self, sample: Examples) -> None:
+        """ConfigError unless θ_0 gives an output for each class, and these examples a loss that is finite."""
+        if not np.isfinite(sample.inputs).all():
+            raise ConfigError(f"{self._data_key}: holds inputs that are not finite")
+        unflatten(self._model, self.theta_0)
+        with torch.inference_mode():
+            outputs = self._model(normalise(torch.tensor(sample.inputs, device=self._device)))
+            if isinstance(self._task, Classification):
+                self._check_outputs(outputs)
+            targets = torch.tensor(sample.labels, device=self._device)
+            for name, rate in (("loss", self._task.loss), ("score", self._task.score)):
+                if not isinstance(returned := rate(outputs, targets), torch.Tensor):
+                    task, found = type(self._task).__name__, type(returned).__name__
+                    raise ConfigError(f"{self._data_key}: {task}.{name} must return a tensor; returned {found}")
+        _, loss = self._rate(self.theta_0, sample)
+        if not math.isfinite(loss):
+            raise ConfigError(f"{self._model_key}: its loss before any training is {loss}; must be finite")
+
+    def _check_outputs(self, outputs: object) -> None:
+        if not isinstance(outputs, torch.Tensor):
+            raise ConfigError(f"{self._model_key}: must return a tensor of outputs; returned {type(outputs).__name__}")
+        if outputs.ndim > 1 and outputs.shape[-1] < self._classes:
+            raise ConfigError(
+                f"{self._model_key}: gives {outputs.shape[-1]} outputs, and the data set has {self._classes} classes"
+            )
 
     def _rate(self, theta: Vector, examples: Examples) -> tuple[float, float]:
         """The mean score, and the mean loss, over everything that the model predicts for these examples."""
