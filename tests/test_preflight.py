@@ -101,6 +101,7 @@ def found(*settings: str) -> str:
         ),
         ("workload.model=tried_out:Nothing", ": must return a tensor of outputs; returned NoneType"),
         ("workload.model=tried_out:Nowhere", ": its loss before any training is nan; must be finite"),
+        ("workload.learning_rate=1e30", "loss after one training step is not finite; workload.learning_rate = 1e+30"),
         ("workload.dataset=tried_out:not_numbers", ": holds inputs that are not finite"),
         ("workload.dataset=tried_out:unrated", ": Unrated.score must return a tensor; returned NoneType"),
         ("workload.model=tried_out:no_parameters", 'workload.model = "tried_out:no_parameters": has no parameters to'),

@@ -14,7 +14,7 @@ from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation, Split
 
@@ -85,8 +85,14 @@ class Evaluator:
             method=method,
         )
         self._check(sample)
-        trainer.train(np.pad(self.theta_0, (0, trainer.manifest.size - self.theta_0.size)), round=1)
+        outcome = trainer.train(np.pad(self.theta_0, (0, trainer.manifest.size - self.theta_0.size)), round=1)
         trainer.restore(trainer.state())
+        _, loss = self._rate(self.theta_0 + outcome.update[: self.theta_0.size], sample)
+        if not math.isfinite(loss):
+            raise PauseflError(
+                f"{self._model_key}: its loss after one training step is not finite; workload.learning_rate ="
+                f" {settings.learning_rate:g} may be too great"
+            )
 
     def _check(self, sample: Examples) -> None:
         """ConfigError unless θ_0 gives an output for each class, and these examples a loss that is finite."""

@@ -41,6 +41,7 @@ class ProgressReporter(RunObserver):
         self._doubts: set[str] = set()  # said once each
         self._failures: set[str] = set()  # said once each
         self._said_tau_min = False
+        self._said_diverged = False
         self._reported_s = float("-inf")  # when a round was last reported
 
     def waiting(self, minimum: int) -> None:
@@ -81,9 +82,12 @@ class ProgressReporter(RunObserver):
         self._report(Notice(message))
 
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
-        """Report accuracy and loss."""
+        """Report accuracy and loss, and the first time that the loss is not finite, that the model has diverged."""
         loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # JSON has no infinity
         self._report(ModelEvaluated(round, evaluation.split, evaluation.accuracy, loss, evaluation.metric))
+        if loss is None and not self._said_diverged:
+            self._said_diverged = True
+            self.noticed(f"the model after round {round} has diverged: its {evaluation.split} loss is not finite")
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         """Report the round unless another was reported just now; the last one always."""
