@@ -109,7 +109,7 @@ def test_the_report_of_a_campaign_that_it_does_not_know_names_the_command_that_d
 def test_no_run_of_a_campaign_counts_as_two(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^random-seed1: two of the runs have this name; name each .* once$"):
         pausefl.compare(experiment(), ["random", "random", "all"], folder=tmp_path / "c", progress=False)
-    with pytest.raises(ConfigError, match=r"^m=1-seed1: two of the runs have this name"):
+    with pytest.raises(ConfigError, match=r"^--set selection.m: 1 and 1 are the same; name each value once"):
         sweep(tmp_path / "s", (1, 2, 1))
     assert not list(tmp_path.iterdir())
 

@@ -49,6 +49,12 @@ class Quiet:
             {"selection.policy": ["pause", "random"], "selection.m": [2]},
         ),
         (['privacy.disclose=["loss", "labels"]'], {"privacy.disclose": [["loss", "labels"]]}),
+        (
+            ['workload.partition=iid,{kind="shards",per_client=2}, "shards"'],
+            {"workload.partition": ["iid", {"kind": "shards", "per_client": 2}, "shards"]},
+        ),
+        (['privacy.disclose=[],["loss", "labels"]'], {"privacy.disclose": [[], ["loss", "labels"]]}),
+        (['a.b="x, \\"y",\'z, "\',it\'s,[["}",1]]'], {"a.b": ['x, "y', 'z, "', "it's", [["}", 1]]]}),
     ],
 )
 def test_a_grid_is_read_from_settings(settings: list[str], grid: dict[str, list[Any]]) -> None:
@@ -64,6 +70,14 @@ def test_virtual_holds_for_every_run_of_a_sweep() -> None:
 def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=r"must be table\.key=value"):
         parse_grid([setting])
+
+
+@pytest.mark.parametrize("values", [[1, 10, 1], [1, 1.0]])
+def test_a_value_that_stands_twice_is_refused(values: list[float], tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--set selection.pause.alpha: 1 and 1(\.0)? are the same; name each value once"
+    ):
+        run_sweep(read_source("demo"), {**BASE, "selection.pause.alpha": values}, 1, tmp_path / "s", OneByOne(Quiet()))
 
 
 def test_a_point_that_is_no_experiment_is_refused_before_any_run(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def test_spaces_are_ranges_or_lists() -> None:
         "selection.policy": "pause",
         "selection.pause.beta": 2.0,
     }
+    tables = parse_search(['workload.partition=iid,{ kind = "shards", per_client = 2 }'], experiment)
+    assert tables == {"workload.partition": SearchChoices(["iid", {"kind": "shards", "per_client": 2}])}
     narrow = parse_search(["selection.pause.alpha=1..2"], experiment)
     assert published_point(experiment, narrow) is None
 

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pausefl.campaigns.campaign import (
     read_plan,
     resume_campaign,
 )
+from pausefl.campaigns.values import listed_values
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.sweep import write_sweep
@@ -51,7 +51,7 @@ def parse_grid(settings: Sequence[str]) -> Grid:
         key, separator, text = setting.partition("=")
         if not separator or not key.strip() or not text.strip():
             raise ConfigError(f"--set {setting}: must be table.key=value or table.key=a,b,c")
-        grid[key.strip()] = _values(text.strip())
+        grid[key.strip()] = listed_values(text.strip())
     return grid
 
 
@@ -115,6 +115,10 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any], Planned]]:
     """Each run with its point of the grid, seed by seed. ConfigError names the point that is no valid experiment."""
+    for key, values in grid.items():
+        for one, other in itertools.combinations(values, 2):
+            if one == other:  # 1 and 1.0 as well, whose runs have different names
+                raise ConfigError(f"--set {key}: {one!r} and {other!r} are the same; name each value once")
     points: list[Mapping[str, Any]] = [
         dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
     ]
@@ -144,17 +148,3 @@ def _name(point: Mapping[str, Any], grid: Grid, seed: int) -> str:
     """A folder's name: what distinguishes the run from the others."""
     parts = [f"{key.rpartition('.')[2]}={point[key]}" for key, values in grid.items() if len(values) > 1]
     return re.sub(r"[^A-Za-z0-9_.=-]+", "-", "-".join([*parts, f"seed{seed}"]))
-
-
-def _values(text: str) -> list[Any]:
-    try:
-        return [tomllib.loads(f"value = {text}")["value"]]
-    except tomllib.TOMLDecodeError:
-        return [_value(part.strip()) for part in text.split(",") if part.strip()]
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

@@ -1,11 +1,11 @@
 """Where a search looks: a key of the experiment, and a range or a list of its values."""
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pausefl.campaigns.values import listed_values, value_of_text
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl_proto.errors import ConfigError
@@ -113,20 +113,13 @@ def _dimension(setting: str, text: str) -> SearchRange | SearchChoices:
     is_log, range_text = text.startswith("log:"), text.removeprefix("log:")
     low, separator, high = range_text.partition("..")
     if not separator and not is_log:
-        return SearchChoices([_value(part.strip()) for part in text.split(",") if part.strip()])
-    ends = _value(low.strip()), _value(high.strip())
+        return SearchChoices(listed_values(text))
+    ends = value_of_text(low.strip()), value_of_text(high.strip())
     are_numbers = all(isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end) for end in ends)
     if not (separator and are_numbers and ends[0] < ends[1] and (ends[0] > 0 or not is_log)):
         above = ", above 0 with log:" if is_log else ""
         raise ConfigError(f"--search {setting}: must be two numbers A..B with A < B{above}")
     return SearchRange(*ends, is_log)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _value_of(experiment: Experiment, key: str) -> Any:
