@@ -52,17 +52,17 @@ test-package: $(READY)
 test-crash: $(READY)
 	PAUSEFL_KILLS=300 $(BIN)/pytest tests/test_crash.py
 
-# Whole runs under 10,000 faults (kill -9, stops, a bad line, a full disk, clock jumps, storms): some 20 minutes, less with
+# Whole runs under 10,000 faults (kill -9, stops, a bad line, a full disk, clock jumps, storms): about an hour, less with
 # FAULTS=1000. `make chaos GO_ON=--go-on` goes on where an interrupted one stopped. Writes docs/results/chaos.jsonl.
 FAULTS ?= 10000
 chaos: $(READY)
 	$(BIN)/python tests/chaos --faults $(FAULTS) $(GO_ON)
 
-# A million malformed messages against a server that plays meanwhile, a tenth of them against clients; half an hour.
+# A million malformed messages against a server that plays meanwhile, a fifth of them against clients; half an hour.
 # Writes docs/results/fuzz.json, also when interrupted; `make test` sends a few thousand.
 FUZZ_MESSAGES ?= 1000000
 fuzz: $(READY)
-	$(BIN)/python tests/fuzz --messages $(FUZZ_MESSAGES) --client-messages $$(($(FUZZ_MESSAGES) / 10))
+	$(BIN)/python tests/fuzz --messages $(FUZZ_MESSAGES) --client-messages $$(($(FUZZ_MESSAGES) / 5))
 	$(BIN)/python docs/generated_tables.py
 
 # pausefl beside Flower and raw sockets, on a machine that does nothing else; some 20 minutes, the first time longer:

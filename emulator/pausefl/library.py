@@ -62,7 +62,7 @@ def run(
 
     `run_dir` is runs/<policy>-<time> by default. Blocks until the run has ended, also inside a running event loop.
     `observers` are told of its progress, from a thread of their own.
-    ConfigError for bad input, PauseflError for a run that failed.
+    ConfigError for bad input, PauseflError for a run that cannot begin or go on. `summary["outcome"]` tells its end.
     """
     _check(experiment)
     if not isinstance(observers, Sequence):

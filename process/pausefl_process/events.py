@@ -123,7 +123,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Ctrl-C was pressed once: the run finishes."""
+    """Ctrl-C or SIGTERM came once: the run finishes."""
 
     kind: ClassVar[str] = "interrupted"
     message: str
