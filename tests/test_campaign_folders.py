@@ -125,6 +125,6 @@ def test_a_run_does_not_begin_in_a_campaigns_folder(tmp_path: Path) -> None:
 
 def test_a_campaign_does_not_begin_in_a_runs_folder(tmp_path: Path) -> None:
     pausefl.run(experiment(), tmp_path, progress=False)
-    with pytest.raises(ConfigError, match=r"holds a run already"):
+    with pytest.raises(ConfigError, match=r"holds a run; choose another"):
         sweep(tmp_path)
     assert not (tmp_path / CAMPAIGN_PLAN).exists()

@@ -301,7 +301,7 @@ def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
     assert run("run", config, "--run-dir", tmp_path / "mine").returncode == 0
     assert (tmp_path / "mine/notes.txt").read_text() == "keep me"
     refused = run("run", config, "--run-dir", tmp_path / "mine")
-    assert "holds a run already" in refused.stderr
+    assert "holds a run; choose another" in refused.stderr
     assert (tmp_path / "mine/run.db").exists()
 
 

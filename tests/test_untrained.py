@@ -156,6 +156,29 @@ def test_jobs_that_fail_are_counted_by_kind_and_shown_with_the_errors_own_line(
 
 @pytest.mark.end_to_end
 @pytest.mark.slow
+def test_a_private_run_on_the_virtual_clock_shows_why_jobs_failed_too(
+    demo: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    said = "ValueError: Expected more than 1 value per channel when training"
+    done = demo("normalised", {**PARTIAL, "experiment.clock": "virtual", "workload.step_s": 0.01})
+    assert done.returncode == 0, done.stderr
+    assert f": {said}" in done.stdout
+
+
+@pytest.mark.end_to_end
+def test_a_step_that_cannot_be_measured_is_told_in_one_line(
+    demo: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = demo("normalised", {**PARTIAL, "experiment.clock": "virtual"})
+    assert done.returncode == FAILED
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "pausefl: workload.step_s: is not set, and measuring it by training client-000 failed: Value"
+    )
+
+
+@pytest.mark.end_to_end
+@pytest.mark.slow
 def test_a_run_in_which_every_client_fails_stops_after_three_attempts(
     demo: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -136,12 +136,12 @@ class Fleet:
         self._back_to = back_to
         self._experiment = experiment
         self._run_dir = run_dir
-        self._clients_log = run_dir / "clients.log"
         self._server: SpawnProcess | None = None
         self._plan = client_plan(experiment)
         self._presence = self._plan.presence
         self._address = ""
         self._is_virtual = experiment.experiment.clock == "virtual"
+        self._clients_log = run_dir / ("server.log" if self._is_virtual else "clients.log")
         self._hosts = [] if self._is_virtual else list(_hosts(experiment))
         self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
         self._returning: list[_Host] = []  # those to be started again

@@ -28,7 +28,7 @@ SHARED_STEPS = "steps.json"
 
 
 def new_run_dir(name: str, run_dir: str | None) -> Path:
-    """The directory asked for, or runs/<name>-<time>; ConfigError when it holds a run already."""
+    """The directory asked for, or runs/<name>-<time>; ConfigError when it holds a run."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = Path(run_dir) if run_dir else Path("runs") / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{stamp}"
     refuse_run_in(path)
@@ -135,7 +135,9 @@ def _without_places(experiment: Experiment) -> Experiment:
 def refuse_run_in(run_dir: Path) -> None:
     """ConfigError where a directory holds a run."""
     if (run_dir / "run.db").exists():
-        raise ConfigError(f"--run-dir {run_dir}: holds a run already; go on with it by --resume {run_dir}")
+        raise ConfigError(
+            f"{run_dir}: holds a run; choose another folder, or go on with it: pausefl run --resume {run_dir}"
+        )
 
 
 def _digest(data: bytes) -> str:

@@ -228,7 +228,7 @@ class PlainView:
             self._print("\n".join(lines))
 
     def _print(self, line: str) -> None:
-        unread = f"  (+{self._unread} messages, see server.log and clients.log)" if self._unread else ""
+        unread = f"  (+{self._unread} messages not shown)" if self._unread else ""
         self._console.print(Text("\n".join([*self._notices, line + unread])), soft_wrap=True)
         self._held, self._notices, self._unread = None, [], 0
         self._next_s = self._clock() + PLAIN_INTERVAL_S

@@ -12,8 +12,11 @@ import numpy as np
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.run_dir import SHARED_STEPS
+from pausefl_client.registries import MODELS
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import write_durably
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
+from pausefl_proto.errors import PauseflError
 
 # How often the training of one client is tried to find out what a step takes; the first time warms torch up.
 _TRIALS = 3
@@ -54,8 +57,14 @@ def _measured_step_s(plan: TrainingPlan) -> float:
     honest = replace(plan, behaviours={**plan.behaviours, client_id: ()})
     trainer = make_trainers(honest, [client_id])[client_id]
     theta, least_s = np.zeros(trainer.manifest.size, np.float32), math.inf
-    for _ in range(_TRIALS):
-        began_s = time.perf_counter()
-        trainer.train(theta, round=1)
-        least_s = min(least_s, time.perf_counter() - began_s)
+    try:
+        for _ in range(_TRIALS):
+            began_s = time.perf_counter()
+            trainer.train(theta, round=1)
+            least_s = min(least_s, time.perf_counter() - began_s)
+    except OWN_CODE_ERRORS as error:
+        said = with_place(error, [MODELS.code_of(plan.workload.model)])
+        raise PauseflError(
+            f"workload.step_s: is not set, and measuring it by training {client_id} failed: {said}"
+        ) from error
     return float(f"{least_s / steps_of(plan.settings, trainer.n_examples):.3g}")
