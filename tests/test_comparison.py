@@ -83,7 +83,7 @@ def test_runs_that_differ_in_more_than_their_policy_are_no_same_experiment(tmp_p
     unlike = compare(runs)
     assert unlike.differences == as_json(unlike)["differences"] == ["selection.pause.alpha", "workload.model"]
     page = write_comparison(unlike, tmp_path / "unlike").read_text("utf-8")
-    assert "Runs of 2 names, which differ in selection.pause.alpha, workload.model, seeds 1, 2" in page
+    assert "Runs of 2 names, which differ in selection.pause.alpha, workload.model; seeds 1, 2" in page
     assert "the runs differ in selection.pause.alpha, workload.model" in str(as_table(unlike).caption)
 
 
