@@ -34,6 +34,7 @@ BAD_DRAWS = {
     "scalar": (lambda n: 0.1, r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\)"),  # noqa: ARG005
     "nothing": (lambda n: [None] * n, "BadDraws.sample: must return numbers|draws NaN"),
     "error": (lambda n: 1 / (n - n), "ZeroDivisionError"),
+    "exit": (lambda n: sys.exit(f"no {n} draws"), r"SystemExit: no \d+ draws"),
 }
 
 

@@ -184,3 +184,9 @@ def test_a_sweep_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> N
         with pytest.raises(ConfigError, match=r"privacy\.ledger_dir, whose budgets"):
             run_sweep(read_source("demo"), grid, seeds, tmp_path / "s", OneByOne(Quiet()))
     assert not (tmp_path / "s").exists()
+
+
+def test_a_grid_of_too_many_runs_is_refused_before_any_is_made(tmp_path: Path) -> None:
+    grid = {f"selection.pause.{key}": range(1, 10_001) for key in ("alpha", "gamma", "zeta")}
+    with pytest.raises(ConfigError, match=r"^--set: 1000000000000 settings of 2 seeds each are more than 10000 runs$"):
+        run_sweep(read_source("demo"), grid, 2, tmp_path / "s", OneByOne(Quiet()))

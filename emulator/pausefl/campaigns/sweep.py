@@ -1,6 +1,7 @@
 """Runs an experiment on a grid of settings, with several seeds each, and gathers what came of it."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,9 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any], Planned]]:
     """Each run with its point of the grid, seed by seed. ConfigError names the point that is no valid experiment."""
+    settings = math.prod(map(len, grid.values()))
+    if settings * seeds > MOST_RUNS:
+        raise ConfigError(f"--set: {settings} settings of {seeds} seeds each are more than {MOST_RUNS} runs")
     for key, values in grid.items():
         for one, other in itertools.combinations(values, 2):
             if one == other:  # 1 and 1.0 as well, whose runs have different names
@@ -122,8 +126,6 @@ def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any
     points: list[Mapping[str, Any]] = [
         dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
     ]
-    if len(points) * seeds > MOST_RUNS:
-        raise ConfigError(f"--set: {len(points)} settings of {seeds} seeds each are more than {MOST_RUNS} runs")
     experiments = [_at(source, point) for point in points]
     runs = []
     for i in range(seeds):

@@ -1,16 +1,9 @@
 """Values of keys as a command line lists them: TOML, or plain words, apart by commas."""
 
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-
-def value_of_text(text: str) -> Any:
-    """A text as TOML's value, or itself where it is none."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+from pausefl.config.toml_source import value_of_text
 
 
 def listed_values(text: str) -> list[Any]:

@@ -122,7 +122,7 @@ def _values(overrides: Overrides) -> Mapping[str, Any]:
         key, separator, text = override.partition("=")
         if not (separator and _is_dotted(key.strip())):
             raise ConfigError(f"--set {override}: must be table.key=value")
-        values[key.strip()] = _toml_value(text.strip())
+        values[key.strip()] = value_of_text(text.strip())
     return values
 
 
@@ -190,7 +190,7 @@ def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> N
         table["python_path"] = list(dict.fromkeys([*([str(folder)] if file else []), *of_objects]))
 
 
-def _toml_value(text: str) -> Any:
+def value_of_text(text: str) -> Any:
     """A TOML value, or the text itself where it is none (so that --set selection.policy=random works)."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pausefl.campaigns.values import listed_values, value_of_text
+from pausefl.campaigns.values import listed_values
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
+from pausefl.config.toml_source import value_of_text
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pausefl import delays
 from pausefl.config.delays.files import ClientPlace, MeasuredDelays
 from pausefl.config.kinds import made, plain_value, read_kind
 from pausefl.delays import Delay, Floor, FlooredNormal, MarkovDelay, published_delay, sampled
-from pausefl_process.plugins import with_place
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
@@ -123,5 +123,5 @@ def _drawn(law: Delay, key: str) -> FloatArray:
         return np.full(_TRIED, np.inf)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from None
-    except Exception as error:  # the law may be a user's
+    except OWN_CODE_ERRORS as error:
         raise ConfigError(f"{key}: {with_place(error)}") from error

@@ -62,6 +62,8 @@ def _measured_step_s(plan: TrainingPlan) -> float:
             began_s = time.perf_counter()
             trainer.train(theta, round=1)
             least_s = min(least_s, time.perf_counter() - began_s)
+    except PauseflError:
+        raise
     except OWN_CODE_ERRORS as error:
         said = with_place(error, [MODELS.code_of(plan.workload.model)])
         raise PauseflError(
