@@ -67,23 +67,23 @@ def training(device: torch.device, steps: int = _STEPS) -> Iterator[dict[str, An
 def memory_growth_bytes(rounds: int = 1000) -> int:
     """By how much the device's memory in use grows over so many rounds together, after the first."""
     clients = clients_of(PRESETS[0], torch.device("cuda"))
-    clients.together(1)
+    clients.replayed(1)
     before = torch.cuda.memory_allocated()
     for t in range(2, rounds + 2):
-        clients.together(t)
+        clients.replayed(t)
     return torch.cuda.memory_allocated() - before
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
-    """A round's training one by one and together, by workload and device."""
+    """A round's training one by one, together and, on a GPU, replayed as CUDA graphs, by workload and device."""
     figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.subplots()
     cases: Sequence[Mapping[str, Any]] = found["training"]
-    for offset, (key, colour, label) in enumerate(
-        (("alone_s", SERIES[0], "one by one"), ("together_s", SERIES[1], "together"))
-    ):
-        places = [i + 0.4 * offset - 0.2 for i in range(len(cases))]
-        axes.bar(places, [1e3 * case[key] for case in cases], 0.38, color=colour.light, label=label)
+    ways = ("alone_s", "one by one"), ("together_s", "together"), ("replayed_s", "together, CUDA graphs")
+    for offset, ((key, label), colour) in enumerate(zip(ways, SERIES, strict=False)):
+        bars = {i + 0.27 * (offset - 1): 1e3 * case[key] for i, case in enumerate(cases) if key in case}
+        if bars:
+            axes.bar(list(bars), list(bars.values()), 0.25, color=colour.light, label=label)
     axes.set_xticks(range(len(cases)), [f"{case['preset']}\n{case['device']}" for case in cases])
     axes.set(yscale="log", ylabel="training of a round (ms)", title=str(found["device"]))
     axes.legend()

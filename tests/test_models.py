@@ -35,6 +35,7 @@ def _this_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mlp", MNIST, 25_818),
         ("mlp", (1, 8, 8), 2_778),
         ("cnn3", CIFAR, 170_474),
+        ("cnn3_batch", CIFAR, 170_474),
         ("fedts_fashion", MNIST, 29_034),
         ("fedts_cifar", CIFAR, 52_202),
     ],
@@ -64,6 +65,13 @@ def test_an_image_too_small_for_fed_tss_nets_is_named(name: str, shape: tuple[in
 def test_no_model_keeps_statistics_of_the_data(name: str) -> None:
     for_texts = name == "fedts_agnews"
     assert not list(build_model(name, (48,) if for_texts else CIFAR, 10, seed=1, has_tokens=for_texts).buffers())
+
+
+def test_a_batch_normalised_model_normalises_by_the_batch_at_hand_when_evaluated_too() -> None:
+    model = build_model("cnn3_batch", CIFAR, 10, seed=1)
+    images = torch.randn(20, *CIFAR, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(model.eval()(images), model.train()(images))
+    assert not torch.allclose(model(images)[:10], model(images[:10]))
 
 
 def test_the_seed_decides_and_the_global_generator_does_not() -> None:
@@ -141,7 +149,7 @@ def test_a_vector_of_another_size_is_refused(size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("resnet", MNIST, r"must be one of mlp, cnn3, cnn5, fedts_fashion, fedts_cifar, fedts_agnews, or"),
+        ("resnet", MNIST, r"must be one of mlp, cnn3, cnn3_batch, cnn5, fedts_fashion, fedts_cifar, fedts_agnews, or"),
         ("cnn3", (1, 8, 8), "images of 8x8 are too small"),
         ("cnn5", MNIST, "images of 28x28 are too small"),
         ("cnn3", (64,), "needs images"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pausefl_client.batched.layers import NotStackable
+from pausefl_client.batched.replays import recorder_for
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import Trained, check_stackable, train_together
 from pausefl_client.training.torch_trainer import TorchTrainer
@@ -88,7 +89,8 @@ class _Stacks:
         kind, trainer = clients[0].kind, clients[0].trainer
         with self._lock:
             if kind not in self._stacks or self._stacks[kind].size < len(clients):
-                self._stacks[kind] = ModelStack(trainer.model, trainer.settings, len(clients))
+                recorder = recorder_for(trainer.device)
+                self._stacks[kind] = ModelStack(trainer.model, trainer.settings, len(clients), recorder)
             yield self._stacks[kind]
 
 

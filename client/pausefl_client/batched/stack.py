@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pausefl_client.batched.layers import NotStackable, StackedNetwork
+from pausefl_client.batched.replays import Recorder, Replays
 from pausefl_client.training.optimizers import make_optimizer
 from pausefl_client.training.trainer import TrainingSettings
 
@@ -21,9 +22,13 @@ class ModelStack:
     That is exact for optimizers that treat every value by itself, as all that `registries.OPTIMIZERS` names do.
     """
 
-    def __init__(self, template: nn.Module, settings: TrainingSettings, size: int) -> None:
+    def __init__(
+        self, template: nn.Module, settings: TrainingSettings, size: int, recorder: Recorder | None = None
+    ) -> None:
         """`size` models like `template`, on its device; NotStackable where these cannot be batched."""
         self.size = size
+        self.replays = Replays(recorder)
+        """Of the pass that sets the gradients of the models that learn."""
         self._network = StackedNetwork(template)
         parameters = list(template.parameters())
         self._shapes = [parameter.shape for parameter in parameters]

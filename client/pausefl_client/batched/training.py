@@ -7,6 +7,7 @@ models, so sums are rounded in another order.
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -79,6 +80,7 @@ def _local_steps(
     steps, task = [learner.steps for learner in learners], learners[0].task
     learning = len(learners)
     changes_gradients = type(methods[0]).change_gradients is not TrainingMethod.change_gradients
+    can_be_replayed = type(task) is Classification  # another task's loss may read values back, or draw
     total = torch.zeros(len(learners), device=learners[0].device)
     for step in range(steps[0]):
         if steps[learning - 1] <= step:
@@ -86,15 +88,24 @@ def _local_steps(
             stack.learn(learning)
         now = [next(each) for each in batches[:learning]]
         inputs, targets = (_stacked(tensors) for tensors in zip(*now, strict=True))
-        losses = _losses(task, stack.outputs(inputs), targets, [batch.targets.shape[0] for batch in now])
-        stack.differentiate(losses.sum())
+        one_pass = partial(_pass, stack, task, [batch.targets.shape[0] for batch in now])
+        losses = stack.replays.call(one_pass, inputs, targets) if can_be_replayed else one_pass(inputs, targets)
         if changes_gradients:
             for method, model in zip(methods[:learning], stack.models, strict=False):
                 method.change_gradients(model)
             stack.take_gradients(learning)
         stack.step()
-        total[:learning] += losses.detach()
+        total[:learning] += losses
     return total / torch.tensor(steps, device=total.device)
+
+
+def _pass(
+    stack: ModelStack, task: LearningTask, sizes: Sequence[int], inputs: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """The losses of the models that learn, and their gradients into their places."""
+    losses = _losses(task, stack.outputs(inputs), targets, sizes)
+    stack.differentiate(losses.sum())
+    return losses.detach()
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from pausefl_proto.wire import Manifest, TensorSpec, Vector
 _KEY = "workload.model"
 # Group normalisation (Wu & He, 2018) keeps no statistics of the data; the published batch normalisation sends them.
 _GROUPS = 8
+_CNN3 = ((32, 3, True), (64, 3, True), (128, 3, True))
 # Of a text's words, while training.
 _HIDDEN_SHARE = 0.5
 _FOR_TEXTS = {"fedts_agnews"}
@@ -60,7 +61,16 @@ def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def cnn3(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """3×3 convolutions 32-64-128, each ReLU and 2×2 max-pool; then fully connected 512-128-64-32-10."""
-    return _cnn("cnn3", input_shape, classes, [(32, 3, True), (64, 3, True), (128, 3, True)], (128, 64, 32))
+    return _cnn("cnn3", input_shape, classes, _CNN3, (128, 64, 32))
+
+
+def cnn3_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """`cnn3` with batch normalisation in place of each group normalisation, as PAUSE's authors have it.
+
+    Theirs sends running statistics without noise. This one keeps none and normalises by the batch at hand, also when it
+    is evaluated.
+    """
+    return _cnn("cnn3_batch", input_shape, classes, _CNN3, (128, 64, 32), _by_batch)
 
 
 def cnn5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -186,12 +196,21 @@ def _pooled() -> list[nn.Module]:
     return [nn.MaxPool2d(2), nn.ReLU(inplace=True)]
 
 
+def _by_group(width: int, *, images: bool) -> nn.Module:
+    return nn.GroupNorm(_GROUPS if images else 1, width)
+
+
+def _by_batch(width: int, *, images: bool) -> nn.Module:
+    return (nn.BatchNorm2d if images else nn.BatchNorm1d)(width, track_running_stats=False)
+
+
 def _cnn(
     name: str,
     input_shape: tuple[int, ...],
     classes: int,
     convolutions: Sequence[tuple[int, int, bool]],
     hidden: tuple[int, ...],
+    normalised: Callable[..., nn.Module] = _by_group,
 ) -> nn.Module:
     """Unpadded convolutions, given as (channels, kernel, pooled), then fully connected layers, all normalised.
 
@@ -203,14 +222,14 @@ def _cnn(
     layers: list[nn.Module] = []
     for channels, kernel, pooled in convolutions:
         after = _pooled() if pooled else [nn.ReLU(inplace=True)]
-        layers += [nn.Conv2d(before, channels, kernel), *after, nn.GroupNorm(_GROUPS, channels)]
+        layers += [nn.Conv2d(before, channels, kernel), *after, normalised(channels, images=True)]
         sides = [(side - kernel + 1) // (2 if pooled else 1) for side in sides]
         before = channels
     if min(sides) < 1:
         raise ConfigError(f'{_KEY} = "{name}": images of {input_shape[1]}x{input_shape[2]} are too small for it')
     layers.append(nn.Flatten())
     for inputs, width in itertools.pairwise((before * math.prod(sides), *hidden)):
-        layers += [nn.Linear(inputs, width), nn.ReLU(), nn.GroupNorm(1, width)]
+        layers += [nn.Linear(inputs, width), nn.ReLU(), normalised(width, images=False)]
     return nn.Sequential(*layers, nn.Linear(hidden[-1], classes))
 
 

@@ -67,7 +67,8 @@ class _FigureTable(BaseModel):
     training_s: float = 0.02
     quick: Quick
     set: dict[str, Any] = Field(default={})
-    published: dict[str, PublishedValues] = Field(default={})
+    published: dict[str, PublishedValues] | str = Field(default={})
+    """Or the name of the reproduction that repeats the same runs, and states them."""
     remarks: tuple[str, ...] = ()
 
 
@@ -118,10 +119,20 @@ def read_reproductions(text: str) -> list[Reproduction]:
     """The reproductions that a TOML text states."""
     tables = tomllib.loads(text)
     series = {name: _Series.model_validate(table) for name, table in tables.pop("series", {}).items()}
-    return [_made(name, _FigureTable.model_validate(table), series) for name, table in tables.items()]
+    entries = {name: _FigureTable.model_validate(table) for name, table in tables.items()}
+    return [_made(name, entry, series, _published(entry, entries)) for name, entry in entries.items()]
 
 
-def _made(name: str, entry: _FigureTable, known: Mapping[str, _Series]) -> Reproduction:
+def _published(entry: _FigureTable, entries: Mapping[str, _FigureTable]) -> Mapping[str, PublishedValues]:
+    if not isinstance(entry.published, str):
+        return entry.published
+    stated = _published(entries[entry.published], entries)
+    return {name: stated[name] for name in entry.series if name in stated}
+
+
+def _made(
+    name: str, entry: _FigureTable, known: Mapping[str, _Series], published: Mapping[str, PublishedValues]
+) -> Reproduction:
     series = {}
     for each in entry.series:
         own = known.get(each, _Series(set={"selection.policy": each}))
@@ -138,7 +149,7 @@ def _made(name: str, entry: _FigureTable, known: Mapping[str, _Series]) -> Repro
         drawing=entry.drawing,
         training_s=entry.training_s,
         quick=entry.quick,
-        published=entry.published,
+        published=published,
         remarks=entry.remarks,
     )
 

@@ -11,6 +11,7 @@ import torch
 from pausefl.bench.training.images import CLASSES, random_images
 from pausefl.config.client_records import training_of
 from pausefl.config.experiment import load_experiment
+from pausefl_client.batched.replays import recorder_for
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import train_together
 from pausefl_client.training.models import build_model, flatten
@@ -43,6 +44,9 @@ class RoundsOfClients:
         ]
         self.steps = self._trainers[0].steps
         self._stack = ModelStack(self._trainers[0].model, settings, self.clients)
+        recorder = recorder_for(device)
+        self.can_be_replayed = recorder is not None
+        self._recorded = ModelStack(self._trainers[0].model, settings, self.clients, recorder)
         self._theta = flatten(self._trainers[0].model)
 
     def alone(self, round: int) -> None:
@@ -52,7 +56,14 @@ class RoundsOfClients:
 
     def together(self, round: int) -> None:
         """Train all in one call."""
-        trained = train_together(self._stack, self._trainers, self._theta, round=round)
+        self._train_together(self._stack, round)
+
+    def replayed(self, round: int) -> None:
+        """Train all in one call, whose passes are CUDA graphs."""
+        self._train_together(self._recorded, round)
+
+    def _train_together(self, stack: ModelStack, round: int) -> None:
+        trained = train_together(stack, self._trainers, self._theta, round=round)
         for trainer, of_one in zip(self._trainers, trained, strict=True):
             trainer.remember(of_one.optimizer_states, of_one.method)
 
@@ -60,10 +71,12 @@ class RoundsOfClients:
 def together_case(preset: str, clients: RoundsOfClients, steps: int) -> dict[str, Any]:
     """The clients of a preset, about `steps` steps of each.
 
-    `ratio` is of the time together to that one by one, in neighbouring rounds.
+    `ratio` is of the time together to that one by one, in neighbouring rounds. On a GPU there is `replayed_s` too, of
+    passes that are CUDA graphs.
     """
     rounds = max(_FEWEST_ROUNDS, steps // clients.steps)
-    (alone_s, alone_cpu_s), (together_s, together_cpu_s) = times(rounds, clients.alone, clients.together)
+    ways = [clients.alone, clients.together, *([clients.replayed] if clients.can_be_replayed else [])]
+    (alone_s, alone_cpu_s), (together_s, together_cpu_s), *replayed = times(rounds, *ways)
     return {
         "name": "training",
         "case": f"{preset}: {clients.clients} clients together, {clients.steps} steps, {rounds} rounds",
@@ -71,6 +84,7 @@ def together_case(preset: str, clients: RoundsOfClients, steps: int) -> dict[str
         "together_s": float(np.median(together_s)),
         **ratio_of(together_s, alone_s),
         "processor_ratio": float(np.median(together_cpu_s / alone_cpu_s)),
+        **({"replayed_s": float(np.median(replayed[0][0]))} if replayed else {}),
     }
 
 

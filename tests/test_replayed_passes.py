@@ -1,0 +1,89 @@
+"""Passes of clients that train together, replayed for shapes that were recorded before."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pausefl_client.batched.replays import Pass, Replays, recorder_for
+from pausefl_client.batched.stack import ModelStack
+from pausefl_client.training.models import build_model, flatten
+from rigs.batched import ADAM, IMAGE, assert_same, played_together, theta_of, trainers_of
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["mlp", "cnn3"])
+def test_cuda_replays_what_it_has_recorded(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    shape, cuda = IMAGE.get(name, (3, 32, 32)), torch.device("cuda")
+    called, replayed = (
+        trainers_of(ADAM, model=lambda: build_model(name, shape, 10, 1), shape=shape, device=cuda) for _ in range(2)
+    )
+    stack = ModelStack(called[0].model, ADAM, len(called), recorder_for(cuda))
+    for t in (1, 2, 3):
+        theta = flatten(called[0].model)
+        outcomes = played_together(replayed, theta, t, stack)
+        for one, other in zip(outcomes, played_together(called, theta, t), strict=True):
+            assert_same(one, other)
+    assert not caplog.records
+
+
+class Repeating:
+    """Stands for a GPU: it repeats a pass on its arguments, and knows where the pass found the models."""
+
+    def __init__(self) -> None:
+        self.stack: ModelStack | None = None
+        self.recorded = self.repeated = 0
+
+    def places(self) -> list[int]:
+        assert self.stack
+        return [tensor.data_ptr() for tensor in (*self.stack._leaves, *self.stack._leaf_gradients)]
+
+    def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
+        self.recorded += 1
+        recorded = self.places()
+
+        def repeat() -> torch.Tensor:
+            assert self.places() == recorded
+            self.repeated += 1
+            return one_pass(inputs, targets)
+
+        return repeat
+
+
+def test_passes_are_recorded_once_for_their_shapes_and_models_stay_in_their_places() -> None:
+    repeating, alone, together = Repeating(), trainers_of(), trainers_of()
+    stack = repeating.stack = ModelStack(alone[0].model, ADAM, len(alone), repeating)
+    for t in (1, 2, 3):
+        theta = theta_of(alone[0], t)
+        for trainer, outcome in zip(alone, played_together(together, theta, t, stack), strict=True):
+            assert_same(outcome, trainer.train(theta, round=t))
+    # Of three clients, 8 each with padding; of two, 8 each with padding; and the last 7 of one.
+    assert (repeating.recorded, repeating.repeated) == (3, 3 * 4)
+
+
+def test_a_pass_that_cannot_be_recorded_is_called_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might ...")
+
+    alone, together = trainers_of(), trainers_of()
+    stack = ModelStack(alone[0].model, ADAM, len(alone), refuse)
+    for t in (1, 2):
+        theta = theta_of(alone[0], t)
+        for trainer, outcome in zip(alone, played_together(together, theta, t, stack), strict=True):
+            assert_same(outcome, trainer.train(theta, round=t))
+    assert [record.getMessage() for record in caplog.records] == [
+        "steps are not captured as CUDA graphs, which is slower: operation not permitted when stream is capturing"
+    ]
+
+
+def test_shapes_beyond_the_most_graphs_are_called_as_they_are() -> None:
+    recorded: list[torch.Size] = []
+
+    def recorder(one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
+        recorded.append(inputs.shape)
+        return lambda: one_pass(inputs, targets)
+
+    replays = Replays(recorder)
+    for n in (*range(1, 21), *range(1, 21)):
+        assert replays.call(lambda x, y: x + y, torch.full((n,), 2.0), torch.ones(n)).tolist() == [3.0] * n
+    assert recorded == [(n,) for n in range(1, 17)]
