@@ -33,7 +33,7 @@ RUN = ["--virtual", "--set", f"experiment.rounds={_ROUNDS}", "--set", "workload.
 
 
 def main() -> int:
-    """0 if all went well, 1 if tests, audit or a run failed, 2 without a CUDA device."""
+    """0 if all went well, 1 if tests, audit or a run failed or memory grew, 2 without a CUDA device."""
     if not torch.cuda.is_available():
         print("gpu: torch finds no CUDA device here, so nothing was measured", file=sys.stderr)
         return 2
@@ -51,7 +51,7 @@ def main() -> int:
         draw(found).savefig(PICTURE, dpi=110)
     parts: list[dict[str, Any]] = [found["tests"], found["audit"], *found["runs"]]
     print(f"{RESULT}, {PICTURE}: " + "; ".join(part["last_line"] for part in parts))
-    return int(any(part["exit_status"] for part in parts))
+    return int(found["memory_growth_bytes"] > 0 or any(part["exit_status"] for part in parts))
 
 
 def training(device: torch.device, steps: int = _STEPS) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from torch import nn
 from pausefl_client.batched import host as batched_host
 from pausefl_client.batched.host import BatchedHost
 from pausefl_client.batched.layers import NotStackable, StackedNetwork
+from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import check_stackable, train_together
 from pausefl_client.data.datasets import Examples
 from pausefl_client.registries import MODELS, OPTIMIZERS, TRAINING_METHODS
@@ -102,7 +103,8 @@ def test_every_method_but_moon_can_be_batched(kind: str, settings: TrainingSetti
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["mlp", "cnn3"])
-def test_cuda_trains_together_as_the_cpu_does_alone(name: str) -> None:
+def test_cuda_trains_together_as_the_cpu_does_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     shape = IMAGE.get(name, (3, 32, 32))
 
     def made(device: torch.device) -> list[TorchTrainer]:
@@ -177,6 +179,27 @@ class Replacing(TrainingMethod):
 
 def test_a_method_may_replace_gradients() -> None:
     check_rounds(lambda: trainers_of(SGD, Replacing))
+
+
+class Failing(Replacing):
+    """Leaves the round after it has replaced the gradients."""
+
+    has_failed = False
+
+    def change_gradients(self, model: nn.Module) -> None:
+        super().change_gradients(model)
+        if not Failing.has_failed:
+            Failing.has_failed = True
+            raise RuntimeError("once")
+
+
+def test_the_round_after_one_that_broke_off_uses_its_own_gradients() -> None:
+    alone, together = trainers_of(SGD, Replacing), trainers_of(SGD, Failing)
+    stack, theta = ModelStack(alone[0].model, SGD, len(alone)), theta_of(alone[0])
+    with pytest.raises(RuntimeError, match="once"):
+        played_together(together, theta, 1, stack)
+    for trainer, outcome in zip(alone, played_together(together, theta, 1, stack), strict=True):
+        assert_same(outcome, trainer.train(theta, round=1))
 
 
 class Halved(TrainingMethod):

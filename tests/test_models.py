@@ -74,6 +74,14 @@ def test_a_batch_normalised_model_normalises_by_the_batch_at_hand_when_evaluated
     assert not torch.allclose(model(images)[:10], model(images[:10]))
 
 
+def test_a_batch_normalised_model_takes_a_single_example() -> None:
+    model = build_model("cnn3_batch", CIFAR, 10, seed=1)
+    logits = model(torch.randn(1, *CIFAR, generator=torch.Generator().manual_seed(1)))
+    torch.autograd.backward(nn.functional.cross_entropy(logits, torch.tensor([3])))
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert model.eval()(torch.zeros(1, *CIFAR)).isfinite().all()
+
+
 def test_the_seed_decides_and_the_global_generator_does_not() -> None:
     torch.manual_seed(5)
     first = flatten(build_model("mlp", MNIST, 10, seed=1))

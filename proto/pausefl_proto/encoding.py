@@ -22,7 +22,8 @@ class Encoding:
     """float32, as it is. Every encoding gives equal bytes for equal vectors, and never makes a value finite."""
 
     step: float = 0.0
-    """No absolute value grows by more than this share of the vector's greatest."""
+    """No absolute value grows by more than this share of the vector's greatest, or by `least_step` if that is more."""
+    least_step: float = 0.0
 
     def size_bytes(self, n: int) -> int:
         """How many bytes `n` values take."""
@@ -39,9 +40,13 @@ class Encoding:
 
 
 class Float16(Encoding):
-    """IEEE 754 half precision: 11 significant bits. Values beyond ±65,504 become that; below 6e-8 they become 0."""
+    """IEEE 754 half precision: 11 significant bits from 6.1e-5 on, and multiples of 6e-8 below.
+
+    Values beyond ±65,504 become that.
+    """
 
     step = 2.0**-11
+    least_step = 2.0**-25
 
     def size_bytes(self, n: int) -> int:
         return 2 * n
@@ -117,7 +122,7 @@ class TopShare(Encoding):
 
     def __init__(self, share: float, values: Encoding) -> None:
         self._share, self._values = share, values
-        self.step = values.step
+        self.step, self.least_step = values.step, values.least_step
 
     def size_bytes(self, n: int) -> int:
         k = self._kept(n)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -24,6 +25,9 @@ class Recorder(Protocol):
     def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]: ...
 
 
+_Shapes = tuple[torch.Size, torch.Size]
+
+
 @dataclass(frozen=True, eq=False)
 class _Recording:
     """A recorded pass, and the tensors from which it reads and into which it writes."""
@@ -34,17 +38,19 @@ class _Recording:
 
 
 class Replays:
-    """A pass, replayed for shapes that have been seen before; where it cannot be recorded, called as it is."""
+    """A pass, recorded at the second sight of its shapes; where it cannot be recorded, called as it is."""
 
     def __init__(self, recorder: Recorder | None) -> None:
         """None: nothing is recorded."""
         self._recorder = recorder
-        self._recordings: dict[tuple[torch.Size, torch.Size], _Recording] = {}
+        self._seen: set[_Shapes] = set()
+        self._recordings: dict[_Shapes, _Recording] = {}
 
     def call(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """What `one_pass` returns, valid until the next call. It must be the same pass for the same shapes."""
         shapes = inputs.shape, targets.shape
-        if shapes not in self._recordings and not self._record(one_pass, inputs, targets):
+        if shapes not in self._seen or not (shapes in self._recordings or self._record(one_pass, inputs, targets)):
+            self._seen.add(shapes)
             return one_pass(inputs, targets)
         recording = self._recordings[shapes]
         recording.inputs.copy_(inputs)
@@ -58,32 +64,42 @@ class Replays:
         try:
             self._recordings[inputs.shape, targets.shape] = _Recording(*own, self._recorder(one_pass, *own))
         except RuntimeError as error:
-            log.warning("steps are not captured as CUDA graphs, which is slower: %s", str(error).partition("\n")[0])
+            cause = str(error.__context__ or error).partition("\n")[0]  # the error itself is only the capture's end
+            log.warning("steps are not captured as CUDA graphs, which is slower: %s", cause)
             self._recorder = None
             return False
         return True
 
 
+@cache
 def recorder_for(device: torch.device) -> Recorder | None:
     """How passes are recorded on a device; None: they are not, as on a processor."""
-    return record_on_cuda if device.type == "cuda" else None
+    return _CudaRecorder() if device.type == "cuda" else None
 
 
-def record_on_cuda(one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A recorder that captures a CUDA graph; RuntimeError where the pass does what cannot be captured."""
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch states no types
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_UPS):
-            one_pass(inputs, targets)
-    current.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    # "thread_local": other clients' threads may go on to use the device.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        losses = one_pass(inputs, targets)
+class _CudaRecorder:
+    """Captures CUDA graphs, all on one stream and in one pool of memory: replays are never side by side."""
 
-    def repeat() -> torch.Tensor:
-        graph.replay()
-        return losses
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch states no types
+        self._pool = torch.cuda.graph_pool_handle()
 
-    return repeat
+    def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        try:
+            # This block gives the thread its stream back, which a capture that fails does not.
+            with torch.cuda.stream(self._stream):
+                for _ in range(_WARM_UPS):
+                    one_pass(inputs, targets)
+                # "thread_local": other clients' threads may go on to use the device.
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                    losses = one_pass(inputs, targets)
+        finally:
+            current.wait_stream(self._stream)
+
+        def repeat() -> torch.Tensor:
+            graph.replay()
+            return losses
+
+        return repeat

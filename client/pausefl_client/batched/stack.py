@@ -59,6 +59,9 @@ class ModelStack:
         for row, of_model in zip(self._rows, states, strict=False):
             if any(of_model):
                 self._optimizer.state[row] = self._joined(of_model)
+        for model, rows in zip(self.models[:used], self._gradients_of_models, strict=False):
+            for parameter, gradient in zip(model.parameters(), rows, strict=True):
+                parameter.grad = gradient  # a round that broke off may have left a method's own there
         self.learn(used)
 
     def learn(self, count: int) -> None:

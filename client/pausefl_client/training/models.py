@@ -201,7 +201,15 @@ def _by_group(width: int, *, images: bool) -> nn.Module:
 
 
 def _by_batch(width: int, *, images: bool) -> nn.Module:
-    return (nn.BatchNorm2d if images else nn.BatchNorm1d)(width, track_running_stats=False)
+    return (nn.BatchNorm2d if images else _BatchNorm1d)(width, track_running_stats=False)
+
+
+class _BatchNorm1d(nn.BatchNorm1d):
+    """Takes a batch of one example too, which torch refuses: it is its own mean."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x) if len(x) > 1 else (x - x) * self.weight + self.bias
+        return y
 
 
 def _cnn(

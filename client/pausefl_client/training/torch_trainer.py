@@ -19,6 +19,7 @@ from pausefl_client.training.method import Batch, TrainingMethod, checked_losses
 from pausefl_client.training.models import flatten, manifest_of, unflatten
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
 from pausefl_client.training.paced import steps_of
+from pausefl_client.training.random_layers import RandomLayers
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_client.training.withdrawal import stop_if_withdrawn
@@ -77,6 +78,7 @@ class TorchTrainer:
         self.manifest = self._tensors.with_control() if self.method.has_control else self._tensors
         self._parameters = list(self.model.parameters())
         self._optimizer = self.method.optimizer(self.model, settings)
+        self._random_layers = RandomLayers(self.model, self.method, device)
         self._rates = LearningRates(settings) if settings.schedule else None
         self._seed = seed
         self._client_id = client_id
@@ -89,7 +91,6 @@ class TorchTrainer:
         """
         start, control = self.parted(theta)
         seed, batches = self.drawn(round)
-        _seed(seed, self.device)
         unflatten(self.model, start)
         self.model.train()
         if (rate := self.rate(round)) is not None:
@@ -98,7 +99,8 @@ class TorchTrainer:
         if self.method.has_control:
             self.method.take_control(control)
         self.method.begin_round(self.model, round)
-        losses = self.method.local_steps(self.model, self._optimizer, batches, self.task)
+        with self._random_layers.seeded(seed):
+            losses = self.method.local_steps(self.model, self._optimizer, batches, self.task)
         self.method.end_round(self.model)
         # Reading a value waits for a GPU.
         loss = float(torch.stack(checked_losses(losses, self.method)).mean())
@@ -204,17 +206,6 @@ class TorchTrainer:
             if name in tensors:
                 part[...] = tensors[name].cpu().numpy()
         return flat
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """Seed what draws on this device.
-
-    `torch.manual_seed` seeds every device; where CUDA is not in use it notes each call, with the stack, for the time
-    when it may be, which takes longer than a step of a small model and is never freed.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 def _joined(states: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:

@@ -331,7 +331,7 @@ class ClientActor(Actor[_Order]):
         vector = frames.finish(check_finite=True)
         # An epsilon that is not the schedule's is the coordinator's to reject.
         if self._limits.norm_bound is not None and release.epsilon > 0:
-            self._limits.norm_bound.check(vector, release.epsilon, self._limits.encoding.step)
+            self._limits.norm_bound.check(vector, release.epsilon, self._limits.encoding)
         return vector
 
     def _possible(self, release: Release) -> Release:

@@ -34,13 +34,14 @@ class NormBound:
     unit: Literal["coordinate", "vector"]
     clip: float
 
-    def check(self, vector: Vector, epsilon: float, step: float = 0.0) -> None:
+    def check(self, vector: Vector, epsilon: float, encoding: Encoding = FLOAT32) -> None:
         """Raise WireError when `vector`, (d,) float32, cannot have been clipped and noised at `epsilon`, above 0.
 
-        `step` is what its encoding has added to each value at most, as a share of the greatest.
+        Its encoding may have made values greater.
         """
         greatest, total = self.limits(vector.size, epsilon)
-        greatest, total = greatest * (1 + step), total + vector.size * greatest * step
+        added = max(encoding.step * greatest, encoding.least_step)
+        greatest, total = greatest + added, total + vector.size * added
         found = float(np.abs(vector).max(initial=0.0))
         if found > greatest:
             raise WireError(f"has a value of {found:.3g}, clipping and noise allow {greatest:.3g}")

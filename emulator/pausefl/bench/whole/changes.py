@@ -1,8 +1,8 @@
 """`pausefl bench diff A B`: which figures of two measurements of the whole set differ by more than they vary.
 
 A figure's logarithms over the repetitions are compared by Welch's t-test (Welch, Biometrika 34, 1947), and the p-values
-of all figures are adjusted together (Benjamini and Hochberg, 1995): at most 5 % of the changes named are expected to be
-none. Two measurements are taken at different times; the machine's own figure says how far it has changed between them.
+of all figures are adjusted together (Benjamini and Hochberg, 1995, 5 %). Repetitions of one file share a machine's
+state. So a change of the machine is named too; the machine's own figure says how far it has changed between the two.
 """
 
 import json

@@ -70,11 +70,13 @@ def measured_speedup(trainers: "Sequence[TorchTrainer]", trials: int) -> float:
 
     On a processor its time counts, which other work on the machine changes little.
     """
+    from pausefl_client.batched.replays import recorder_for
     from pausefl_client.batched.stack import ModelStack
     from pausefl_client.batched.training import train_together
 
     theta: Vector = np.zeros(trainers[0].manifest.size, np.float32)
-    stack = ModelStack(trainers[0].model, trainers[0].settings, len(trainers))
+    first = trainers[0]
+    stack = ModelStack(first.model, first.settings, len(trainers), recorder_for(first.device))
 
     def alone(round: int) -> None:
         for trainer in trainers:

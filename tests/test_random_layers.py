@@ -1,0 +1,92 @@
+"""What a model draws while it trains depends on (seed, client, round) alone, whatever trains beside it."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pausefl_client.data.datasets import Examples
+from pausefl_client.training.models import build_model, flatten
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
+from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
+
+WORDS = 12
+
+
+class Meeting(nn.Module):
+    """Draws twice, and lets another training draw in between if it may."""
+
+    met = threading.Barrier(2, timeout=0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = torch.rand(x.shape[-1])
+        with suppress(threading.BrokenBarrierError):
+            self.met.wait()
+        return x * first * torch.rand(x.shape[-1])
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(WORDS, 8), nn.Dropout(), nn.Linear(8, 4))
+
+
+def meeting() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(WORDS, 8), Meeting(), nn.Linear(8, 4))
+
+
+def reading() -> nn.Module:
+    return build_model("fedts_agnews", (WORDS,), 4, 1, has_tokens=True)
+
+
+def trainers_of(model: Callable[[], nn.Module], *, has_tokens: bool) -> list[TorchTrainer]:
+    rng = np.random.default_rng(1)
+    labels, tokens = rng.integers(0, 4, 40), rng.integers(1, 100, (40, WORDS)).astype(np.int32)
+    inputs = rng.normal(size=(40, WORDS)).astype(np.float32)
+    data = LocalData(Examples(tokens, labels) if has_tokens else Examples(inputs, labels), 4)
+    settings = TrainingSettings("sgd", 0.1, batch_size=10)
+    return [
+        TorchTrainer(model(), data, settings, device=torch.device("cpu"), seed=1, client_id=f"c{i}") for i in range(2)
+    ]
+
+
+def train(trainer: TorchTrainer) -> TrainingOutcome:
+    return trainer.train(flatten(trainer.model) * 0 + np.float32(0.1), round=1)
+
+
+@pytest.mark.parametrize("model", [dropping, meeting, reading], ids=lambda model: model.__name__)
+def test_threads_do_not_draw_from_each_others_streams(model: Callable[[], nn.Module]) -> None:
+    Meeting.met.reset()
+    alone = [train(trainer) for trainer in trainers_of(model, has_tokens=model is reading)]
+    Meeting.met.reset()
+    with ThreadPoolExecutor(2) as threads:
+        beside: Sequence[TrainingOutcome] = list(threads.map(train, trainers_of(model, has_tokens=model is reading)))
+    assert not np.array_equal(alone[0].update, alone[1].update)
+    for one, other in zip(alone, beside, strict=True):
+        assert np.array_equal(one.update, other.update)
+
+
+class Quiet(nn.Module):
+    """Of a class that is not known, and draws nothing; it waits for another training once it is told to."""
+
+    other: threading.Barrier | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.other:
+            self.other.wait()
+        return x
+
+
+def test_models_that_draw_nothing_train_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of unknown layers from their second training on."""
+    trainers = trainers_of(lambda: nn.Sequential(Quiet(), nn.Linear(WORDS, 4)), has_tokens=False)
+    for trainer in trainers:
+        train(trainer)
+    monkeypatch.setattr(Quiet, "other", threading.Barrier(2, timeout=30))
+    with ThreadPoolExecutor(2) as threads:
+        assert len(list(threads.map(train, trainers))) == 2
