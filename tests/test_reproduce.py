@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.image
@@ -30,7 +31,8 @@ from pausefl.cli import main, parser
 from pausefl.config.experiment import load_experiment
 from pausefl.published import find_reproduction, read_reproductions, reproductions
 from pausefl.report.style import save_png
-from pausefl.results.reproduction import time_to
+from pausefl.results.reading import read_run
+from pausefl.results.reproduction import ClusterTerm, _best, time_to
 from pausefl.results.statistics import Waits
 from pausefl_proto.errors import ConfigError
 
@@ -102,7 +104,16 @@ def ended(*arguments: str) -> int | str | None:
         (("nothing-like-it",), "nothing-like-it: no such figure or table; pausefl reproduce --list shows them all"),
         ((), "pausefl reproduce: needs the NAME of a figure, --list or --write-docs"),
         (("fig2", "--seeds", "0"), "--seeds 0: must be at least 1"),
-        (("small_mnist", "--series", "oort"), "--series oort: is not shown by small_mnist, which shows pause, "),
+        (("small_mnist", "--series", "oort"), '--series "oort": is not shown by small_mnist, which shows pause, '),
+        (("small_mnist", "--series", "pause,"), '--series "": is not shown by small_mnist, which shows pause, '),
+        (
+            ("fedts-fig5", "--set", "experiment.rounds=5"),
+            "fedts-fig5: draws newcomers, but none joins flip-cifar within",
+        ),
+        (
+            ("small_mnist", "--write-docs"),
+            "--write-docs: goes in a checkout of the repository, where docs/results lies",
+        ),
         (("fig2", "--resume", "--out", "none"), "--out none: holds no reproduction to go on with; leave out --resume"),
         (("--write-docs",), "--write-docs: goes in a checkout of the repository, where docs/results lies"),
         (("fig2", "--set", "selection.em=1"), "selection.em"),
@@ -222,6 +233,7 @@ def stored(drawing: str) -> dict[str, Any]:
         "time_to": {"0.6": time, "0.7": by_all, "0.8": {**time, "reached": 0}},
         **dict.fromkeys(("accuracy_by_latency", "accuracy_by_round", "leak_by_round", "leak_by_latency"), curve),
         "newcomers": {"selections": selections, "by_round": curve},
+        "best_by_seed": [0.6, 0.65, 0.7, 0.7, 0.75, 0.8],
     }
     return {
         "name": "small_mnist",
@@ -267,7 +279,78 @@ def test_a_section_shows_intervals_censored_seeds_and_published_values() -> None
     assert "| 40.0 [30.0, 50.0] (4 of 6 reached it; waits up to 90.0 s) | 40.0 [30.0, 50.0] |" in row
     assert "time to 80 %" not in page
     assert "150 [140, 160]; archived 106" in row
-    assert "`pause` less `random`: total latency -9.0 [-12.0, -5.0] s, shorter in 75 % of the seeds" in page
+    assert "`pause` less `random`: total latency -9.0 [-12.0, -5.0] s, win rate 75 %; time to 60 % -9.0" in page
+    assert "win rate 75 %, of waits up to 90.0 s." in page
+
+
+def test_what_a_section_cannot_compare_is_left_out() -> None:
+    """Totals of a published run with other rounds; times to what a series never reached, or of runs without waits."""
+    summary = stored("best")
+    summary["published"]["pause"] = {"best": 83.9, "final": 70.0, "total_s": 115, "rounds": 50}
+    difference = summary["series"]["pause"]["against_baseline"]["total_latency_s"]
+    summary["series"]["pause"]["against_baseline"]["time_to_0.8_s"] = difference
+    page = results_page([summary])
+    assert "published 83.9" in page
+    assert "published 115" not in page
+    assert "published 70" not in page
+    assert "time to 80 %" not in page
+    for series in summary["series"].values():
+        series["total_latency_s"] = {"mean": 0.0, "low": None, "high": None, "n_seeds": 6}
+    page = results_page([summary])
+    section = page[page.index("## A figure") : page.index("- Random's total latency")]
+    assert "latency" not in section
+    assert "time to" not in section
+
+
+def test_with_few_seeds_the_best_has_a_line_from_the_least_to_the_greatest() -> None:
+    summary = stored("best")
+    for series in summary["series"].values():
+        series["seeds"] = [1, 2]
+        series["best_by_seed"] = [0.5, 0.9]
+        series["best_accuracy"] = {"mean": 0.7, "low": None, "high": None, "n_seeds": 2}
+    (axes,) = draw_reproduction(summary).axes
+    (first, *_) = [line for bar in axes.containers if hasattr(bar, "lines") for line in bar.lines[2]]
+    assert first.get_segments()[0][:, 0].tolist() == pytest.approx([50, 90])
+
+
+def test_conditions_name_what_the_series_do_not_share(tmp_path: Path) -> None:
+    table = request("fedts-table2-poisoning", tmp_path)
+    settings = playing._settings([table.experiment(series) for series in ("fed-ts", "fedavg", "scaffold")])
+    assert (settings["m"], settings["clients"], settings["model"]) == ("5 or 20", 20, "fedts_fashion")
+    scenarios = request("fedts-fig5", tmp_path)
+    settings = playing._settings([scenarios.experiment(series) for series in scenarios.series])
+    assert settings["clients"] == "30 or 15 or 24"
+
+
+def test_where_clients_join_later_the_best_is_of_the_evaluations_since_then() -> None:
+    class Evaluated:
+        groups: Mapping[str, Any] = {}
+
+        def accuracy_by_round(self, _split: str) -> tuple[Any, Any]:
+            return np.array([2, 8, 10, 12]), np.array([0.5, 0.8, 0.6, 0.4])
+
+    run: Any = Evaluated()
+    assert _best(run) == 0.8
+    run.groups = {"original": SimpleNamespace(join_round=1), "poisoned": SimpleNamespace(join_round=10)}
+    assert _best(run) == 0.6
+
+
+@pytest.mark.end_to_end
+def test_the_cluster_term_is_that_of_the_log_and_known_of_policies_without_clusters(tmp_path: Path) -> None:
+    small = (
+        *("workload.dataset=digits", "workload.model=mlp", "workload.examples=600", "clients.count=12"),
+        *("selection.m=6", "experiment.rounds=5", "experiment.clock=virtual", "evaluation.every=1"),
+    )
+    asked = Request(find_reproduction("fig11"), ("pause", "fastest"), 1, "full", small, tmp_path)
+    term = replace(playing._cluster_term(asked.reproduction) or ClusterTerm(0, 0.0), clusters=3)
+    asked = replace(asked, overrides=(*small, "selection.pause.clusters=3"))
+    summary = reproduce(asked, OneByOne(InterruptedAt()), resume=False)
+    run = read_run(tmp_path / "pause-seed1")
+    logged_s = float(run.round_latency["cluster_penalty_s"].sum())
+    assert term.of_run(run) == pytest.approx(logged_s)
+    assert logged_s > 0
+    assert summary["series"]["fastest"]["cluster_term_s"]["mean"] >= 0
+    assert "δ_τ term of eq. (22) (s)" in results_page([summary])
 
 
 def test_a_series_of_short_runs_cuts_no_other_series_times() -> None:

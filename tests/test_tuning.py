@@ -111,7 +111,10 @@ def test_a_bad_space_is_one_line(setting: str, line: str) -> None:
         ),
         ({"real_seeds": 1}, "--real-seeds 1: needs a model that learns"),
         ({"real_seeds": -1}, "--real-seeds -1: must be at least 0"),
-        ({"source": SMALL.replace("m = 2", 'm = 2\npolicy = "fed-ts"')}, "fed-ts is tuned --by run alone"),
+        (
+            {"source": SMALL.replace("m = 2", 'm = 2\npolicy = "fed-ts"')},
+            "fed-ts looks at updates, which simulations have not; tune it --by run",
+        ),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(changes: dict[str, object], line: str) -> None:

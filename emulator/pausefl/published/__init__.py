@@ -28,6 +28,8 @@ class PublishedValues(BaseModel):
     best: float | None = None
     final: float | None = None
     total_s: float | None = None
+    rounds: int | None = None
+    """After how many `final` and `total_s` were read, where these are fewer than the figure's."""
     leak: tuple[PublishedPoint, ...] = ()
     """(round, greatest ε that a client had spent)."""
 

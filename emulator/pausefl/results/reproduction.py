@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from pausefl.results.statistics import (
     smoothed,
 )
 from pausefl_proto.arrays import FloatArray
+from pausefl_proto.draws import stable_hash
 from pausefl_proto.errors import ConfigError
 
 SMOOTHING_ROUNDS = 10
@@ -35,7 +36,25 @@ StoredCurve = Mapping[str, list[float]]
 """x, mean, low and high of one curve; low and high are the 95 % interval, or with too few seeds least and greatest."""
 
 
-def summarise_series(runs: SeriesRuns) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ClusterTerm:
+    """What the latency of a round grows by under reward R2, eq. (22): δ_τ for each chosen client beyond its cluster's
+    first."""
+
+    clusters: int
+    """R."""
+    delta_tau_s: float
+
+    def of_run(self, run: RunData) -> float:
+        """Over all rounds, in seconds; of runs too whose policy knows no clusters."""
+        seed = run.summary["seed"]
+        # As `pausefl_server.selection.clusters.cluster_of` draws them.
+        cluster = {c: stable_hash(seed, "tie", c) % self.clusters for c in map(str, run.clients["client_id"])}
+        sets = ([cluster[client_id] for client_id in record.chosen] for record in run.records)
+        return self.delta_tau_s * sum(len(chosen) - len(set(chosen)) for chosen in sets)
+
+
+def summarise_series(runs: SeriesRuns, cluster_term: ClusterTerm | None = None) -> dict[str, Any]:
     """What every series reached, with differences to `random`, or else to the first series, seed by seed.
 
     ConfigError where a run evaluated no model.
@@ -49,6 +68,7 @@ def summarise_series(runs: SeriesRuns) -> dict[str, Any]:
         "series": {
             name: {
                 **_figures(of_series),
+                **({"cluster_term_s": _interval([cluster_term.of_run(r) for r in of_series])} if cluster_term else {}),
                 "time_to": {f"{level:g}": time_to(waits[name][level], waits[baseline][level]) for level in ACCURACIES},
                 "against_baseline": _against(runs, waits, name, baseline),
                 **_curves(of_series),
@@ -85,19 +105,28 @@ def time_to(own: Waits, baseline: Waits) -> dict[str, Any]:
 
 def _figures(runs: Sequence[RunData]) -> dict[str, Any]:
     summaries = [run.summary for run in runs]
-    best = [float(run.curve("test")[1].max(initial=0.0)) for run in runs]
+    best = [_best(run) for run in runs]
     private = runs[0].privacy is not None
     return {
         "seeds": [summary["seed"] for summary in summaries],
         "rounds": summaries[0]["rounds"],
         "last_accuracy": _interval([summary["final_accuracy"] for summary in summaries]),
         "best_accuracy": _interval(best),
+        "best_by_seed": best,
         "total_latency_s": _interval([summary["total_latency_s"] for summary in summaries]),
         "greatest_leak": _interval([summary["max_epsilon_spent"] for summary in summaries] if private else [None]),
         "median_leak": _interval([float(np.median(run.clients["epsilon_spent"])) if private else None for run in runs]),
         "suspect_rounds": sum(summary["suspect_rounds"] for summary in summaries),
         "wall_clock_s": sum(summary["wall_clock_s"] for summary in summaries),
     }
+
+
+def _best(run: RunData) -> float:
+    """The greatest of all evaluations; where clients join later, of those since the first did."""
+    rounds, accuracy = run.accuracy_by_round("test")
+    joins = [group.join_round for group in run.groups.values() if group.join_round > 1]
+    since = accuracy[rounds >= min(joins)] if joins else accuracy
+    return float(since.max(initial=0.0))
 
 
 def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:

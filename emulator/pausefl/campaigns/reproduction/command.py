@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pausefl.campaigns.campaign import OneByOne, Player, Show, plan_of
-from pausefl.campaigns.reproduction.page import keep, write_page
+from pausefl.campaigns.reproduction.page import check_docs, keep, write_page
 from pausefl.campaigns.reproduction.playing import (
     ReproductionScale,
     Request,
@@ -41,6 +41,8 @@ def run_reproduce(options: Namespace, show: Show, console: Console) -> None:
         console.print(f"written: {write_page(_DOCS)}", soft_wrap=True)
         return
     request = requested(options)
+    if options.write_docs:
+        check_docs(_DOCS)
     for line in _before(request):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -103,9 +105,9 @@ def _series_of(reproduction: Reproduction, asked: str | None, scale: Reproductio
     if asked is None:
         return (reproduction.quick.series if scale == "quick" else ()) or tuple(reproduction.series)
     names = tuple(name.strip() for name in asked.split(","))
-    if unknown := next((name for name in names if name not in reproduction.series), None):
+    if unknown := [name for name in names if name not in reproduction.series]:
         shown = ", ".join(reproduction.series)
-        raise ConfigError(f"--series {unknown}: is not shown by {reproduction.name}, which shows {shown}")
+        raise ConfigError(f'--series "{unknown[0]}": is not shown by {reproduction.name}, which shows {shown}')
     return names
 
 

@@ -15,14 +15,19 @@ what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows 
 - A *seed* decides the split, the first model and the latency draws. All series share the same seeds, so that
   differences are taken pair by pair. Noise is private: no seed repeats it.
 - Brackets are 95 % bootstrap intervals of the mean over seeds. With fewer than {FEWEST_SEEDS} seeds there is no
-  interval. Such intervals are somewhat narrow: with ten seeds they hold the true mean about nine times in ten.
+  interval. Such intervals are narrow: they hold the true mean about nine times in ten with ten seeds, and five times
+  in six with five.
 - *Time to* an accuracy is the total latency at the first evaluation that reached it, on a fixed subset of the
   test data. Some seeds may not reach it. They are censored, not dropped: the mean is then the restricted mean of
   the Kaplan–Meier estimate. It counts waits up to a stated time: the longest that the series, and the one it is
-  compared with, were followed where they have censored seeds.
+  compared with, were followed where they have censored seeds. Differences are of waits up to that time too.
+- *Win rate*: the share of the seeds in which the series was the earlier one of a pair. Half of the ties counts, and of
+  the pairs that censoring leaves undecided.
 - Accuracies are of test data. *Best* is the greatest of all evaluations, on the fixed subset, as in the authors'
-  archive. *Last* is the last model's, on all test examples.
-- Values after "archived" or "published" are the authors', of one run.
+  archive; where clients join later, of the evaluations since then. *Last* is the last model's, on all test examples.
+  So it can be above the best.
+- Values after "archived" or "published" are the authors', of one run. Totals and last values stand only beside runs of
+  as many rounds.
 """
 
 
@@ -52,11 +57,11 @@ def _section(summary: StoredSummary) -> Iterator[str]:
 def _conditions(summary: StoredSummary) -> Iterator[str]:
     settings = summary["settings"]
     seeds = next(iter(summary["series"].values()))["seeds"]
-    numbers = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    numbers = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     delays = "" if settings["time_scale"] == 1 else f", delays at {settings['time_scale']:g} of their length"
     yield (
         f"- {settings['rounds']} rounds, {settings['clients']} clients, {settings['m']} a round, {settings['dataset']},"
-        f" model `{settings['model']}`{delays}; seeds {numbers}."
+        f" model `{settings['model']}`{delays}; {numbers}."
     )
     if settings.get("clock", "real") == "virtual":
         yield "- Played on the [virtual clock](virtual-clock.md): latencies are those drawn, and nothing was measured."
@@ -70,13 +75,16 @@ def _conditions(summary: StoredSummary) -> Iterator[str]:
     if len(seeds) < FEWEST_SEEDS:
         yield f"- No intervals: {len(seeds)} of at least {FEWEST_SEEDS} seeds."
     if not summary["published"]:
-        yield "- The paper prints this figure without numbers, so that none stand beside these."
+        yield "- No published values of this figure are kept here."
 
 
 def _table(summary: StoredSummary) -> Iterator[str]:
     told = [level for level in ("0.6", "0.7", "0.8") if _is_reached(summary, level)]
-    columns = ["series", "best (%)", "last (%)", "total latency (s)"]
-    columns += [f"time to {100 * float(level):.0f} % (s)" for level in told]
+    columns = ["series", "best, on the subset (%)", "last, on all (%)"]
+    if has_latency := _has_latency(summary):
+        columns += ["total latency (s)", *(f"time to {100 * float(level):.0f} % (s)" for level in told)]
+    if has_clusters := any("cluster_term_s" in series for series in summary["series"].values()):
+        columns += ["δ_τ term of eq. (22) (s)"]
     if summary["epsilon_budget"] is not None:
         columns += ["greatest ε", "median ε"]
     yield f"| {' | '.join(columns)} |"
@@ -84,17 +92,25 @@ def _table(summary: StoredSummary) -> Iterator[str]:
     for name, series in summary["series"].items():
         published = summary["published"].get(name) or {}
         word = "published" if summary["drawing"] == "best" else "archived"
+        at_the_end = published if published.get("rounds") in {None, series["rounds"]} else {}
         cells = [
             f"`{name}`",
             _cell(series["best_accuracy"], 100, published.get("best"), word),
-            _cell(series["last_accuracy"], 100, published.get("final"), word),
-            _cell(series["total_latency_s"], 1, published.get("total_s"), word),
-            *(_time(series, level) for level in told),
+            _cell(series["last_accuracy"], 100, at_the_end.get("final"), word),
         ]
+        if has_latency:
+            cells += [_cell(series["total_latency_s"], 1, at_the_end.get("total_s"), word)]
+            cells += [_time(series, level) for level in told]
+        if has_clusters:
+            cells += [_cell(series.get("cluster_term_s"), 1)]
         if summary["epsilon_budget"] is not None:
             leak = next((value for number, value in published.get("leak", ()) if number == series["rounds"]), None)
             cells += [_cell(series["greatest_leak"], 1, leak, word), _cell(series["median_leak"], 1)]
         yield f"| {' | '.join(cells)} |"
+
+
+def _has_latency(summary: StoredSummary) -> bool:
+    return any(series["total_latency_s"]["mean"] > 0 for series in summary["series"].values())
 
 
 def _is_reached(summary: StoredSummary, level: str) -> bool:
@@ -114,13 +130,20 @@ def _differences(summary: StoredSummary) -> Iterator[str]:
     """Each series less the baseline, seed by seed."""
     base = summary["baseline"]
     for name, series in summary["series"].items():
-        parts = []
-        for key, found in (series["against_baseline"] or {}).items():
-            what = "total latency" if key == "total_latency_s" else f"time to {100 * float(key.split('_')[2]):.0f} %"
-            wins = f"shorter in {100 * found['win_rate']:.0f} % of the seeds"
-            parts.append(f"{what} {_cell(found['difference'], 1)} s, {wins}")
-        if parts and series["total_latency_s"]["mean"] > 0:
-            yield f"- `{name}` less `{base}`: {'; '.join(parts)}."
+        if series["against_baseline"] and _has_latency(summary):
+            parts = (_difference(series, key, found) for key, found in series["against_baseline"].items())
+            yield f"- `{name}` less `{base}`: {'; '.join(part for part in parts if part)}."
+
+
+def _difference(series: Mapping[str, Any], key: str, found: Mapping[str, Any]) -> str:
+    """One figure's difference in words; "" for the time to an accuracy that the series never reached."""
+    said = f"{_cell(found['difference'], 1)} s, win rate {100 * found['win_rate']:.0f} %"
+    if key == "total_latency_s":
+        return f"total latency {said}"
+    level = key.split("_")[2]
+    time = series["time_to"][level]
+    up_to = "" if time["horizon_s"] is None else f", of waits up to {_digits(time['horizon_s'])} s"
+    return f"time to {100 * float(level):.0f} % {said}{up_to}" if time["reached"] else ""
 
 
 def _cell(interval: Mapping[str, Any] | None, unit: float, published: float | None = None, word: str = "") -> str:

@@ -39,7 +39,7 @@ def _note(summary: StoredSummary) -> str:
     n_seeds, drawing = len(next(iter(summary["series"].values()))["seeds"]), summary["drawing"]
     parts = [f"means over {n_seeds} seeds" if n_seeds > 1 else "one seed, no interval"]
     if n_seeds > 1 and drawing != "selections":
-        parts.append(f"the {'line' if drawing == 'best' else 'band'} is {band_note(n_seeds)}")
+        parts.append(f"the {'black line' if drawing == 'best' else 'band'} is {band_note(n_seeds)}")
     if drawing in {"latency", "rounds"}:
         parts.append(f"accuracy smoothed over {SMOOTHING_ROUNDS} rounds")
     if drawing == "latency" and any(_points(summary, name, "accuracy") for name in summary["series"]):
@@ -116,16 +116,16 @@ def _draw_newcomers(summary: StoredSummary) -> Figure:
 
 
 def _draw_best(summary: StoredSummary) -> Figure:
-    """A bar for each series' best test accuracy, with its interval, and a line for the published one."""
+    """A bar for each series' best test accuracy, with its interval or range, and a line for the published one."""
     names = list(summary["series"])
     figure = Figure(figsize=(7.8, 1.6 + 0.55 * len(names)), layout="constrained")
     axes = figure.subplots()
     for row, name in enumerate(names):
-        best = summary["series"][name]["best_accuracy"]
+        best, by_seed = (summary["series"][name][key] for key in ("best_accuracy", "best_by_seed"))
         axes.barh(row, 100 * best["mean"], height=0.6, color=SERIES[0].light, alpha=0.75)
-        if best["low"] is not None:  # else there are too few seeds
-            ends = [[100 * (best["mean"] - best["low"])], [100 * (best["high"] - best["mean"])]]
-            axes.errorbar(100 * best["mean"], row, xerr=ends, fmt="none", ecolor=INK.light, capsize=3)
+        low, high = (best["low"], best["high"]) if best["low"] is not None else (min(by_seed), max(by_seed))
+        ends = [[100 * (best["mean"] - low)], [100 * (high - best["mean"])]]
+        axes.errorbar(100 * best["mean"], row, xerr=ends, fmt="none", ecolor=INK.light, capsize=3)
         value = (summary["published"].get(name) or {}).get("best")
         if value is not None:
             axes.plot([value, value], [row - 0.38, row + 0.38], color=SERIES[1].light, linewidth=2.5)

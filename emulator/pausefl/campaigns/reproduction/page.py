@@ -16,7 +16,7 @@ _KEPT = Path("results") / "reproduce"
 
 def keep(folder: Path, docs: Path) -> None:
     """Copy a finished reproduction's summary and picture among the documents."""
-    _check(docs)
+    check_docs(docs)
     (docs / _KEPT).mkdir(exist_ok=True)
     name = json.loads((folder / SUMMARY).read_text("utf-8"))["name"]
     for kept, source in ((f"{name}.json", SUMMARY), (f"{name}.png", f"{name}.png")):
@@ -25,7 +25,7 @@ def keep(folder: Path, docs: Path) -> None:
 
 def write_page(docs: Path) -> Path:
     """Write docs/results.md from what is kept there; ConfigError where `docs` is not the repository's."""
-    _check(docs)
+    check_docs(docs)
     page = docs / "results.md"
     write_durably(page, results_page(kept_summaries(docs)))
     return page
@@ -37,6 +37,7 @@ def kept_summaries(docs: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
 
 
-def _check(docs: Path) -> None:
+def check_docs(docs: Path) -> None:
+    """Raise ConfigError where `docs` is not the repository's."""
     if not (docs / "results").is_dir():
         raise ConfigError("--write-docs: goes in a checkout of the repository, where docs/results lies")

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from pausefl.config.server_records import check_policies
 from pausefl.published import Reproduction
 from pausefl.report.style import save_pdf, save_png
 from pausefl.results.reading import RunData, read_run
-from pausefl.results.reproduction import summarise_series
+from pausefl.results.reproduction import ClusterTerm, summarise_series
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 
@@ -80,6 +81,7 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
     """
     experiments = {series: request.experiment(series) for series in request.series}
     _check_folder(request, experiments, resume=resume)
+    _check_newcomers(request.reproduction, experiments)
     runs = planned(request, experiments)
     check_own_budgets([run for _, run in runs])
     player.check([run for _, run in runs])
@@ -115,8 +117,8 @@ def estimated_s(request: Request) -> float:
     seconds = 0.0
     for series in request.series:
         experiment = request.experiment(series)
-        chosen = experiment.clients.count if experiment.selection.policy == "all" else experiment.selection.m
-        training_s = chosen * request.reproduction.training_s / cores
+        chosen = _most_chosen(experiment)
+        training_s = (chosen + _most_newcomers(experiment)) * request.reproduction.training_s / cores
         seconds += _START_S + experiment.experiment.rounds * (_expected_wait_s(experiment, chosen) + training_s)
     return request.seeds * seconds
 
@@ -133,10 +135,17 @@ def left_out(request: Request) -> list[str]:
     if own.experiment.rounds < full.experiment.rounds:
         rounds = full.experiment.rounds
         phrases.append(f"{rounds - own.experiment.rounds} of {rounds} rounds")
-    if own.latency.time_scale < full.latency.time_scale:
+    if own.latency.time_scale < full.latency.time_scale and own.experiment.clock == "real":
         times = full.latency.time_scale / own.latency.time_scale
         phrases.append(f"real time: delays are {times:g} times shorter, so the machine's own delays weigh as much more")
     return phrases
+
+
+def _most_newcomers(experiment: Experiment) -> int:
+    """How many Fed-TS may choose on top: those that join later, and are as they should be."""
+    if experiment.selection.policy != "fed-ts":
+        return 0
+    return sum(g.count for g in experiment.clients.groups.values() if g.join_round > 1 and g.role == "relevant")
 
 
 def _expected_wait_s(experiment: Experiment, chosen: int) -> float:
@@ -181,8 +190,21 @@ def _check_folder(request: Request, experiments: dict[str, Experiment], *, resum
         raise ConfigError(f"--out {folder}: holds this reproduction, {done} of {of} runs finished; go on with --resume")
 
 
+def _check_newcomers(reproduction: Reproduction, experiments: dict[str, Experiment]) -> None:
+    """ConfigError where newcomers are drawn, and none joins in time."""
+    if reproduction.drawing not in {"selections", "newcomers"}:
+        return
+    for series, experiment in experiments.items():
+        rounds, joins = experiment.experiment.rounds, [g.join_round for g in experiment.clients.groups.values()]
+        if not any(1 < join <= rounds for join in joins):
+            raise ConfigError(
+                f"{reproduction.name}: draws newcomers, but none joins {series} within experiment.rounds = {rounds}"
+            )
+
+
 def _write(request: Request, runs: dict[str, list[RunData]]) -> dict[str, Any]:
     reproduction, first = request.reproduction, next(iter(runs.values()))[0]
+    private = next((of_series[0] for of_series in runs.values() if of_series[0].privacy), first)
     start: dict[str, str] = next(iter(first.summary.get("starts", [])), {})
     summary = {
         "name": reproduction.name,
@@ -193,14 +215,14 @@ def _write(request: Request, runs: dict[str, list[RunData]]) -> dict[str, Any]:
         "command": request.command,
         "scale": request.scale,
         "left_out": left_out(request),
-        "settings": _settings(request.experiment(request.series[0])),
+        "settings": _settings([request.experiment(series) for series in request.series]),
         "started": start.get("started", ""),
         "software": " ".join(start.get(name, "") for name in ("version", "commit")).strip(),
         "hardware": hardware(),
-        "privacy_unit": first.summary["privacy_unit"],
-        "epsilon_budget": first.summary["epsilon_budget"] if first.privacy else None,
+        "privacy_unit": private.summary["privacy_unit"],
+        "epsilon_budget": private.summary["epsilon_budget"] if private.privacy else None,
         "published": {name: values.model_dump(mode="json") for name, values in reproduction.published.items()},
-        **summarise_series(runs),
+        **summarise_series(runs, _cluster_term(reproduction)),
     }
     write_durably(request.folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     figure = draw_reproduction(summary)
@@ -209,17 +231,34 @@ def _write(request: Request, runs: dict[str, list[RunData]]) -> dict[str, Any]:
     return summary
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
-    """What a reader asks first of the runs."""
-    return {
-        "rounds": experiment.experiment.rounds,
-        "clients": experiment.clients.count,
-        "m": experiment.selection.m,
-        "dataset": experiment.workload.dataset,
-        "model": experiment.workload.model,
-        "time_scale": experiment.latency.time_scale,
-        "clock": experiment.experiment.clock,
-    }
+def _settings(experiments: Sequence[Experiment]) -> dict[str, Any]:
+    """What a reader asks first of the runs; all values in words where the series differ."""
+    tables = [
+        {
+            "rounds": experiment.experiment.rounds,
+            "clients": experiment.clients.count,
+            "m": _most_chosen(experiment),
+            "dataset": experiment.workload.dataset,
+            "model": experiment.workload.model,
+            "time_scale": experiment.latency.time_scale,
+            "clock": experiment.experiment.clock,
+        }
+        for experiment in experiments
+    ]
+    values = {key: list(dict.fromkeys(table[key] for table in tables)) for key in tables[0]}
+    return {key: found[0] if len(found) == 1 else " or ".join(map(str, found)) for key, found in values.items()}
+
+
+def _most_chosen(experiment: Experiment) -> int:
+    """How many clients a round has: `selection.m`, or all; Fed-TS's newcomers come on top."""
+    return experiment.clients.count if experiment.selection.policy == "all" else experiment.selection.m
+
+
+def _cluster_term(reproduction: Reproduction) -> ClusterTerm | None:
+    settings = reproduction.overrides
+    if settings.get("selection.pause.reward") != "R2":
+        return None
+    return ClusterTerm(settings["selection.pause.clusters"], settings["selection.pause.delta_tau_s"])
 
 
 def hardware() -> str:

@@ -9,6 +9,7 @@ from pausefl.campaigns.tuning.space import SearchSpace, parse_search
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl_proto.errors import ConfigError
+from pausefl_server.selection.base import Policy
 from pausefl_server.selection.newcomers import NewcomerPolicy
 
 By = Literal["simulate", "run"]
@@ -127,5 +128,9 @@ class TuningPlan:
             return
         if self.target_accuracy is not None:
             raise ConfigError(f"--target-accuracy {self.target_accuracy}: goes with --by run, as simulations train not")
-        if isinstance(selected_policy(experiment.selection), NewcomerPolicy):
-            raise ConfigError(f"selection.policy: {experiment.selection.policy} is tuned --by run alone")
+        policy = selected_policy(experiment.selection)
+        if isinstance(policy, NewcomerPolicy) or type(policy).inspect is not Policy.inspect:
+            raise ConfigError(
+                f"selection.policy: {experiment.selection.policy} looks at updates, which simulations have not;"
+                " tune it --by run"
+            )
