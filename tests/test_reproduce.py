@@ -165,6 +165,23 @@ class InterruptedAt:
         """Ignore the event."""
 
 
+def test_a_reproduction_that_was_begun_before_a_key_existed_goes_on(tmp_path: Path) -> None:
+    asked = Request(find_reproduction("small_mnist"), ("pause", "random"), 1, "full", SMALL, tmp_path)
+    with pytest.raises(CampaignInterrupted):
+        reproduce(asked, OneByOne(InterruptedAt(1)), resume=False)
+    begun = (tmp_path / "campaign.json").read_text("utf-8")
+
+    def go_on_without(line: str) -> None:
+        assert f"\\n{line}\\n" in begun
+        (tmp_path / "campaign.json").write_text(begun.replace(f"\\n{line}\\n", "\\n"), "utf-8")
+        reproduce(asked, OneByOne(InterruptedAt(1)), resume=True)
+
+    with pytest.raises(CampaignInterrupted):
+        go_on_without("reproducible_noise = false")  # the default
+    with pytest.raises(ConfigError, match="other settings"):
+        go_on_without("m = 2")
+
+
 @pytest.mark.end_to_end
 @pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(

@@ -183,11 +183,19 @@ def _check_folder(request: Request, experiments: dict[str, Experiment], *, resum
                 f"--out {folder}: holds a reproduction of another {what}, {begun[what]}, not {asked[what]};"
                 " choose another folder"
             )
-    if any(begun["settings"].get(series, text) != text for series, text in asked["settings"].items()):
+    if not all(_is_same(begun["settings"].get(series, text), text) for series, text in asked["settings"].items()):
         raise ConfigError(f"--out {folder}: holds a reproduction with other settings; choose another folder")
     if not resume:
         done, of = n_finished(request)
         raise ConfigError(f"--out {folder}: holds this reproduction, {done} of {of} runs finished; go on with --resume")
+
+
+def _is_same(begun: str, asked: str) -> bool:
+    """Whether an experiment that was begun is the one asked for; keys that it lacks are newer, with their defaults."""
+    try:
+        return parse_experiment(begun).to_toml() == asked
+    except ConfigError:
+        return False
 
 
 def _check_newcomers(reproduction: Reproduction, experiments: dict[str, Experiment]) -> None:
