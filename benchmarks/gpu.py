@@ -29,7 +29,15 @@ _STEPS = 100
 _ROUNDS = 100
 _IMAGES = "pausefl.bench.training.images:noise_of_cifar"
 ON_GPU = ["--set", "workload.device=cuda", "--set", f"workload.dataset={_IMAGES}", "--set", "metrics.enabled=false"]
-RUN = ["--virtual", "--set", f"experiment.rounds={_ROUNDS}", "--set", "workload.step_s=0.01", "--quiet"]
+RUN = ["--set", f"experiment.rounds={_ROUNDS}", "--quiet"]
+IN_ONE_PROCESS = ["--virtual", "--set", "workload.step_s=0.01"]
+RUNS = {
+    "30 clients in one process, one by one": [*IN_ONE_PROCESS, "--set", "clients.batched=off"],
+    "30 clients in one process, together": [*IN_ONE_PROCESS, "--set", "clients.batched=on"],
+    "30 clients in five processes, without delays": [
+        *("--set", "clients.per_process=6", "--set", 'latency.delay={kind="none"}'),
+    ],
+}
 
 
 def main() -> int:
@@ -44,7 +52,7 @@ def main() -> int:
         "training": list(training(torch.device("cuda"))),
         "memory_growth_bytes": memory_growth_bytes(),
         "audit": _played([*_pausefl("audit", "small_cifar"), *ON_GPU, "--uploads", "2000"]),
-        "runs": [_run(batched) for batched in ("off", "on")],
+        "runs": [_run(name, settings) for name, settings in RUNS.items()],
     }
     write_durably(RESULT, json.dumps(found, indent=1) + "\n")
     with mpl.rc_context(RC):
@@ -90,15 +98,12 @@ def draw(found: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _run(batched: str) -> dict[str, Any]:
-    """Small CIFAR on the virtual clock, 30 clients in one process."""
+def _run(name: str, settings: Sequence[str]) -> dict[str, Any]:
+    """100 rounds of small CIFAR."""
     with tempfile.TemporaryDirectory(prefix="pausefl-gpu-") as folder:
-        place = ["--set", f"clients.batched={batched}", "--run-dir", f"{folder}/run"]
-        return {
-            "batched": batched,
-            "rounds": _ROUNDS,
-            **_played([*_pausefl("run", "small_cifar"), *ON_GPU, *RUN, *place]),
-        }
+        place = ["--run-dir", f"{folder}/run"]
+        played = _played([*_pausefl("run", "small_cifar"), *ON_GPU, *RUN, *settings, *place])
+    return {"name": name, "rounds": _ROUNDS, **played}
 
 
 def _pausefl(*arguments: str) -> list[str]:

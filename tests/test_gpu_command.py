@@ -13,6 +13,7 @@ from pausefl.bench.training.images import noise_of_cifar
 from pausefl.cli import parser
 from pausefl.config.experiment import load_experiment
 
+RUNS = gpu.RUNS.values()
 ROOT = Path(__file__).parents[1]
 
 
@@ -40,13 +41,14 @@ def test_a_command_is_told_by_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["audit", "small_cifar", *gpu.ON_GPU], ["run", "small_cifar", *gpu.ON_GPU, *gpu.RUN]]
+    "arguments",
+    [["audit", "small_cifar", *gpu.ON_GPU], *(["run", "small_cifar", *gpu.ON_GPU, *gpu.RUN, *own] for own in RUNS)],
 )
 def test_its_commands_and_settings_exist(arguments: list[str]) -> None:
     options = parser().parse_args(arguments)
     experiment = load_experiment(options.config, options.overrides)
     assert experiment.workload.device == "cuda"
-    assert experiment.experiment.clock == ("virtual" if arguments[0] == "run" else "real")
+    assert experiment.experiment.clock == ("virtual" if "--virtual" in arguments else "real")
 
 
 def test_its_images_have_the_size_of_cifar() -> None:
