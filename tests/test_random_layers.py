@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pausefl_client.data.datasets import Examples
+from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
@@ -44,19 +45,47 @@ def reading() -> nn.Module:
     return build_model("fedts_agnews", (WORDS,), 4, 1, has_tokens=True)
 
 
-def trainers_of(model: Callable[[], nn.Module], *, has_tokens: bool) -> list[TorchTrainer]:
+def trainers_of(
+    model: Callable[[], nn.Module], *, has_tokens: bool, method: Callable[[], TrainingMethod] = TrainingMethod
+) -> list[TorchTrainer]:
     rng = np.random.default_rng(1)
     labels, tokens = rng.integers(0, 4, 40), rng.integers(1, 100, (40, WORDS)).astype(np.int32)
     inputs = rng.normal(size=(40, WORDS)).astype(np.float32)
     data = LocalData(Examples(tokens, labels) if has_tokens else Examples(inputs, labels), 4)
     settings = TrainingSettings("sgd", 0.1, batch_size=10)
     return [
-        TorchTrainer(model(), data, settings, device=torch.device("cpu"), seed=1, client_id=f"c{i}") for i in range(2)
+        TorchTrainer(model(), data, settings, device=torch.device("cpu"), seed=1, client_id=f"c{i}", method=method())
+        for i in range(2)
     ]
 
 
 def train(trainer: TorchTrainer) -> TrainingOutcome:
     return trainer.train(flatten(trainer.model) * 0 + np.float32(0.1), round=1)
+
+
+class Shaking(TrainingMethod):
+    """Draws before and after the steps."""
+
+    def begin_round(self, model: nn.Module, round: int) -> None:
+        super().begin_round(model, round)
+        shake(model)
+
+    def end_round(self, model: nn.Module) -> None:
+        super().end_round(model)
+        shake(model)
+
+
+def shake(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+
+
+def test_what_a_method_draws_around_the_steps_repeats() -> None:
+    trainers = [trainers_of(lambda: nn.Linear(WORDS, 4), has_tokens=False, method=Shaking)[0] for _ in range(2)]
+    first = train(trainers[0])
+    torch.rand(7)
+    assert np.array_equal(first.update, train(trainers[1]).update)
 
 
 @pytest.mark.parametrize("model", [dropping, meeting, reading], ids=lambda model: model.__name__)

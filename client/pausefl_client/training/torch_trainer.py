@@ -98,10 +98,10 @@ class TorchTrainer:
                 group["lr"] = rate
         if self.method.has_control:
             self.method.take_control(control)
-        self.method.begin_round(self.model, round)
         with self._random_layers.seeded(seed):
+            self.method.begin_round(self.model, round)
             losses = self.method.local_steps(self.model, self._optimizer, batches, self.task)
-        self.method.end_round(self.model)
+            self.method.end_round(self.model)
         # Reading a value waits for a GPU.
         loss = float(torch.stack(checked_losses(losses, self.method)).mean())
         return TrainingOutcome(self.with_control(flatten(self.model) - start, self.method), loss)
