@@ -195,11 +195,11 @@ class Failing(Replacing):
 
 def test_the_round_after_one_that_broke_off_uses_its_own_gradients() -> None:
     alone, together = trainers_of(SGD, Replacing), trainers_of(SGD, Failing)
-    stack, theta = ModelStack(alone[0].model, SGD, len(alone)), theta_of(alone[0])
+    stack, theta = ModelStack(alone[0].model, SGD, len(alone)), theta_of(alone[0], 2)
     with pytest.raises(RuntimeError, match="once"):
-        played_together(together, theta, 1, stack)
-    for trainer, outcome in zip(alone, played_together(together, theta, 1, stack), strict=True):
-        assert_same(outcome, trainer.train(theta, round=1))
+        played_together(together, theta_of(alone[0]), 1, stack)
+    for trainer, outcome in zip(alone, played_together(together, theta, 2, stack), strict=True):
+        assert_same(outcome, trainer.train(theta, round=2))
 
 
 class Halved(TrainingMethod):
