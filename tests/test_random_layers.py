@@ -100,6 +100,18 @@ def test_threads_do_not_draw_from_each_others_streams(model: Callable[[], nn.Mod
         assert np.array_equal(one.update, other.update)
 
 
+def test_a_model_that_has_drawn_is_taken_to_draw_from_then_on() -> None:
+    (trainer, _), (other, _) = (trainers_of(dropping, has_tokens=False) for _ in range(2))
+    for one in (trainer, other):
+        train(one)
+    dropout = next(layer for layer in trainer.model.modules() if isinstance(layer, nn.Dropout))
+    dropout.p = 0.0
+    train(trainer)
+    dropout.p = 0.5
+    torch.rand(7)
+    assert np.array_equal(train(trainer).update, train(other).update)
+
+
 class Quiet(nn.Module):
     """Of a class that is not known, and draws nothing; it waits for another training once it is told to."""
 

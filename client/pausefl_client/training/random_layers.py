@@ -21,7 +21,7 @@ class RandomLayers:
 
     def __init__(self, model: nn.Module, method: TrainingMethod, device: torch.device) -> None:
         self._device = device
-        self._may_draw = _may_draw(model, method)
+        self._draws = None if _may_draw(model, method) else False  # None: not known yet
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -29,14 +29,15 @@ class RandomLayers:
 
         A model of unknown layers that drew nothing in the whole of its first training is taken never to draw.
         """
-        if not self._may_draw:
+        if self._draws is False:
             yield
             return
         with _GENERATORS:
             _seed(seed, self._device)
             before = _states(self._device)
             yield
-            self._may_draw = not all(map(torch.equal, before, _states(self._device)))
+            if self._draws is None:
+                self._draws = not all(map(torch.equal, before, _states(self._device)))
 
 
 def _may_draw(model: nn.Module, method: TrainingMethod) -> bool:
