@@ -138,13 +138,13 @@ def test_training_learns() -> None:
 )
 def test_number_of_steps(epochs: int, max_steps: int | None, steps: int) -> None:
     trainer = make_trainer(TrainingSettings("sgd", 0.1, 20, epochs, max_steps))
-    batches = list(trainer.batches(generator(1, "test")))
+    batches = list(trainer.drawn(1)[1])
     assert len(batches) == steps
     assert all(len(batch) in (20, 10) for batch in batches)
 
 
 def test_every_epoch_sees_every_example_once_in_a_new_order() -> None:
-    batches = list(make_trainer(TrainingSettings("sgd", 0.1, 20, 2, None)).batches(generator(1, "test")))
+    batches = list(make_trainer(TrainingSettings("sgd", 0.1, 20, 2, None)).drawn(1)[1])
     first, second = torch.cat(batches[:5]), torch.cat(batches[5:])
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(90))
     assert not torch.equal(first, second)

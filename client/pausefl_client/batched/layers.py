@@ -22,7 +22,7 @@ class StackedNetwork:
 
     def __init__(self, model: nn.Module) -> None:
         """NotStackable unless `model` is an nn.Sequential of layers known here, which share nothing."""
-        self._layers = list(_layers_of(model))
+        self._layers = list(layers_of(model))
         self._counts = [len(list(layer.parameters())) for layer in self._layers]
         if any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules()):
             raise NotStackable("the model has hooks")
@@ -40,11 +40,11 @@ class StackedNetwork:
         return x
 
 
-def _layers_of(model: nn.Module) -> Iterator[nn.Module]:
+def layers_of(model: nn.Module) -> Iterator[nn.Module]:
     """The layers in their order, those of nested sequences included."""
     if type(model) is nn.Sequential:
         for part in model:
-            yield from _layers_of(part)
+            yield from layers_of(part)
     elif type(model) not in _FORWARDS:
         raise NotStackable(f"the model has a {type(model).__name__}, which is not batched")
     elif isinstance(model, nn.Conv2d) and (model.padding_mode != "zeros" or isinstance(model.padding, str)):
@@ -63,7 +63,8 @@ def _apart(x: torch.Tensor, k: int) -> torch.Tensor:
     return x.view(x.shape[0], k, x.shape[1] // k, *x.shape[2:]).transpose(0, 1)
 
 
-def _linear(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+def linear(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+    """(k, n, ..., features) as nn.Linear maps them, row i with the parameters of model i."""
     rows = x.flatten(1, -2)
     weight, *bias = parameters
     y = torch.baddbmm(bias[0][:, None], rows, weight.mT) if bias else torch.bmm(rows, weight.mT)
@@ -117,7 +118,7 @@ def _alike(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.
 
 
 _FORWARDS: dict[type[nn.Module], Callable[[Any, torch.Tensor, StackedParameters], torch.Tensor]] = {
-    nn.Linear: _linear,
+    nn.Linear: linear,
     nn.Conv2d: _conv2d,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,

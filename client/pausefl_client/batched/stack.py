@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pausefl_client.batched.layers import NotStackable, StackedNetwork
+from pausefl_client.batched.perceptrons import differentiate, perceptron_of
 from pausefl_client.batched.replays import Recorder, Replays
 from pausefl_client.training.optimizers import make_optimizer
 from pausefl_client.training.trainer import TrainingSettings
@@ -30,6 +31,7 @@ class ModelStack:
         self.replays = Replays(recorder)
         """Of the pass that sets the gradients of the models that learn."""
         self._network = StackedNetwork(template)
+        self._perceptron = perceptron_of(template)
         parameters = list(template.parameters())
         self._shapes = [parameter.shape for parameter in parameters]
         self._sizes = [parameter.numel() for parameter in parameters]
@@ -72,6 +74,17 @@ class ModelStack:
             row.grad = None
         self._leaves = [leaf.requires_grad_() for leaf in self._stacked(self.values[:count])]
         self._leaf_gradients = self._stacked(self._gradients[:count])
+
+    @property
+    def is_of_perceptrons(self) -> bool:
+        """Whether the models have a shorter way to the gradients of a cross-entropy (`classify`)."""
+        return self._perceptron is not None
+
+    def classify(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Set the gradients of the perceptrons that learn, and return the cross-entropy of each; −1 does not count."""
+        if self._perceptron is None:
+            raise ValueError("the models are no perceptrons")
+        return differentiate(self._perceptron, self._leaves, self._leaf_gradients, inputs, targets)
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
         """What the models that learn make of (k, n, *shape) inputs."""

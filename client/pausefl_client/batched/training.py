@@ -18,7 +18,7 @@ from pausefl_client.data.tasks import LearningTask
 from pausefl_client.registries import OPTIMIZERS
 from pausefl_client.training.method import Batch, TrainingMethod
 from pausefl_client.training.tasks import Classification
-from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.torch_trainer import TorchTrainer, normalise
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_proto.wire import Vector
 
@@ -76,7 +76,7 @@ def _local_steps(
     stack: ModelStack, learners: Sequence[TorchTrainer], methods: Sequence[TrainingMethod], round: int
 ) -> torch.Tensor:
     """Train on the round's batches and return the mean loss of each learner's steps; most steps come first."""
-    batches: list[Iterator[Batch]] = [learner.drawn(round)[1] for learner in learners]
+    rows: list[Iterator[torch.Tensor]] = [learner.drawn(round)[1] for learner in learners]
     steps, task = [learner.steps for learner in learners], learners[0].task
     learning = len(learners)
     changes_gradients = type(methods[0]).change_gradients is not TrainingMethod.change_gradients
@@ -86,9 +86,9 @@ def _local_steps(
         if steps[learning - 1] <= step:
             learning = sum(count > step for count in steps)
             stack.learn(learning)
-        now = [next(each) for each in batches[:learning]]
-        inputs, targets = (_stacked(tensors) for tensors in zip(*now, strict=True))
-        one_pass = partial(_pass, stack, task, [batch.targets.shape[0] for batch in now])
+        now = [next(each) for each in rows[:learning]]
+        inputs, targets = _gathered(learners, now)
+        one_pass = partial(_pass, stack, task, [len(of_one) for of_one in now])
         losses = stack.replays.call(one_pass, inputs, targets) if can_be_replayed else one_pass(inputs, targets)
         if changes_gradients:
             for method, model in zip(methods[:learning], stack.models, strict=False):
@@ -103,20 +103,29 @@ def _pass(
     stack: ModelStack, task: LearningTask, sizes: Sequence[int], inputs: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
     """The losses of the models that learn, and their gradients into their places."""
+    if stack.is_of_perceptrons and type(task) is Classification:
+        return stack.classify(inputs, targets)
     losses = _losses(task, stack.outputs(inputs), targets, sizes)
     stack.differentiate(losses.sum())
     return losses.detach()
 
 
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """(n_i, *shape) tensors as (k, max n_i, *shape); what is added holds −1, which as a class does not count."""
-    sizes = [tensor.shape[0] for tensor in tensors]
-    if min(sizes) == max(sizes):
-        return torch.stack(tuple(tensors))
-    padded = tensors[0].new_full((len(tensors), max(sizes), *tensors[0].shape[1:]), -1)
-    for row, tensor in zip(padded, tensors, strict=True):
-        row[: tensor.shape[0]] = tensor
-    return padded
+def _gathered(learners: Sequence[TorchTrainer], rows: Sequence[torch.Tensor]) -> Batch:
+    """The examples of each learner's rows, n_i of them, as (k, max n_i, *shape); targets that are added hold −1, which
+    as a class does not count."""
+    sizes = [len(of_one) for of_one in rows]
+    gathered = []
+    for values, padding in (
+        ([learner.inputs for learner in learners], 0),
+        ([learner.targets for learner in learners], -1),
+    ):
+        shape = len(rows), max(sizes), *values[0].shape[1:]
+        stacked = values[0].new_empty(shape) if min(sizes) == max(sizes) else values[0].new_full(shape, padding)
+        for of_one, size, place, selected in zip(values, sizes, stacked.unbind(), rows, strict=False):
+            torch.index_select(of_one, 0, selected, out=place[:size])
+        gathered.append(stacked)
+    inputs, targets = gathered
+    return Batch(normalise(inputs), targets)
 
 
 def _losses(task: LearningTask, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:

@@ -70,8 +70,9 @@ class TorchTrainer:
         self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
         self._tensors = manifest_of(model)
         self.holding = data.holding or holding_of(examples, dealing="")
-        self._inputs = torch.from_numpy(examples.inputs).to(device)
-        self._labels = torch.from_numpy(examples.labels).to(device)
+        self.inputs = torch.from_numpy(examples.inputs).to(device)
+        """Of all examples, as they are stored: images as bytes (`normalise`)."""
+        self.targets = torch.from_numpy(examples.labels).to(device)
         is_convolved = examples.inputs.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
         # For convolutions: torch then pools several times as fast on a processor.
         self._has_channels_last = is_convolved and device.type == "cpu"
@@ -90,7 +91,7 @@ class TorchTrainer:
         when the device is done, so that a clock read before and after measures the training.
         """
         start, control = self.parted(theta)
-        seed, batches = self.drawn(round)
+        seed, rows = self.drawn(round)
         unflatten(self.model, start)
         self.model.train()
         if (rate := self.rate(round)) is not None:
@@ -100,7 +101,7 @@ class TorchTrainer:
             self.method.take_control(control)
         with self._random_layers.seeded(seed):
             self.method.begin_round(self.model, round)
-            losses = self.method.local_steps(self.model, self._optimizer, batches, self.task)
+            losses = self.method.local_steps(self.model, self._optimizer, self._batches(rows), self.task)
             self.method.end_round(self.model)
         # Reading a value waits for a GPU.
         loss = float(torch.stack(checked_losses(losses, self.method)).mean())
@@ -123,10 +124,10 @@ class TorchTrainer:
         start, control = np.split(theta, [self._tensors.size])
         return start, self.named(control) if self.method.has_control else {}
 
-    def drawn(self, round: int) -> tuple[int, Iterator[Batch]]:
-        """The seed of a round's dropout, and its batches."""
+    def drawn(self, round: int) -> tuple[int, Iterator[torch.Tensor]]:
+        """The seed of a round's dropout, and the rows of each step's examples."""
         rng = generator(self._seed, "batches", self._client_id, round)
-        return int(rng.integers(2**63)), self._prepared(rng)
+        return int(rng.integers(2**63)), self._rows(rng)
 
     def rate(self, round: int) -> float | None:
         """The learning rate of a round; None: that of the settings."""
@@ -169,8 +170,8 @@ class TorchTrainer:
         if saved:
             self._optimizer.load_state_dict(_parted(saved))
 
-    def batches(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
-        """Row indices of each step: all examples in a new order every epoch, `max_steps` batches at most."""
+    def _rows(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+        """Those of each step: all examples in a new order every epoch, `max_steps` batches at most."""
         size = self.settings.batch_size
         per_epoch = -(-self.n_examples // size)
         for step in range(self.steps):
@@ -179,17 +180,16 @@ class TorchTrainer:
             start = step % per_epoch * size
             yield order[start : start + size]
 
-    def _prepared(self, rng: np.random.Generator) -> Iterator[Batch]:
-        """The batches of a round, until its job is withdrawn; gathered several at a time, which takes fewer calls."""
-        batches = self.batches(rng)
-        example_bytes = 4 * max(1, self._inputs[0].numel())
+    def _batches(self, rows: Iterator[torch.Tensor]) -> Iterator[Batch]:
+        """Those of a round, until its job is withdrawn; gathered several at a time, which takes fewer calls."""
+        example_bytes = 4 * max(1, self.inputs[0].numel())
         at_once = max(1, _GATHERED_BYTES // (example_bytes * self.settings.batch_size))
-        while gathered := list(itertools.islice(batches, at_once)):
-            rows, sizes = torch.cat(gathered), [len(rows) for rows in gathered]
-            inputs = normalise(self._inputs[rows])
+        while of_steps := list(itertools.islice(rows, at_once)):
+            gathered, sizes = torch.cat(of_steps), [len(of_step) for of_step in of_steps]
+            inputs = normalise(self.inputs[gathered])
             if self._has_channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            parts = (torch.split(values, sizes) for values in (inputs, self._labels[rows]))
+            parts = (torch.split(values, sizes) for values in (inputs, self.targets[gathered]))
             for each in map(Batch, *parts):
                 stop_if_withdrawn()
                 yield each
