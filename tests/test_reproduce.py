@@ -389,3 +389,17 @@ def test_a_reproduction_whose_runs_would_share_a_ledger_is_refused(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"privacy\.ledger_dir, whose budgets"):
         reproduce(shared, OneByOne(InterruptedAt(1)), resume=False)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.end_to_end
+def test_a_model_that_diverges_is_a_figure_and_no_failure(tmp_path: Path) -> None:
+    poisoned = (
+        *("workload.dataset=digits", "workload.model=mlp", "workload.examples=200", "workload.batch_size=10"),
+        *("experiment.clock=virtual", "experiment.rounds=12", "clients.groups.poisoned.join_round=2"),
+        'clients.groups.poisoned.behaviours=[{kind="gaussian-update",scale=1e18}]',
+    )
+    asked = Request(find_reproduction("fedts-table2-poisoning"), ("fedavg",), 1, "full", poisoned, tmp_path)
+    summary = reproduce(asked, OneByOne(InterruptedAt()), resume=False)
+    (last,) = summary["series"]["fedavg"]["diverged"]
+    assert 2 <= last < 12
+    assert f"the model diverged with 1 of 1 seeds, after round {last}" in results_page([summary])

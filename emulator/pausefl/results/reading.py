@@ -255,6 +255,12 @@ class RunData:
         """What accuracies hold: the name of the task's mean score."""
         return self.summary.get("metric", ACCURACY)
 
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the loss of the last model is not finite, on either split; False where none was evaluated."""
+        last = self.accuracy["round"] == np.max(self.accuracy["round"], initial=0)
+        return not np.isfinite(np.array(self.accuracy["loss"][last], np.float64)).all()
+
     def curve(self, split: Split) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Total latency in seconds and accuracy, by round.
 

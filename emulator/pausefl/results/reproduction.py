@@ -116,6 +116,7 @@ def _figures(runs: Sequence[RunData]) -> dict[str, Any]:
         "total_latency_s": _interval([summary["total_latency_s"] for summary in summaries]),
         "greatest_leak": _interval([summary["max_epsilon_spent"] for summary in summaries] if private else [None]),
         "median_leak": _interval([float(np.median(run.clients["epsilon_spent"])) if private else None for run in runs]),
+        "diverged": [run.summary["rounds"] for run in runs if run.has_diverged],
         "suspect_rounds": sum(summary["suspect_rounds"] for summary in summaries),
         "wall_clock_s": sum(summary["wall_clock_s"] for summary in summaries),
     }

@@ -49,6 +49,9 @@ def _section(summary: StoredSummary) -> Iterator[str]:
     if differences := list(_differences(summary)):
         yield from differences
         yield ""
+    if diverged := list(_diverged(summary)):
+        yield from diverged
+        yield ""
     if remarks := find_reproduction(summary["name"]).remarks:
         yield from (f"- {remark}" for remark in remarks)
         yield ""
@@ -124,6 +127,14 @@ def _time(series: Mapping[str, Any], level: str) -> str:
     notes = [f"{found['reached']} of {n_seeds} reached it"] if found["reached"] < n_seeds else []
     notes += [f"waits up to {_digits(found['horizon_s'])} s"] if found["horizon_s"] is not None else []
     return f"{_cell(found, 1)} ({'; '.join(notes)})" if notes else _cell(found, 1)
+
+
+def _diverged(summary: StoredSummary) -> Iterator[str]:
+    """The series whose models did not last."""
+    for name, series in summary["series"].items():
+        if rounds := series.get("diverged"):
+            told = f"{len(rounds)} of {len(series['seeds'])} seeds, after round {' / '.join(map(str, rounds))}"
+            yield f"- `{name}`: the model diverged with {told}; curves end there."
 
 
 def _differences(summary: StoredSummary) -> Iterator[str]:
