@@ -339,6 +339,34 @@ def test_a_failure_together_is_told_by_the_client_that_fails_alone(caplog: pytes
     assert "round 1: 2 clients train one by one: no such round" in caplog.text
 
 
+def test_as_many_train_together_as_memory_holds(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device that holds two models stands for one whose memory is full: no round is lost, and it is tried once."""
+
+    def fits_two(stack: Any, trainers: Any, theta: Any, *, round: int) -> Any:
+        if len(trainers) > 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        calls.counts.append(len(trainers))
+        return train_together(stack, trainers, theta, round=round)
+
+    monkeypatch.setattr(batched_host, "train_together", fits_two)
+    sizes = (20, 13, 31, 9, 8)
+    host, alone = BatchedHost(), trainers_of(sizes=sizes)
+    clients = hosted(host, trainers_of(sizes=sizes))
+    for t in (1, 2):
+        theta = theta_of(alone[0], t)
+        with ExitStack() as waiting:
+            for i in range(len(sizes)):
+                waiting.enter_context(host.expecting(f"c{i}", t, "a"))
+            for client, trainer in zip(clients, alone, strict=True):
+                assert_same(client.train(theta, round=t), trainer.train(theta, round=t))
+    assert calls.counts == [2, 2, 1] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the device's memory does not hold 5 clients together: 2 at once from now on"
+    ]
+
+
 def test_a_client_that_cannot_be_batched_keeps_its_trainer() -> None:
     host = BatchedHost()
     (trainer,) = trainers_of(method=Halved, sizes=[9])

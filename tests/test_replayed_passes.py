@@ -1,6 +1,7 @@
 """Passes of clients that train together, replayed for shapes that were recorded before."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -35,14 +36,15 @@ class Repeating:
 
     def __init__(self) -> None:
         self.stack: ModelStack | None = None
-        self.recorded = self.repeated = 0
+        self.shapes: list[tuple[int, int]] = []
+        self.repeated = 0
 
     def places(self) -> list[int]:
         assert self.stack
         return [tensor.data_ptr() for tensor in (*self.stack._leaves, *self.stack._leaf_gradients)]
 
     def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
-        self.recorded += 1
+        self.shapes.append((inputs.shape[0], inputs.shape[1]))
         recorded = self.places()
 
         def repeat() -> torch.Tensor:
@@ -60,9 +62,22 @@ def test_passes_are_recorded_once_for_their_shapes_and_models_stay_in_their_plac
         theta = theta_of(alone[0], t)
         for trainer, outcome in zip(alone, played_together(together, theta, t, stack), strict=True):
             assert_same(outcome, trainer.train(theta, round=t))
-    # Of three clients, 8 each with padding; of two, 8 each with padding; and the last 7 of one.
+    # Of three clients, of two and of one, 8 each with padding, in the last step too.
     # In the first round only those of three clients are seen twice; from the second round on, all are replayed.
-    assert (repeating.recorded, repeating.repeated) == (3, 1 + 2 * 4)
+    assert (repeating.shapes, repeating.repeated) == ([(3, 8), (2, 8), (1, 8)], 1 + 2 * 4)
+
+
+def test_a_recording_for_which_memory_is_not_enough_is_none_that_is_refused() -> None:
+    def recorder(one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
+        try:
+            raise torch.cuda.OutOfMemoryError("while capturing")
+        finally:
+            raise RuntimeError("the capture ended without a graph")  # as the end of a capture that failed
+
+    replays = Replays(recorder)
+    for call in (1, 2):
+        with nullcontext() if call == 1 else pytest.raises(torch.cuda.OutOfMemoryError):
+            replays.call(lambda x, y: x + y, torch.ones(2), torch.ones(2))
 
 
 def test_a_pass_that_cannot_be_recorded_is_called_and_told_once(caplog: pytest.LogCaptureFixture) -> None:

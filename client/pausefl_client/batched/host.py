@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from pausefl_client.batched.layers import NotStackable
 from pausefl_client.batched.replays import recorder_for
@@ -68,8 +69,9 @@ class _Cohort:
                 for client in clients:
                     held.enter_context(client.lock)
                 held.enter_context(withdrawable(lambda: False))  # one client's withdrawal is no end of the others'
-                stack = held.enter_context(self._stacks.of(clients))
-                trained = train_together(stack, [client.trainer for client in clients], self._theta, round=self._round)
+                trained: list[Trained] = []
+                while left := clients[len(trained) :]:
+                    trained += self._stacks.train(left, self._theta, self._round)
             return dict(zip(clients, trained, strict=True))
         except OWN_CODE_ERRORS as error:
             log.warning("round %d: %d clients train one by one: %s", self._round, len(clients), error)
@@ -82,16 +84,34 @@ class _Stacks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stacks: dict[int, ModelStack] = {}
+        self._most: dict[int, int] = {}
+        """Of clients at once, by kind, where memory was not enough for more."""
 
-    @contextmanager
-    def of(self, clients: Sequence[_Client]) -> Iterator[ModelStack]:
-        """A stack for these clients, theirs alone during the block."""
-        kind, trainer = clients[0].kind, clients[0].trainer
+    def train(self, clients: Sequence[_Client], theta: Vector, round: int) -> list[Trained]:
+        """Train the first of these from θ, as many at once as the device's memory holds."""
+        kind = clients[0].kind
         with self._lock:
-            if kind not in self._stacks or self._stacks[kind].size < len(clients):
-                recorder = recorder_for(trainer.device)
-                self._stacks[kind] = ModelStack(trainer.model, trainer.settings, len(clients), recorder)
-            yield self._stacks[kind]
+            while True:
+                now = clients[: self._most.get(kind, len(clients))]
+                try:
+                    return train_together(self._stack_of(now), [c.trainer for c in now], theta, round=round)
+                except torch.cuda.OutOfMemoryError:
+                    if len(now) == 1:
+                        raise
+                self._make_room(kind, len(now))  # not before the error is gone, which holds on to tensors
+
+    def _stack_of(self, clients: Sequence[_Client]) -> ModelStack:
+        kind, trainer = clients[0].kind, clients[0].trainer
+        if kind not in self._stacks or self._stacks[kind].size < len(clients):
+            recorder = recorder_for(trainer.device)
+            self._stacks[kind] = ModelStack(trainer.model, trainer.settings, len(clients), recorder)
+        return self._stacks[kind]
+
+    def _make_room(self, kind: int, tried: int) -> None:
+        self._most[kind] = tried // 2
+        self._stacks.pop(kind, None)
+        torch.cuda.empty_cache()
+        log.warning("the device's memory does not hold %d clients together: %d at once from now on", tried, tried // 2)
 
 
 class BatchedHost:

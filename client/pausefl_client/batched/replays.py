@@ -46,6 +46,11 @@ class Replays:
         self._seen: set[_Shapes] = set()
         self._recordings: dict[_Shapes, _Recording] = {}
 
+    @property
+    def are_recorded(self) -> bool:
+        """Whether fewer shapes are better."""
+        return self._recorder is not None
+
     def call(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """What `one_pass` returns, valid until the next call. It must be the same pass for the same shapes."""
         shapes = inputs.shape, targets.shape
@@ -64,6 +69,8 @@ class Replays:
         try:
             self._recordings[inputs.shape, targets.shape] = _Recording(*own, self._recorder(one_pass, *own))
         except RuntimeError as error:
+            if any(isinstance(each, torch.cuda.OutOfMemoryError) for each in (error, error.__context__)):
+                raise torch.cuda.OutOfMemoryError(str(error)) from error
             cause = str(error.__context__ or error).partition("\n")[0]  # the error itself is only the capture's end
             log.warning("steps are not captured as CUDA graphs, which is slower: %s", cause)
             self._recorder = None

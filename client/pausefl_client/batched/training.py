@@ -80,6 +80,8 @@ def _local_steps(
     steps, task = [learner.steps for learner in learners], learners[0].task
     learning = len(learners)
     changes_gradients = type(methods[0]).change_gradients is not TrainingMethod.change_gradients
+    # For fewer shapes, if passes are recorded: a batch of the size of most.
+    largest = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)
     can_be_replayed = type(task) is Classification  # another task's loss may read values back, or draw
     total = torch.zeros(len(learners), device=learners[0].device)
     for step in range(steps[0]):
@@ -87,7 +89,7 @@ def _local_steps(
             learning = sum(count > step for count in steps)
             stack.learn(learning)
         now = [next(each) for each in rows[:learning]]
-        inputs, targets = _gathered(learners, now)
+        inputs, targets = _gathered(learners, now, largest if stack.replays.are_recorded else 0)
         one_pass = partial(_pass, stack, task, [len(of_one) for of_one in now])
         losses = stack.replays.call(one_pass, inputs, targets) if can_be_replayed else one_pass(inputs, targets)
         if changes_gradients:
@@ -110,17 +112,20 @@ def _pass(
     return losses.detach()
 
 
-def _gathered(learners: Sequence[TorchTrainer], rows: Sequence[torch.Tensor]) -> Batch:
-    """The examples of each learner's rows, n_i of them, as (k, max n_i, *shape); targets that are added hold −1, which
-    as a class does not count."""
+def _gathered(learners: Sequence[TorchTrainer], rows: Sequence[torch.Tensor], least: int = 0) -> Batch:
+    """The examples of each learner's rows, n_i of them, as (k, n, *shape), where n is max n_i or `least` if greater.
+
+    Targets that are added hold −1, which as a class does not count.
+    """
     sizes = [len(of_one) for of_one in rows]
+    n = max(least, *sizes)
     gathered = []
     for values, padding in (
         ([learner.inputs for learner in learners], 0),
         ([learner.targets for learner in learners], -1),
     ):
-        shape = len(rows), max(sizes), *values[0].shape[1:]
-        stacked = values[0].new_empty(shape) if min(sizes) == max(sizes) else values[0].new_full(shape, padding)
+        shape = len(rows), n, *values[0].shape[1:]
+        stacked = values[0].new_empty(shape) if min(sizes) == n else values[0].new_full(shape, padding)
         for of_one, size, place, selected in zip(values, sizes, stacked.unbind(), rows, strict=False):
             torch.index_select(of_one, 0, selected, out=place[:size])
         gathered.append(stacked)
