@@ -78,6 +78,8 @@ def test_the_quick_scale_takes_ten_minutes_on_two_cores(tmp_path: Path, monkeypa
         small = request(each.name, tmp_path, "quick")
         assert estimated_s(small) < 600
         assert left_out(small)
+    fewer = request("fedts-table2-poisoning", tmp_path, overrides=["workload.examples=4000", "experiment.rounds=50"])
+    assert left_out(fewer) == ["2 of 3 seeds", "50 of 100 rounds", "8,000 of 12,000 examples"]
     assert left_out(request("fig2", tmp_path, "quick")) == [
         "2 of 3 seeds",
         "the series sa-pause, fastest, clustered, all, all-without-privacy",
@@ -312,11 +314,29 @@ def test_what_a_section_cannot_compare_is_left_out() -> None:
     assert "published 70" not in page
     assert "time to 80 %" not in page
     for series in summary["series"].values():
-        series["total_latency_s"] = {"mean": 0.0, "low": None, "high": None, "n_seeds": 6}
+        series["total_latency_s"] = {"mean": 0.4, "low": None, "high": None, "n_seeds": 6}
     page = results_page([summary])
     section = page[page.index("## A figure") : page.index("- Random's total latency")]
     assert "latency" not in section
     assert "time to" not in section
+
+
+def test_a_section_tells_which_newcomers_were_chosen_where_not_all_were_alike() -> None:
+    summary = stored("best")
+    alike = {"a": {"role": "relevant", "mean": 5.0}, "b": {"role": "irrelevant", "mean": 5.0}}
+    summary["series"]["random"]["newcomers"] = {"selections": alike, "by_round": None}
+    lines = [line for line in results_page([summary]).splitlines() if "chose a newcomer" in line]
+    assert lines == [
+        "- `pause` chose a newcomer 9.0 times if relevant, 2.0 times if irrelevant (mean over newcomers and seeds)."
+    ]
+
+
+def test_beside_the_best_stands_what_the_last_model_reached() -> None:
+    summary = stored("best")
+    summary["series"]["random"]["last_accuracy"] = {"mean": 0.1, "low": None, "high": None, "n_seeds": 6}
+    (axes,) = draw_reproduction(summary).axes
+    marks = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "D"]  # type: ignore[union-attr]
+    assert [mark for mark in marks if mark] == [[[pytest.approx(70), 0]], [[pytest.approx(10), 1]]]
 
 
 def test_with_few_seeds_the_best_has_a_line_from_the_least_to_the_greatest() -> None:

@@ -1,6 +1,7 @@
 """docs/results.md from stored summaries of reproductions: nothing on the page is typed."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from pausefl.campaigns.reproduction.figure import StoredSummary
@@ -49,8 +50,8 @@ def _section(summary: StoredSummary) -> Iterator[str]:
     if differences := list(_differences(summary)):
         yield from differences
         yield ""
-    if diverged := list(_diverged(summary)):
-        yield from diverged
+    if told := [*_chosen(summary), *_diverged(summary)]:
+        yield from told
         yield ""
     if remarks := find_reproduction(summary["name"]).remarks:
         yield from (f"- {remark}" for remark in remarks)
@@ -113,7 +114,8 @@ def _table(summary: StoredSummary) -> Iterator[str]:
 
 
 def _has_latency(summary: StoredSummary) -> bool:
-    return any(series["total_latency_s"]["mean"] > 0 for series in summary["series"].values())
+    """Whether links had delays: without any, a run on the virtual clock waits for failed attempts at most."""
+    return any(series["total_latency_s"]["mean"] >= 1 for series in summary["series"].values())
 
 
 def _is_reached(summary: StoredSummary, level: str) -> bool:
@@ -127,6 +129,18 @@ def _time(series: Mapping[str, Any], level: str) -> str:
     notes = [f"{found['reached']} of {n_seeds} reached it"] if found["reached"] < n_seeds else []
     notes += [f"waits up to {_digits(found['horizon_s'])} s"] if found["horizon_s"] is not None else []
     return f"{_cell(found, 1)} ({'; '.join(notes)})" if notes else _cell(found, 1)
+
+
+def _chosen(summary: StoredSummary) -> Iterator[str]:
+    """How often a newcomer of each role was chosen, where a series did not choose all alike."""
+    for name, series in summary["series"].items():
+        by_role: dict[str, list[float]] = {}
+        for newcomer in (series["newcomers"] or {"selections": {}})["selections"].values():
+            by_role.setdefault(newcomer["role"], []).append(newcomer["mean"])
+        means = {role: fmean(times) for role, times in by_role.items() if role is not None}
+        if len(set(means.values())) > 1:
+            told = ", ".join(f"{_digits(mean)} times if {role}" for role, mean in sorted(means.items(), reverse=True))
+            yield f"- `{name}` chose a newcomer {told} (mean over newcomers and seeds)."
 
 
 def _diverged(summary: StoredSummary) -> Iterator[str]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pausefl.report.comparison.figure import band_note, policy_looks
-from pausefl.report.style import INK, MUTED, RC, SERIES, Look, percent_axis
+from pausefl.report.style import INK, MUTED, RC, SERIES, SURFACE, Look, percent_axis
 from pausefl.results.reproduction import SMOOTHING_ROUNDS, StoredCurve
 
 StoredSummary = Mapping[str, Any]
@@ -116,7 +116,8 @@ def _draw_newcomers(summary: StoredSummary) -> Figure:
 
 
 def _draw_best(summary: StoredSummary) -> Figure:
-    """A bar for each series' best test accuracy, with its interval or range, and a line for the published one."""
+    """A bar for each series' best test accuracy, with its interval or range, and marks for its last model's and for the
+    published one."""
     names = list(summary["series"])
     figure = Figure(figsize=(7.8, 1.6 + 0.55 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -126,14 +127,17 @@ def _draw_best(summary: StoredSummary) -> Figure:
         low, high = (best["low"], best["high"]) if best["low"] is not None else (min(by_seed), max(by_seed))
         ends = [[100 * (best["mean"] - low)], [100 * (high - best["mean"])]]
         axes.errorbar(100 * best["mean"], row, xerr=ends, fmt="none", ecolor=INK.light, capsize=3)
+        last = 100 * summary["series"][name]["last_accuracy"]["mean"]
+        axes.plot(last, row, "D", color=INK.light, markerfacecolor=SURFACE.light, markersize=6)
         value = (summary["published"].get(name) or {}).get("best")
         if value is not None:
             axes.plot([value, value], [row - 0.38, row + 0.38], color=SERIES[1].light, linewidth=2.5)
+    axes.plot([], [], "D", color=INK.light, markerfacecolor=SURFACE.light, markersize=6, label="last model")
     axes.plot([], [], color=SERIES[1].light, linewidth=2.5, label="published")
     axes.set_yticks(range(len(names)), names, color=INK.light)
     axes.invert_yaxis()
     axes.set(xlabel="best test accuracy (%)", xlim=(0, 100))
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return figure
 
 

@@ -140,6 +140,9 @@ def left_out(request: Request) -> list[str]:
     if own.experiment.rounds < full.experiment.rounds:
         rounds = full.experiment.rounds
         phrases.append(f"{rounds - own.experiment.rounds} of {rounds} rounds")
+    examples, of_examples = own.workload.examples, full.workload.examples
+    if examples is not None and of_examples is not None and examples < of_examples:
+        phrases.append(f"{of_examples - examples:,} of {of_examples:,} examples")
     if own.latency.time_scale < full.latency.time_scale and own.experiment.clock == "real":
         times = full.latency.time_scale / own.latency.time_scale
         phrases.append(f"real time: delays are {times:g} times shorter, so the machine's own delays weigh as much more")
