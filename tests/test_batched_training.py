@@ -86,6 +86,21 @@ def test_a_text_model_trains_by_itself_and_the_reason_is_told() -> None:
         StackedNetwork(build_model("fedts_agnews", (20,), 4, 1, has_tokens=True))
 
 
+def test_images_as_bytes_and_as_numbers_train_apart(calls: "Calls") -> None:
+    """A behaviour of one's own may leave float32 to one client and bytes to another."""
+    host, alone, trainers = BatchedHost(), trainers_of(), trainers_of()
+    for trainer in (alone[1], trainers[1]):
+        trainer.inputs = trainer.inputs.float() / 127.5 - 1
+    clients = hosted(host, trainers)
+    theta = theta_of(alone[0])
+    with ExitStack() as waiting:
+        for i in range(3):
+            waiting.enter_context(host.expecting(f"c{i}", 1, "a"))
+        for client, trainer in zip(clients, alone, strict=True):
+            assert_same(client.train(theta, round=1), trainer.train(theta, round=1))
+    assert calls.counts == [2]
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_goes_on_from_round_to_round(name: str) -> None:
     options = {} if name == "rprop" else {"weight_decay": 0.01}

@@ -32,9 +32,10 @@ from pausefl.config.experiment import load_experiment
 from pausefl.published import find_reproduction, read_reproductions, reproductions
 from pausefl.report.style import save_png
 from pausefl.results.reading import read_run
-from pausefl.results.reproduction import ClusterTerm, _best, time_to
+from pausefl.results.reproduction import ClusterTerm, _against, _best, _stored, _waits, time_to
 from pausefl.results.statistics import Waits
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import NOT_FINITE
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = (
@@ -415,11 +416,34 @@ def test_a_reproduction_whose_runs_would_share_a_ledger_is_refused(tmp_path: Pat
 def test_a_model_that_diverges_is_a_figure_and_no_failure(tmp_path: Path) -> None:
     poisoned = (
         *("workload.dataset=digits", "workload.model=mlp", "workload.examples=200", "workload.batch_size=10"),
-        *("experiment.clock=virtual", "experiment.rounds=12", "clients.groups.poisoned.join_round=2"),
-        'clients.groups.poisoned.behaviours=[{kind="gaussian-update",scale=1e18}]',
+        *("experiment.clock=virtual", "experiment.rounds=12", "clients.groups.poisoned.join_round=3"),
+        # The last model's loss is still finite, but no update of its clients is.
+        'clients.groups.poisoned.behaviours=[{kind="gaussian-update",scale=1e14}]',
     )
-    asked = Request(find_reproduction("fedts-table2-poisoning"), ("fedavg",), 1, "full", poisoned, tmp_path)
+    asked = Request(find_reproduction("fedts-table2-poisoning"), ("fedavg", "fedprox"), 1, "full", poisoned, tmp_path)
     summary = reproduce(asked, OneByOne(InterruptedAt()), resume=False)
-    (last,) = summary["series"]["fedavg"]["diverged"]
-    assert 2 <= last < 12
-    assert f"the model diverged with 1 of 1 seeds, after round {last}" in results_page([summary])
+    ends = [last for series in summary["series"].values() for last in series["diverged_after"]]
+    assert len(ends) == 2
+    assert all(3 <= last < 12 for last in ends)
+    page = results_page([summary])
+    assert f"- `fedavg`: the model diverged with 1 of 1 seeds, after round {ends[0]}." in page
+    assert f"0 of {sum(ends)} rounds are suspect" in page
+
+
+def test_a_model_that_diverged_needs_longer_than_any_run_and_has_no_total() -> None:
+    def run(seconds: float, accuracy: float, *, diverged: bool = False) -> Any:
+        ended = ("failed", f"the last one, a: {NOT_FINITE}") if diverged else ("completed", "all rounds done")
+        summary = {"outcome": ended[0], "stopped_because": ended[1], "rounds": 5, "total_latency_s": seconds}
+        return SimpleNamespace(summary=summary, curve=lambda _split: (np.array([seconds]), np.array([accuracy])))
+
+    runs: Any = {"a": [run(3, 0.1, diverged=True), run(50, 0.9)], "random": [run(60, 0.9), run(60, 0.9)]}
+    waits = {name: _waits(of_series, 60.0) for name, of_series in runs.items()}
+    lost, reached = (waits[name][0.8] for name in runs)
+    assert lost.seconds.tolist() == [60, 50]
+    assert time_to(lost, reached)["mean"] == pytest.approx(55)
+    assert (_against(runs, waits, "a", "random") or {}).keys() == {"time_to_0.6_s", "time_to_0.7_s", "time_to_0.8_s"}
+
+
+def test_curves_that_share_no_place_are_not_drawn() -> None:
+    short, long = (np.array([1.0, 2.0]), np.array([0.1, 0.2])), (np.array([5.0, 9.0]), np.array([0.1, 0.2]))
+    assert _stored([short, long]) is None

@@ -22,6 +22,8 @@ Checked = TypeVar("Checked", pb.ClientMessage, pb.ServerMessage, pb.ExperimentOf
 
 PROTOCOL_VERSION = 1
 SERVICE = pb.DESCRIPTOR.services_by_name["Federation"].full_name
+NOT_FINITE = "holds values that are not finite, or too great to be averaged"
+"""Why an update is refused whose training diverged."""
 MAX_FRAME_BYTES = 1 << 20
 # A message holds one frame and its header.
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + (64 << 10)
@@ -163,7 +165,7 @@ class Assembler:
         vector.flags.writeable = False
         # False for NaN as well: it passes through min and max.
         if check_finite and vector.size and not (vector.min() >= -_GREATEST and vector.max() <= _GREATEST):
-            raise WireError("holds values that are not finite, or too great to be averaged")
+            raise WireError(NOT_FINITE)
         return vector
 
 

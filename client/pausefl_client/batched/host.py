@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pausefl_client.batched.layers import NotStackable
-from pausefl_client.batched.replays import recorder_for
+from pausefl_client.batched.replays import is_out_of_memory, recorder_for
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import Trained, check_stackable, train_together
 from pausefl_client.training.torch_trainer import TorchTrainer
@@ -95,7 +95,10 @@ class _Stacks:
                 now = clients[: self._most.get(kind, len(clients))]
                 try:
                     return train_together(self._stack_of(now), [c.trainer for c in now], theta, round=round)
-                except torch.cuda.OutOfMemoryError:
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    self._stacks.pop(kind, None)
                     if len(now) == 1:
                         raise
                 self._make_room(kind, len(now))  # not before the error is gone, which holds on to tensors
@@ -103,13 +106,13 @@ class _Stacks:
     def _stack_of(self, clients: Sequence[_Client]) -> ModelStack:
         kind, trainer = clients[0].kind, clients[0].trainer
         if kind not in self._stacks or self._stacks[kind].size < len(clients):
+            self._stacks.pop(kind, None)  # first, or memory would have to hold both
             recorder = recorder_for(trainer.device)
             self._stacks[kind] = ModelStack(trainer.model, trainer.settings, len(clients), recorder)
         return self._stacks[kind]
 
     def _make_room(self, kind: int, tried: int) -> None:
         self._most[kind] = tried // 2
-        self._stacks.pop(kind, None)
         torch.cuda.empty_cache()
         log.warning("the device's memory does not hold %d clients together: %d at once from now on", tried, tried // 2)
 
@@ -137,7 +140,8 @@ class BatchedHost:
             self.refusals[client_id] = str(reason)
             return trainer
         settings = replace(trainer.settings, epochs=1, max_steps=None)
-        kind = (repr(trainer.model), settings, type(trainer.method), trainer.task, trainer.device)
+        dtypes = trainer.inputs.dtype, trainer.targets.dtype
+        kind = (repr(trainer.model), settings, type(trainer.method), trainer.task, trainer.device, dtypes)
         if kind not in self._kinds:
             self._kinds.append(kind)
         client = self._clients[client_id] = _Client(trainer, self._kinds.index(kind))

@@ -13,7 +13,7 @@ from pausefl_client.batched.layers import StackedParameters, layers_of, linear
 
 
 def perceptron_of(model: nn.Module) -> list[nn.Module] | None:
-    """The layers of a model after the Flatten it begins with, where all are Linear or ReLU; None of any other model."""
+    """The layers of a model after the Flatten it begins with, where all are Linear or ReLU; None of others."""
     layers = list(layers_of(model))
     match layers[:1]:
         case [nn.Flatten(start_dim=1, end_dim=-1)] if {type(layer) for layer in layers[1:]} <= {nn.Linear, nn.ReLU}:
@@ -31,8 +31,8 @@ def differentiate(
 ) -> torch.Tensor:
     """The mean cross-entropy of each model, (k,); the gradients of their sum are written into `gradients`.
 
-    `layers` are those of `perceptron_of`. `inputs` are (k, n, *shape), `targets` (k, n) int64; those below 0 do not
-    count.
+    `layers` are those of `perceptron_of`. `inputs` are (k, n, *shape), `targets` (k, n) or (k, n, 1) int64; those below
+    0 do not count.
     """
     x = inputs.flatten(2)
     passed = []
@@ -41,7 +41,7 @@ def differentiate(
         own = [left.pop(0) for _ in layer.parameters()]
         passed.append((x, own))
         x = linear(layer, x, [values for values, _ in own]) if own else functional.relu(x)
-    losses, gradient = _cross_entropy(x, targets)
+    losses, gradient = _cross_entropy(x, targets.flatten(1))
     for x, own in reversed(passed):
         if own:
             (weight, of_weight), *bias = own
@@ -57,9 +57,10 @@ def differentiate(
 
 def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of each model, (k,), and the gradient of their sum, (k, n, classes)."""
-    counts = targets >= 0
-    share = (counts / counts.sum(1, keepdim=True)).unsqueeze(2)
+    counts = (targets >= 0).unsqueeze(2)
+    n = counts.sum(1, keepdim=True)
     classes = targets.clamp(min=0).unsqueeze(2)
     log_shares = torch.log_softmax(outputs, 2)
-    losses = -(log_shares.gather(2, classes) * share).sum((1, 2))
+    losses = -(log_shares.gather(2, classes) * counts / n).sum((1, 2))
+    share = counts / n.clamp(min=1)  # where nothing counts, the loss is no number, but the gradient is 0
     return losses, log_shares.exp_().mul_(share).scatter_add_(2, classes, -share)

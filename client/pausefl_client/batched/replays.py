@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Protocol
 
 import torch
@@ -69,8 +68,8 @@ class Replays:
         try:
             self._recordings[inputs.shape, targets.shape] = _Recording(*own, self._recorder(one_pass, *own))
         except RuntimeError as error:
-            if any(isinstance(each, torch.cuda.OutOfMemoryError) for each in (error, error.__context__)):
-                raise torch.cuda.OutOfMemoryError(str(error)) from error
+            if is_out_of_memory(error):
+                raise
             cause = str(error.__context__ or error).partition("\n")[0]  # the error itself is only the capture's end
             log.warning("steps are not captured as CUDA graphs, which is slower: %s", cause)
             self._recorder = None
@@ -78,14 +77,22 @@ class Replays:
         return True
 
 
-@cache
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a device's memory was not enough: torch's error, a library's, or one that followed from such a one."""
+    told = error is not None and any(said in str(error) for said in ("out of memory", "ALLOC_FAILED"))
+    return error is not None and (told or is_out_of_memory(error.__context__))
+
+
 def recorder_for(device: torch.device) -> Recorder | None:
-    """How passes are recorded on a device; None: they are not, as on a processor."""
+    """A new recorder of passes on a device; None: they are not recorded, as on a processor."""
     return _CudaRecorder() if device.type == "cuda" else None
 
 
 class _CudaRecorder:
-    """Captures CUDA graphs, all on one stream and in one pool of memory: replays are never side by side."""
+    """Captures CUDA graphs, all on one stream and in one pool of memory: replays are never side by side.
+
+    It is of one stack alone: torch captures nothing into a pool whose graphs are all gone.
+    """
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch states no types

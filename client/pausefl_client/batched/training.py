@@ -80,16 +80,16 @@ def _local_steps(
     steps, task = [learner.steps for learner in learners], learners[0].task
     learning = len(learners)
     changes_gradients = type(methods[0]).change_gradients is not TrainingMethod.change_gradients
-    # For fewer shapes, if passes are recorded: a batch of the size of most.
-    largest = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)
     can_be_replayed = type(task) is Classification  # another task's loss may read values back, or draw
+    whole = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)
+    least = whole if can_be_replayed and stack.replays.are_recorded else 0  # fewer shapes are fewer recordings
     total = torch.zeros(len(learners), device=learners[0].device)
     for step in range(steps[0]):
         if steps[learning - 1] <= step:
             learning = sum(count > step for count in steps)
             stack.learn(learning)
         now = [next(each) for each in rows[:learning]]
-        inputs, targets = _gathered(learners, now, largest if stack.replays.are_recorded else 0)
+        inputs, targets = _gathered(learners, now, least)
         one_pass = partial(_pass, stack, task, [len(of_one) for of_one in now])
         losses = stack.replays.call(one_pass, inputs, targets) if can_be_replayed else one_pass(inputs, targets)
         if changes_gradients:

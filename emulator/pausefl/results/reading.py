@@ -19,6 +19,7 @@ from pausefl_client.privacy.mechanism import PrivacyUnit
 from pausefl_process.events import Outcome
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.wire import NOT_FINITE
 from pausefl_server.records import ACCURACY, RoundRecord, Split
 from pausefl_server.storage.round_log import RoundLog
 
@@ -145,6 +146,11 @@ GROUP BY client_id ORDER BY client_id
 """
 
 
+def has_diverged(summary: Summary) -> bool:
+    """Whether a run ended early because no client's update was finite any more: its model is lost."""
+    return summary["outcome"] == "failed" and summary["rounds"] > 0 and NOT_FINITE in summary["stopped_because"]
+
+
 @dataclass(frozen=True)
 class PrivacyFigures:
     """What a private run promised its clients and what it spent; every ε here but one is in `unit`."""
@@ -254,12 +260,6 @@ class RunData:
     def metric(self) -> str:
         """What accuracies hold: the name of the task's mean score."""
         return self.summary.get("metric", ACCURACY)
-
-    @property
-    def has_diverged(self) -> bool:
-        """Whether the loss of the last model is not finite, on either split; False where none was evaluated."""
-        last = self.accuracy["round"] == np.max(self.accuracy["round"], initial=0)
-        return not np.isfinite(np.array(self.accuracy["loss"][last], np.float64)).all()
 
     def curve(self, split: Split) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Total latency in seconds and accuracy, by round.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.results.reading import RunData
+from pausefl.results.reading import RunData, has_diverged
 from pausefl.results.selections import choices_by_group
 from pausefl.results.statistics import (
     Interval,
@@ -62,7 +62,8 @@ def summarise_series(runs: SeriesRuns, cluster_term: ClusterTerm | None = None) 
     if any(not run.curve("test")[1].size for of_series in runs.values() for run in of_series):
         raise ConfigError("some run evaluated no model: a figure needs one that is trained")
     baseline = "random" if "random" in runs else next(iter(runs))
-    waits = {name: _waits(of_series) for name, of_series in runs.items()}
+    longest_s = max(run.summary["total_latency_s"] for of_series in runs.values() for run in of_series)
+    waits = {name: _waits(of_series, longest_s) for name, of_series in runs.items()}
     return {
         "baseline": baseline,
         "series": {
@@ -86,10 +87,16 @@ def accuracy_at(run: RunData) -> tuple[FloatArray, FloatArray]:
     return seconds, smoothed(rounds.astype(np.float64), accuracy, SMOOTHING_ROUNDS)
 
 
-def _waits(runs: Sequence[RunData]) -> Mapping[float, Waits]:
+def _waits(runs: Sequence[RunData], longest_s: float) -> Mapping[float, Waits]:
+    """By accuracy. A model that diverged stays without it for as long as any run was followed."""
     curves = [run.curve("test") for run in runs]
     seconds, accuracies = [x for x, _ in curves], [y for _, y in curves]
-    return {level: first_reached(seconds, accuracies, level) for level in ACCURACIES}
+    found = {level: first_reached(seconds, accuracies, level) for level in ACCURACIES}
+    lost = np.array([has_diverged(run.summary) for run in runs])
+    return {
+        level: Waits(np.where(lost & ~waits.reached, longest_s, waits.seconds), waits.reached)
+        for level, waits in found.items()
+    }
 
 
 def time_to(own: Waits, baseline: Waits) -> dict[str, Any]:
@@ -109,14 +116,14 @@ def _figures(runs: Sequence[RunData]) -> dict[str, Any]:
     private = runs[0].privacy is not None
     return {
         "seeds": [summary["seed"] for summary in summaries],
-        "rounds": summaries[0]["rounds"],
+        "rounds": max(summary["rounds"] for summary in summaries),
+        "diverged_after": [summary["rounds"] for summary in summaries if has_diverged(summary)],
         "last_accuracy": _interval([summary["final_accuracy"] for summary in summaries]),
         "best_accuracy": _interval(best),
         "best_by_seed": best,
-        "total_latency_s": _interval([summary["total_latency_s"] for summary in summaries]),
+        "total_latency_s": _interval([_total_s(run) for run in runs]),
         "greatest_leak": _interval([summary["max_epsilon_spent"] for summary in summaries] if private else [None]),
         "median_leak": _interval([float(np.median(run.clients["epsilon_spent"])) if private else None for run in runs]),
-        "diverged": [run.summary["rounds"] for run in runs if run.has_diverged],
         "suspect_rounds": sum(summary["suspect_rounds"] for summary in summaries),
         "wall_clock_s": sum(summary["wall_clock_s"] for summary in summaries),
     }
@@ -128,6 +135,11 @@ def _best(run: RunData) -> float:
     joins = [group.join_round for group in run.groups.values() if group.join_round > 1]
     since = accuracy[rounds >= min(joins)] if joins else accuracy
     return float(since.max(initial=0.0))
+
+
+def _total_s(run: RunData) -> float | None:
+    """None of a run that ended early: its total compares with no other's."""
+    return None if has_diverged(run.summary) else run.summary["total_latency_s"]
 
 
 def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:
@@ -144,8 +156,9 @@ def _against(
     """Paired differences to the baseline: its total latency, and the time to each accuracy that either reached."""
     if name == base:
         return None
-    totals = [[run.summary["total_latency_s"] for run in runs[each]] for each in (name, base)]
-    found = {"total_latency_s": asdict(paired_difference(*totals))}
+    totals = [[_total_s(run) for run in runs[each]] for each in (name, base)]
+    known = [[total for total in of_series if total is not None] for of_series in totals]
+    found = {"total_latency_s": asdict(paired_difference(*known))} if known == totals else {}
     for level in ACCURACIES:
         own, other = waits[name][level], waits[base][level]
         if own.reached.any() or other.reached.any():
@@ -174,10 +187,13 @@ def _curves(runs: Sequence[RunData]) -> dict[str, Any]:
 
 
 def _stored(curves: Sequence[tuple[Any, Any]]) -> dict[str, list[float]] | None:
-    """The curves' mean and band where every seed has a value; None without curves."""
+    """The curves' mean and band where every seed has a value; None where there is no such place."""
     if not curves or not all(len(x) for x, _ in curves):
         return None
-    grid = np.linspace(max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves), _POINTS)
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if end < start:
+        return None
+    grid = np.linspace(start, end, _POINTS)
     values = np.array([np.interp(grid, x, y) for x, y in curves])
     band = mean_band(values) or (values.mean(axis=0), values.min(axis=0), values.max(axis=0))
     rows = {"x": grid, **dict(zip(("mean", "low", "high"), band, strict=True))}

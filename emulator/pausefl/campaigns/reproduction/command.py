@@ -124,7 +124,8 @@ def _before(request: Request) -> Iterator[str]:
 def _after(request: Request, series: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
     for name, found in series.items():
         total, best = found["total_latency_s"], found["best_accuracy"]
-        yield f"{name}: total latency {total['mean']:.1f} s, best test accuracy {100 * best['mean']:.1f} %"
+        latency = "the model diverged" if total is None else f"total latency {total['mean']:.1f} s"
+        yield f"{name}: {latency}, best test accuracy {100 * best['mean']:.1f} %"
     yield f"figure: {request.folder / f'{request.reproduction.name}.png'}"
     yield f"summary: {request.folder / 'reproduction.json'}"
 

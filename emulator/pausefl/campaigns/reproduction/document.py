@@ -21,7 +21,8 @@ what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows 
 - *Time to* an accuracy is the total latency at the first evaluation that reached it, on a fixed subset of the
   test data. Some seeds may not reach it. They are censored, not dropped: the mean is then the restricted mean of
   the Kaplan–Meier estimate. It counts waits up to a stated time: the longest that the series, and the one it is
-  compared with, were followed where they have censored seeds. Differences are of waits up to that time too.
+  compared with, were followed where they have censored seeds. Differences are of waits up to that time too. A model that
+  diverged counts as followed as long as any run, and its series has no total latency.
 - *Win rate*: the share of the seeds in which the series was the earlier one of a pair. Half of the ties counts, and of
   the pairs that censoring leaves undecided.
 - Accuracies are of test data. *Best* is the greatest of all evaluations, on the fixed subset, as in the authors'
@@ -72,7 +73,7 @@ def _conditions(summary: StoredSummary) -> Iterator[str]:
     if summary["epsilon_budget"] is not None:
         yield f"- Privacy budget ε̄ = {summary['epsilon_budget']:g} per {summary['privacy_unit']}."
     suspect = sum(series["suspect_rounds"] for series in summary["series"].values())
-    played = sum(series["rounds"] * len(series["seeds"]) for series in summary["series"].values())
+    played = sum(_rounds_played(series) for series in summary["series"].values())
     yield f"- {summary['hardware']}; pausefl {summary['software']}; {suspect:,} of {played:,} rounds are suspect."
     if summary["left_out"]:
         yield f"- Left out: {'; '.join(summary['left_out'])}."
@@ -96,7 +97,8 @@ def _table(summary: StoredSummary) -> Iterator[str]:
     for name, series in summary["series"].items():
         published = summary["published"].get(name) or {}
         word = "published" if summary["drawing"] == "best" else "archived"
-        at_the_end = published if published.get("rounds") in {None, series["rounds"]} else {}
+        lasted = not series.get("diverged_after") and published.get("rounds") in {None, series["rounds"]}
+        at_the_end = published if lasted else {}
         cells = [
             f"`{name}`",
             _cell(series["best_accuracy"], 100, published.get("best"), word),
@@ -115,7 +117,13 @@ def _table(summary: StoredSummary) -> Iterator[str]:
 
 def _has_latency(summary: StoredSummary) -> bool:
     """Whether links had delays: without any, a run on the virtual clock waits for failed attempts at most."""
-    return any(series["total_latency_s"]["mean"] >= 1 for series in summary["series"].values())
+    return any((series["total_latency_s"] or {"mean": 0})["mean"] >= 1 for series in summary["series"].values())
+
+
+def _rounds_played(series: Mapping[str, Any]) -> int:
+    ended: Sequence[int] = series.get("diverged_after", ())
+    whole: int = series["rounds"] * (len(series["seeds"]) - len(ended))
+    return sum(ended) + whole
 
 
 def _is_reached(summary: StoredSummary, level: str) -> bool:
@@ -146,9 +154,9 @@ def _chosen(summary: StoredSummary) -> Iterator[str]:
 def _diverged(summary: StoredSummary) -> Iterator[str]:
     """The series whose models did not last."""
     for name, series in summary["series"].items():
-        if rounds := series.get("diverged"):
+        if rounds := series.get("diverged_after"):
             told = f"{len(rounds)} of {len(series['seeds'])} seeds, after round {' / '.join(map(str, rounds))}"
-            yield f"- `{name}`: the model diverged with {told}; curves end there."
+            yield f"- `{name}`: the model diverged with {told}. Its curves end with the first of these."
 
 
 def _differences(summary: StoredSummary) -> Iterator[str]:

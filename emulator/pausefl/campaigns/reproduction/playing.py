@@ -25,7 +25,7 @@ from pausefl.config.experiment import Experiment, load_experiment, parse_experim
 from pausefl.config.server_records import check_policies
 from pausefl.published import Reproduction
 from pausefl.report.style import save_pdf, save_png
-from pausefl.results.reading import RunData, read_run, read_summary
+from pausefl.results.reading import RunData, has_diverged, read_run, read_summary
 from pausefl.results.reproduction import ClusterTerm, summarise_series
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
@@ -87,16 +87,12 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
     player.check([run for _, run in runs])
     write_plan(request.folder, _plan(request, experiments))
     directories = player.play([run for _, run in runs], request.folder, request.go_on)
-    check_all_played([run_dir for run_dir in directories if not _has_diverged(run_dir)], request.go_on)
+    # That a model diverges is a figure of the attack, and no failure.
+    check_all_played([d for d in directories if not has_diverged(read_summary(d))], request.go_on)
     found: dict[str, list[RunData]] = {series: [] for series in experiments}
     for (series, _), run_dir in zip(runs, directories, strict=True):
         found[series].append(read_run(run_dir))
     return _write(request, found)
-
-
-def _has_diverged(run_dir: Path) -> bool:
-    """Whether a run ended early because its model diverged: a figure of the attack that did it, and no failure."""
-    return read_summary(run_dir)["outcome"] == "failed" and read_run(run_dir).has_diverged
 
 
 def planned(request: Request, experiments: dict[str, Experiment]) -> list[tuple[str, Planned]]:
