@@ -1,23 +1,19 @@
 """Published figures by name: each is an experiment, its runs are repeated by seed, and bad input is one line."""
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.image
-import numpy as np
 import pytest
 
 from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne
 from pausefl.campaigns.reproduction import playing
 from pausefl.campaigns.reproduction.command import requested
 from pausefl.campaigns.reproduction.document import results_page
-from pausefl.campaigns.reproduction.figure import draw_reproduction
 from pausefl.campaigns.reproduction.page import keep, kept_summaries, write_page
 from pausefl.campaigns.reproduction.playing import (
     ReproductionScale,
@@ -30,12 +26,9 @@ from pausefl.campaigns.reproduction.playing import (
 from pausefl.cli import main, parser
 from pausefl.config.experiment import load_experiment
 from pausefl.published import find_reproduction, read_reproductions, reproductions
-from pausefl.report.style import save_png
 from pausefl.results.reading import read_run
-from pausefl.results.reproduction import ClusterTerm, _against, _best, _stored, _waits, time_to
-from pausefl.results.statistics import Waits
+from pausefl.results.reproduction import ClusterTerm
 from pausefl_proto.errors import ConfigError
-from pausefl_proto.wire import NOT_FINITE
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = (
@@ -234,123 +227,6 @@ def test_the_page_of_results_is_written_from_the_stored_summaries() -> None:
     assert kept == {summary["name"] for summary in kept_summaries(DOCS)}  # none is left over
 
 
-def stored(drawing: str) -> dict[str, Any]:
-    """A summary as reproduction.json holds it, of six seeds."""
-    interval = {"mean": 0.7, "low": 0.6, "high": 0.8, "n_seeds": 6}
-    long = {"mean": 150.0, "low": 140.0, "high": 160.0, "n_seeds": 6}
-    curve = {"x": [0.0, 50.0, 100.0], "mean": [0.1, 0.5, 0.8], "low": [0.0, 0.4, 0.7], "high": [0.2, 0.6, 0.9]}
-    time = {"reached": 4, "horizon_s": 90.0, "mean": 40.0, "low": 30.0, "high": 50.0, "n_seeds": 6}
-    by_all = {**time, "reached": 6, "horizon_s": None}
-    difference = {"difference": {"mean": -9.0, "low": -12.0, "high": -5.0, "n_seeds": 6}, "win_rate": 0.75}
-    selections = {"relevant-000": {"role": "relevant", "mean": 9.0}, "bad-000": {"role": "irrelevant", "mean": 2.0}}
-    series = {
-        "seeds": [1, 2, 3, 4, 5, 6],
-        "rounds": 100,
-        **dict.fromkeys(("last_accuracy", "best_accuracy"), interval),
-        **dict.fromkeys(("total_latency_s", "greatest_leak", "median_leak"), long),
-        "suspect_rounds": 0,
-        "wall_clock_s": 1.0,
-        "time_to": {"0.6": time, "0.7": by_all, "0.8": {**time, "reached": 0}},
-        **dict.fromkeys(("accuracy_by_latency", "accuracy_by_round", "leak_by_round", "leak_by_latency"), curve),
-        "newcomers": {"selections": selections, "by_round": curve},
-        "best_by_seed": [0.6, 0.65, 0.7, 0.7, 0.75, 0.8],
-    }
-    return {
-        "name": "small_mnist",
-        "title": "A figure",
-        "drawing": drawing,
-        "leakage_over": "round",
-        "scale": "full",
-        "command": "pausefl reproduce small_mnist",
-        "left_out": [],
-        "hardware": "2 cores",
-        "software": "1",
-        "settings": {"rounds": 9, "clients": 3, "m": 2, "dataset": "mnist", "model": "mlp", "time_scale": 1.0},
-        "privacy_unit": "coordinate",
-        "epsilon_budget": 200.0,
-        "baseline": "random",
-        "published": {"pause": {"accuracy": [[50, 63.1]], "best": 83.9, "leak": [[100, 106]]}},
-        "series": {
-            "pause": {**series, "against_baseline": {"total_latency_s": difference, "time_to_0.6_s": difference}},
-            "random": {**series, "against_baseline": None},
-        },
-    }
-
-
-@pytest.mark.parametrize("drawing", ["latency", "rounds", "selections", "newcomers", "best"])
-def test_each_drawing_shows_its_series(drawing: str, tmp_path: Path) -> None:
-    save_png(draw_reproduction(stored(drawing)), tmp_path / "it.png")
-    assert matplotlib.image.imread(tmp_path / "it.png")[..., :3].var() > 1e-3
-
-
-def test_published_values_are_drawn_where_the_paper_has_them() -> None:
-    accuracy, leakage = draw_reproduction(stored("latency")).axes
-    circles = {
-        axes: [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "o"]  # type: ignore[union-attr]
-        for axes in (accuracy, leakage)
-    }
-    assert circles == {accuracy: [[[50, pytest.approx(0.631)]]], leakage: [[[100, 106]]]}
-
-
-def test_a_section_shows_intervals_censored_seeds_and_published_values() -> None:
-    page = results_page([stored("latency")])
-    (row,) = re.findall(r"^\| `pause` .*", page, re.MULTILINE)
-    assert "70.0 [60.0, 80.0]; archived 83.9" in row
-    assert "| 40.0 [30.0, 50.0] (4 of 6 reached it; waits up to 90.0 s) | 40.0 [30.0, 50.0] |" in row
-    assert "time to 80 %" not in page
-    assert "150 [140, 160]; archived 106" in row
-    assert "`pause` less `random`: total latency -9.0 [-12.0, -5.0] s, win rate 75 %; time to 60 % -9.0" in page
-    assert "win rate 75 %, of waits up to 90.0 s." in page
-
-
-def test_what_a_section_cannot_compare_is_left_out() -> None:
-    """Totals of a published run with other rounds; times to what a series never reached, or of runs without waits."""
-    summary = stored("best")
-    summary["published"]["pause"] = {"best": 83.9, "final": 70.0, "total_s": 115, "rounds": 50}
-    difference = summary["series"]["pause"]["against_baseline"]["total_latency_s"]
-    summary["series"]["pause"]["against_baseline"]["time_to_0.8_s"] = difference
-    page = results_page([summary])
-    assert "published 83.9" in page
-    assert "published 115" not in page
-    assert "published 70" not in page
-    assert "time to 80 %" not in page
-    for series in summary["series"].values():
-        series["total_latency_s"] = {"mean": 0.4, "low": None, "high": None, "n_seeds": 6}
-    page = results_page([summary])
-    section = page[page.index("## A figure") : page.index("- Random's total latency")]
-    assert "latency" not in section
-    assert "time to" not in section
-
-
-def test_a_section_tells_which_newcomers_were_chosen_where_not_all_were_alike() -> None:
-    summary = stored("best")
-    alike = {"a": {"role": "relevant", "mean": 5.0}, "b": {"role": "irrelevant", "mean": 5.0}}
-    summary["series"]["random"]["newcomers"] = {"selections": alike, "by_round": None}
-    lines = [line for line in results_page([summary]).splitlines() if "chose a newcomer" in line]
-    assert lines == [
-        "- `pause` chose a newcomer 9.0 times if relevant, 2.0 times if irrelevant (mean over newcomers and seeds)."
-    ]
-
-
-def test_beside_the_best_stands_what_the_last_model_reached() -> None:
-    summary = stored("best")
-    summary["series"]["random"]["last_accuracy"] = {"mean": 0.1, "low": None, "high": None, "n_seeds": 6}
-    (axes,) = draw_reproduction(summary).axes
-    marks = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "D"]  # type: ignore[union-attr]
-    assert [mark for mark in marks if mark] == [[[pytest.approx(70), 0]], [[pytest.approx(10), 1]]]
-
-
-def test_with_few_seeds_the_best_has_a_line_from_the_least_to_the_greatest() -> None:
-    summary = stored("best")
-    for series in summary["series"].values():
-        series["seeds"] = [1, 2]
-        series["best_by_seed"] = [0.5, 0.9]
-        series["best_accuracy"] = {"mean": 0.7, "low": None, "high": None, "n_seeds": 2}
-    (axes,) = draw_reproduction(summary).axes
-    (first, *_) = [line for bar in axes.containers if hasattr(bar, "lines") for line in bar.lines[2]]
-    assert first.get_segments()[0][:, 0].tolist() == pytest.approx([50, 90])
-
-
 def test_conditions_name_what_the_series_do_not_share(tmp_path: Path) -> None:
     table = request("fedts-table2-poisoning", tmp_path)
     settings = playing._settings([table.experiment(series) for series in ("fed-ts", "fedavg", "scaffold")])
@@ -358,19 +234,6 @@ def test_conditions_name_what_the_series_do_not_share(tmp_path: Path) -> None:
     scenarios = request("fedts-fig5", tmp_path)
     settings = playing._settings([scenarios.experiment(series) for series in scenarios.series])
     assert settings["clients"] == "30 or 15 or 24"
-
-
-def test_where_clients_join_later_the_best_is_of_the_evaluations_since_then() -> None:
-    class Evaluated:
-        groups: Mapping[str, Any] = {}
-
-        def accuracy_by_round(self, _split: str) -> tuple[Any, Any]:
-            return np.array([2, 8, 10, 12]), np.array([0.5, 0.8, 0.6, 0.4])
-
-    run: Any = Evaluated()
-    assert _best(run) == 0.8
-    run.groups = {"original": SimpleNamespace(join_round=1), "poisoned": SimpleNamespace(join_round=10)}
-    assert _best(run) == 0.6
 
 
 @pytest.mark.end_to_end
@@ -389,19 +252,6 @@ def test_the_cluster_term_is_that_of_the_log_and_known_of_policies_without_clust
     assert logged_s > 0
     assert summary["series"]["fastest"]["cluster_term_s"]["mean"] >= 0
     assert "δ_τ term of eq. (22) (s)" in results_page([summary])
-
-
-def test_a_series_of_short_runs_cuts_no_other_series_times() -> None:
-    """The fastest clients' runs end after 40 s, with seeds that never reached the accuracy."""
-    slow = Waits(np.array([100.0, 120.0, 150.0]), np.array([True, True, False]))
-    base = Waits(np.array([200.0, 210.0, 220.0]), np.array([True, True, True]))
-    short = Waits(np.array([10.0, 40.0, 41.0]), np.array([True, False, False]))
-    assert time_to(slow, base)["horizon_s"] == 150.0
-    assert time_to(slow, base)["mean"] == pytest.approx((100 + 120 + 150) / 3)
-    assert time_to(short, base)["horizon_s"] == 41.0
-    assert time_to(base, base) == {
-        "reached": 3, "horizon_s": None, "mean": 210.0, "low": None, "high": None, "n_seeds": 3,
-    }  # fmt: skip
 
 
 def test_a_reproduction_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:
@@ -428,22 +278,3 @@ def test_a_model_that_diverges_is_a_figure_and_no_failure(tmp_path: Path) -> Non
     page = results_page([summary])
     assert f"- `fedavg`: the model diverged with 1 of 1 seeds, after round {ends[0]}." in page
     assert f"0 of {sum(ends)} rounds are suspect" in page
-
-
-def test_a_model_that_diverged_needs_longer_than_any_run_and_has_no_total() -> None:
-    def run(seconds: float, accuracy: float, *, diverged: bool = False) -> Any:
-        ended = ("failed", f"the last one, a: {NOT_FINITE}") if diverged else ("completed", "all rounds done")
-        summary = {"outcome": ended[0], "stopped_because": ended[1], "rounds": 5, "total_latency_s": seconds}
-        return SimpleNamespace(summary=summary, curve=lambda _split: (np.array([seconds]), np.array([accuracy])))
-
-    runs: Any = {"a": [run(3, 0.1, diverged=True), run(50, 0.9)], "random": [run(60, 0.9), run(60, 0.9)]}
-    waits = {name: _waits(of_series, 60.0) for name, of_series in runs.items()}
-    lost, reached = (waits[name][0.8] for name in runs)
-    assert lost.seconds.tolist() == [60, 50]
-    assert time_to(lost, reached)["mean"] == pytest.approx(55)
-    assert (_against(runs, waits, "a", "random") or {}).keys() == {"time_to_0.6_s", "time_to_0.7_s", "time_to_0.8_s"}
-
-
-def test_curves_that_share_no_place_are_not_drawn() -> None:
-    short, long = (np.array([1.0, 2.0]), np.array([0.1, 0.2])), (np.array([5.0, 9.0]), np.array([0.1, 0.2]))
-    assert _stored([short, long]) is None

@@ -21,8 +21,8 @@ what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows 
 - *Time to* an accuracy is the total latency at the first evaluation that reached it, on a fixed subset of the
   test data. Some seeds may not reach it. They are censored, not dropped: the mean is then the restricted mean of
   the Kaplan–Meier estimate. It counts waits up to a stated time: the longest that the series, and the one it is
-  compared with, were followed where they have censored seeds. Differences are of waits up to that time too. A model that
-  diverged counts as followed as long as any run, and its series has no total latency.
+  compared with, were followed where they have censored seeds. Differences are of waits up to that time too. A model
+  that diverged counts as followed as long as any run, and its series has no total latency.
 - *Win rate*: the share of the seeds in which the series was the earlier one of a pair. Half of the ties counts, and of
   the pairs that censoring leaves undecided.
 - Accuracies are of test data. *Best* is the greatest of all evaluations, on the fixed subset, as in the authors'
