@@ -17,6 +17,7 @@ from pausefl_server.model.aggregation import (
     median,
     multi_krum,
     outliers,
+    sort_columns,
     squared_distance,
     trimmed_mean,
     weighted_mean,
@@ -90,6 +91,15 @@ def test_the_median_is_the_middle_value_of_each_coordinate(n: int, size: int, se
     ordered = np.sort(np.stack(updates), axis=0)
     expected = (ordered[(n - 1) // 2] + ordered[n // 2]) / np.float32(2)
     np.testing.assert_allclose(median(updates), expected, atol=1e-7)
+
+
+@quickly
+@given(st.integers(1, 70), st.integers(0, 1000))
+def test_columns_are_sorted_as_numpy_sorts_them(n: int, seed: int) -> None:
+    rows = np.random.default_rng(seed).integers(-5, 6, (n, 300)).astype(np.float32)  # many of them equal
+    expected = np.sort(rows, axis=0)
+    sort_columns(rows)
+    assert np.array_equal(rows, expected)
 
 
 @quickly
