@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from pausefl.bench.runs import play
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
-from pausefl_client.privacy.mechanism import Mechanism, entropy_rng
+from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace, entropy_rng
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import ENCODINGS, Encoding, TopShare
@@ -123,7 +123,7 @@ def test_a_release_is_repeated_byte_by_byte_and_charged_once(name: str, tmp_path
 
     def release(*, afresh: bool) -> tuple[bytes, str]:
         ledger = Ledger(tmp_path / "a.db", Budget(10.0, 0.5), unit="vector", client_id="a", data="none")
-        releaser = Releaser(ReleasePrivacy(mechanism, ledger, lambda _: entropy_rng()), ENCODED[name])
+        releaser = Releaser(ReleasePrivacy(mechanism, ledger, lambda _: NumpyLaplace(entropy_rng())), ENCODED[name])
         released = releaser.release(update, key) if afresh else releaser.recall(key)
         assert released is not None
         assert ledger.released == 1

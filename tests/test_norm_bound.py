@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pausefl_client.privacy.mechanism import Mechanism, PrivacyUnit, entropy_rng
+from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace, PrivacyUnit, entropy_rng
 from pausefl_proto.errors import WireError
 from pausefl_proto.wire import Vector
 from pausefl_server.model.norm_bound import TAIL_PROBABILITY, NormBound
@@ -20,7 +20,7 @@ def test_what_the_mechanism_makes_is_taken(unit: PrivacyUnit, d: int, epsilon: f
     mechanism, bound = Mechanism(unit, 0.3), NormBound(unit, 0.3)
     greatest: Vector = np.full(d, 1e6, np.float32)  # clipped to the bound itself
     for _ in range(20):
-        bound.check(mechanism.privatise(greatest, epsilon, entropy_rng()), epsilon)
+        bound.check(mechanism.privatise(greatest, epsilon, NumpyLaplace(entropy_rng())), epsilon)
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -17,7 +17,7 @@ from pausefl.runtime.client.process import make_trainers
 from pausefl_client.data.datasets import Dataset, Examples
 from pausefl_client.data.holdings import dealing_of, holding_of, synthetic_holding
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
-from pausefl_client.privacy.mechanism import Mechanism, entropy_rng
+from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace, entropy_rng
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.training.trainer import Trainer
 from pausefl_proto.budget import Budget
@@ -135,7 +135,7 @@ def test_two_clients_that_hold_the_same_examples_are_not_given_two_budgets(tmp_p
 
 def begin(path: Path, **identity: str) -> None:
     ledger = Ledger(path, Budget(100.0, 0.04), **identity)
-    privacy = ReleasePrivacy(Mechanism("vector", 1.0), ledger, lambda _: entropy_rng())
+    privacy = ReleasePrivacy(Mechanism("vector", 1.0), ledger, lambda _: NumpyLaplace(entropy_rng()))
     Releaser(privacy).release(np.ones(3, np.float32), ReleaseKey("run", 1, 1, "model"))
     ledger.close()
 

@@ -16,6 +16,7 @@ from pausefl.config.experiment import load_experiment
 from pausefl.runtime.client.forks import client_context
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_host
+from pausefl_client.privacy.mechanism import NumpyLaplace
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_proto.draws import generator
 from pausefl_proto.wire import Vector
@@ -164,8 +165,8 @@ def test_a_reproducible_run_can_be_undone_and_says_so(tmp_path: Path, wiretap: W
     """Whoever knows the seed subtracts the noise: that is why such a run is marked not private."""
     left = updates(play(tmp_path, wiretap, "coordinate", "reproducible_noise = true"))
     client_id, result, vector = left[0]
-    rng = generator(1, "noise", client_id, result.round, result.attempt)
-    noise = rng.laplace(np.zeros(D), scale("coordinate", result.release.epsilon))
+    source = NumpyLaplace(generator(1, "noise", client_id, result.round, result.attempt))
+    noise = source.laplace(np.zeros(D), scale("coordinate", result.release.epsilon))
     update = SyntheticTrainer(D, seed=1, client_id=client_id).train(np.zeros(D, np.float32), round=result.round).update
     assert np.abs(vector - noise - clipped(update, "coordinate")).max() < 1e-9
     summary = json.loads((tmp_path / "run/summary.json").read_text())

@@ -16,7 +16,7 @@ import pytest
 
 from pausefl_client.link import Link
 from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
-from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, entropy_rng
+from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, NumpyLaplace, entropy_rng
 from pausefl_client.privacy.release import Released, ReleasePrivacy, Releaser, schedule_key
 from pausefl_client.session import ClientSession, ClientSettings, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
@@ -41,7 +41,7 @@ def open_ledger(folder: Path, budget: Budget = BUDGET) -> Ledger:
 @contextmanager
 def releasing(folder: Path, budget: Budget = BUDGET) -> Iterator[Releaser]:
     ledger = open_ledger(folder, budget)
-    yield Releaser(ReleasePrivacy(MECHANISM, ledger, lambda _: entropy_rng()))
+    yield Releaser(ReleasePrivacy(MECHANISM, ledger, lambda _: NumpyLaplace(entropy_rng())))
     ledger.close()
 
 

@@ -15,7 +15,7 @@ from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.data.holdings import synthetic_holding
 from pausefl_client.link import DrawDelays, Link, no_delays
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
-from pausefl_client.privacy.mechanism import Mechanism
+from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession, ClientSettings, HostResources
 from pausefl_client.training.trainer import TrainingOutcome
@@ -199,9 +199,11 @@ class SessionRig:
 
 
 def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: float = 0.0) -> ReleasePrivacy:
-    def noise_for(_: ReleaseKey) -> np.random.Generator:
+    def noise_for(_: ReleaseKey) -> NumpyLaplace:
         clock.advance(privatise_s)
-        return np.random.default_rng()  # fresh entropy every time: bytes are the same only if they were kept
+        return NumpyLaplace(
+            np.random.default_rng()
+        )  # fresh entropy every time: bytes are the same only if they were kept
 
     ledger = Ledger(folder / "client-007.db", budget, unit="coordinate", client_id="client-007", data="test")
     return ReleasePrivacy(Mechanism("coordinate", 0.01), ledger, noise_for)

@@ -30,12 +30,12 @@ Sampler = Literal["laplace", "opendp"]
 # float64 scratch of 512 KiB stays in the cache and bounds the memory a 10-million-coordinate update needs.
 _CHUNK = 1 << 16
 _SEED_BYTES = 16
-# A Laplace draw in float64 never exceeds 40 scales: below this the noised update fits float32.
+# A Laplace draw in float64 never exceeds 45 scales: below this the noised update fits float32.
 _MAX_SCALE = 1e36
 
 
 class LaplaceSource(Protocol):
-    """Where noise comes from; `numpy.random.Generator` is one."""
+    """Where noise comes from."""
 
     def laplace(self, loc: Any, scale: float) -> npt.NDArray[np.float64]:
         """`loc`, (n,), plus independent Laplace noise of this scale."""
@@ -107,6 +107,27 @@ def entropy_rng() -> np.random.Generator:
     PCG64DXSM is no cryptographic generator: it is hidden by its secret seed and by never being used twice.
     """
     return np.random.Generator(np.random.PCG64DXSM(int.from_bytes(os.urandom(_SEED_BYTES))))
+
+
+@dataclass(frozen=True)
+class NumpyLaplace:
+    """A `LaplaceSource` on a processor: the difference of two exponentials, in float64.
+
+    It takes less than half of the time of `Generator.laplace`, which makes each value of one uniform draw. The
+    low-order bits of such a value can give that draw back; those of a difference do not (compare Holohan and Braghin,
+    "Secure random sampling in differential privacy", ESORICS 2021).
+    """
+
+    rng: np.random.Generator
+    """Fresh for every release, and secret: `entropy_rng` makes one."""
+
+    def laplace(self, loc: npt.NDArray[Any], scale: float) -> npt.NDArray[np.float64]:
+        """`loc`, (n,), plus independent Laplace noise of this scale."""
+        noised = self.rng.standard_exponential(len(loc))
+        noised -= self.rng.standard_exponential(len(loc))
+        noised *= scale
+        noised += loc
+        return noised
 
 
 class ExactLaplace:

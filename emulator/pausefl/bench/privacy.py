@@ -11,7 +11,7 @@ import torch
 
 from pausefl_client.privacy.device_noise import DeviceLaplace, secret_generator
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
-from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, Mechanism, entropy_rng
+from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, Mechanism, NumpyLaplace, entropy_rng
 from pausefl_proto.budget import Budget
 from pausefl_proto.wire import Vector, digest
 
@@ -26,10 +26,14 @@ def cases() -> Iterator[dict[str, Any]]:
     """One case per model size with the default sampler, one on a GPU where there is one, and one with OpenDP's."""
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
         for size in _SIZES:
-            yield _case(Path(folder) / f"{size}.db", size, entropy_rng, "numpy", 40 if size < 1_000_000 else 8)
+            yield _case(Path(folder) / f"{size}.db", size, _on_processor, "numpy", 40 if size < 1_000_000 else 8)
         if torch.cuda.is_available():
             yield _case(Path(folder) / "cuda.db", _SIZES[-1], _on_cuda, "cuda", 8)
         yield _case(Path(folder) / "exact.db", _EXACT_SIZE, ExactLaplace, "opendp", 4)
+
+
+def _on_processor() -> LaplaceSource:
+    return NumpyLaplace(entropy_rng())
 
 
 def _on_cuda() -> LaplaceSource:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pausefl.runtime.client.plan import NoisePlan, PrivacyPlan
 from pausefl_client.data.holdings import Holding
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
-from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, entropy_rng
+from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, NumpyLaplace, entropy_rng
 from pausefl_client.privacy.release import ReleasePrivacy
 from pausefl_client.training.trainer import Trainer
 from pausefl_proto.draws import generator
@@ -43,10 +43,10 @@ def noise_for(plan: NoisePlan, client_id: str, key: ReleaseKey) -> LaplaceSource
     Only a run that is marked "not private" takes it from the seed.
     """
     if plan.source == "reproducible":
-        return generator(plan.seed, "noise", client_id, key.round, key.attempt)
+        return NumpyLaplace(generator(plan.seed, "noise", client_id, key.round, key.attempt))
     if plan.source == "opendp":
         return ExactLaplace()
-    return _device_noise(plan.device) or entropy_rng()
+    return _device_noise(plan.device) or NumpyLaplace(entropy_rng())
 
 
 def _open(plan: PrivacyPlan, client_id: str, trainer: Trainer, path: Path, closing: ExitStack) -> ReleasePrivacy:
