@@ -1,8 +1,6 @@
 """Local training of one client with torch."""
 
-import io
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +18,7 @@ from pausefl_client.training.models import flatten, manifest_of, unflatten
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
 from pausefl_client.training.paced import steps_of
 from pausefl_client.training.random_layers import RandomLayers
+from pausefl_client.training.saved_states import StateWriter, read_states
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_client.training.withdrawal import stop_if_withdrawn
@@ -79,6 +78,7 @@ class TorchTrainer:
         self.manifest = self._tensors.with_control() if self.method.has_control else self._tensors
         self._parameters = list(self.model.parameters())
         self._optimizer = self.method.optimizer(self.model, settings)
+        self._state_writer = StateWriter()
         self._random_layers = RandomLayers(self.model, self.method, device)
         self._rates = LearningRates(settings) if settings.schedule else None
         self._seed = seed
@@ -121,8 +121,8 @@ class TorchTrainer:
         """
         if theta.shape != (self.manifest.size,):
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.manifest.size} values")
-        start, control = np.split(theta, [self._tensors.size])
-        return start, self.named(control) if self.method.has_control else {}
+        d = self._tensors.size
+        return theta[:d], self.named(theta[d:]) if self.method.has_control else {}
 
     def drawn(self, round: int) -> tuple[int, Iterator[torch.Tensor]]:
         """The seed of a round's dropout, and the rows of each step's examples."""
@@ -156,19 +156,15 @@ class TorchTrainer:
         of_optimizer = (value for of_one in self._optimizer.state.values() for value in of_one.values())
         if not (of_method or any(torch.is_tensor(value) for value in of_optimizer)):
             return b""
-        buffer = io.BytesIO()
-        saved = self._optimizer.state_dict()
-        torch.save({**saved, **_joined(saved["state"]), "method": of_method}, buffer)
-        return buffer.getvalue()
+        return self._state_writer.written(self._optimizer.state_dict(), of_method)
 
     def restore(self, state: bytes) -> None:
         """Go on with these states; empty: with fresh ones."""
         self._optimizer = self.method.optimizer(self.model, self.settings)
-        # Read as tensors and numbers alone: no code is run, whatever the file holds.
-        saved = torch.load(io.BytesIO(state), self.device, weights_only=True) if state else {}
-        self.method.restore(saved.pop("method", {}))
-        if saved:
-            self._optimizer.load_state_dict(_parted(saved))
+        of_optimizer, of_method = read_states(state, self.device) if state else ({}, {})
+        self.method.restore(of_method)
+        if of_optimizer:
+            self._optimizer.load_state_dict(of_optimizer)
 
     def _rows(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
         """Those of each step: all examples in a new order every epoch, `max_steps` batches at most."""
@@ -206,33 +202,6 @@ class TorchTrainer:
             if name in tensors:
                 part[...] = tensors[name].cpu().numpy()
         return flat
-
-
-def _joined(states: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
-    """An optimizer's states, by parameter, with all float32 tensors in one.
-
-    torch.save takes longer for each tensor than for the bytes of a small model. On a GPU some states lie in its memory
-    and others, as Adam's count of steps, do not.
-    """
-    tensors = {
-        (key, name): value
-        for key, state in states.items()
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor) and value.dtype == torch.float32
-    }
-    rest = {key: {n: value for n, value in state.items() if (key, n) not in tensors} for key, state in states.items()}
-    shapes = [(key, name, list(tensor.shape)) for (key, name), tensor in tensors.items()]
-    values = torch.cat([tensor.reshape(-1).cpu() for tensor in tensors.values()]) if tensors else torch.empty(0)
-    return {"state": rest, "shapes": shapes, "values": values}
-
-
-def _parted(saved: dict[str, Any]) -> dict[str, Any]:
-    """What an optimizer loads, of what `_joined` made of its states and of all else that was saved."""
-    shapes, values = saved.pop("shapes", []), saved.pop("values", torch.empty(0))
-    parts = torch.split(values, [math.prod(shape) for *_, shape in shapes])
-    for (key, name, shape), part in zip(shapes, parts, strict=True):
-        saved["state"][key][name] = part.view(shape)
-    return saved
 
 
 def normalise(inputs: torch.Tensor) -> torch.Tensor:
