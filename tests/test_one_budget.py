@@ -1,5 +1,6 @@
 """One data set, one budget: ledgers that outlive runs are found by the examples they count for, not by names."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.training.trainer import Trainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
+from rigs.connections import opened_connections
 
 RNG = np.random.default_rng(1)
 EXAMPLES = Examples(RNG.integers(0, 256, (50, 1, 8, 8), np.uint8), RNG.integers(0, 10, 50))
@@ -181,3 +183,19 @@ def test_the_folder_of_a_ledger_is_on_disk_before_the_ledger(tmp_path: Path, mon
     synced.clear()
     begin(tmp_path / "runs/one/ledgers/b.db", unit="vector")
     assert synced == [tmp_path / "runs/one"]
+
+
+def test_a_release_costs_no_more_after_many_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger outlives runs. Counted in steps of SQLite's machine: a scan of all releases takes some 20 for each."""
+    opened, taken = opened_connections(monkeypatch), itertools.count()
+    ledger = Ledger(tmp_path / "a.db", Budget(10.0, 0.0001), unit="vector", examples="a", noise="fresh")
+    opened[-1].set_progress_handler(lambda: next(taken) < 0, 1)  # false: go on
+    seen = []
+    for round_ in range(1, 302):
+        seen.append(next(taken))
+        key = ReleaseKey("run", round_, 1, "model")
+        ledger.open_release()
+        ledger.has_answered(key)
+        ledger.record(key, ledger.next_charge(), "update", memoryview(b"noised"))
+    ledger.close()
+    assert seen[300] - seen[299] < 1.2 * (seen[3] - seen[2])

@@ -52,6 +52,8 @@ CREATE TABLE IF NOT EXISTS kept (participation INTEGER PRIMARY KEY, noised BLOB 
 _CHAINED = (
     "participation, run_id, round, attempt, model_digest, epsilon, epsilon_spent, unit, update_digest, released_at"
 )
+# Of the last release alone: each closes the one before it.
+_OPEN = "participation = ? AND fate = 'open'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,11 @@ class Ledger:
 
     def open_release(self) -> OpenRelease | None:
         """The release whose bytes may still be asked for; None when the last one is settled or written off."""
-        query = f"SELECT {_CHAINED}, noised FROM releases LEFT JOIN kept USING (participation) WHERE fate = 'open'"
+        columns = f"SELECT {_CHAINED}, noised FROM releases LEFT JOIN kept USING (participation)"
         with self._errors():
-            row = None if self._is_settled else self._db.execute(query).fetchone()
+            row = (
+                None if self._is_settled else self._db.execute(f"{columns} WHERE {_OPEN}", (self.released,)).fetchone()
+            )
         if row is None:
             return None
         i, run_id, round_, attempt, model_digest, epsilon, spent, _, update_digest, _, noised = row
@@ -231,7 +235,7 @@ class Ledger:
 
     def _close_open_release(self) -> None:
         fate = "settled" if self._is_settled else "written off"
-        self._db.execute("UPDATE releases SET fate = ? WHERE fate = 'open'", (fate,))
+        self._db.execute(f"UPDATE releases SET fate = ? WHERE {_OPEN}", (fate, self.released))
         self._db.execute("DELETE FROM kept")
 
     @contextmanager
