@@ -22,6 +22,8 @@ _TIMEOUT_S = 1800.0
 # More than one chunk of noise, and no torch: the fork server starts fast.
 _AUDITED = ("workload.model=synthetic", "workload.model_bytes=264000", "clients.count=2", "selection.m=1")
 _UPLOADS = 400
+# What a test says of broken code, which is no broken privacy.
+_CRASH = re.compile(r"^E +(?:AttributeError|ImportError|NameError|SyntaxError)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ def _audit(copy: Path, unit: str) -> str:
     done = _python(copy, "-m", "pausefl", "audit", "demo", "--uploads", str(_UPLOADS), *changes)
     if done.returncode == 0:
         return MISSED
+    if "Traceback" in done.stderr:  # broken code, not broken privacy
+        raise RuntimeError(f"the audit crashed: {done.stderr[-2000:]}")
     last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
     return last.removeprefix("pausefl: ").split(":")[0]
 
@@ -95,7 +99,7 @@ def _test(copy: Path, tests: Sequence[str]) -> str:
     if done.returncode == 0:
         return MISSED
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    if found is None:
+    if found is None or _CRASH.search(done.stdout):
         raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     return found[1]
 
