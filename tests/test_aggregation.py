@@ -102,6 +102,13 @@ def test_columns_are_sorted_as_numpy_sorts_them(n: int, seed: int) -> None:
     assert np.array_equal(rows, expected)
 
 
+@pytest.mark.parametrize("n", [32, 33])
+def test_few_and_many_updates_have_the_same_median(n: int) -> None:
+    """Few are sorted by whole rows, many by columns."""
+    updates = vectors(n, 8192, seed=n)
+    assert np.array_equal(median(updates), np.median(np.stack(updates), axis=0))
+
+
 @quickly
 @given(COUNTS, SIZES, HARMFUL, st.integers(0, 1000))
 def test_the_trimmed_mean_leaves_out_the_extremes(n: int, size: int, harmful: int, seed: int) -> None:
