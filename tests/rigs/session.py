@@ -201,9 +201,8 @@ class SessionRig:
 def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: float = 0.0) -> ReleasePrivacy:
     def noise_for(_: ReleaseKey) -> NumpyLaplace:
         clock.advance(privatise_s)
-        return NumpyLaplace(
-            np.random.default_rng()
-        )  # fresh entropy every time: bytes are the same only if they were kept
+        # Fresh entropy every time: bytes are the same only if they were kept.
+        return NumpyLaplace(np.random.default_rng())
 
     ledger = Ledger(folder / "client-007.db", budget, unit="coordinate", client_id="client-007", data="test")
     return ReleasePrivacy(Mechanism("coordinate", 0.01), ledger, noise_for)

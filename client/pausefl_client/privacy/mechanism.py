@@ -27,7 +27,7 @@ from pausefl_proto.wire import Vector
 PrivacyUnit = Literal["vector", "coordinate"]
 Sampler = Literal["laplace", "opendp"]
 
-# float64 scratch of 512 KiB stays in the cache and bounds the memory a 10-million-coordinate update needs.
+# float64 scratch of twice 512 KiB stays in the cache and bounds the memory a 10-million-coordinate update needs.
 _CHUNK = 1 << 16
 _SEED_BYTES = 16
 # A Laplace draw in float64 never exceeds 45 scales: below this the noised update fits float32.
@@ -113,9 +113,9 @@ def entropy_rng() -> np.random.Generator:
 class NumpyLaplace:
     """A `LaplaceSource` on a processor: the difference of two exponentials, in float64.
 
-    It takes less than half of the time of `Generator.laplace`, which makes each value of one uniform draw. The
-    low-order bits of such a value can give that draw back; those of a difference do not (compare Holohan and Braghin,
-    "Secure random sampling in differential privacy", ESORICS 2021).
+    It takes less than half of the time of `Generator.laplace`, which makes each value of one uniform draw. Such a value
+    can give its draw back, a difference does not (compare Holohan and Braghin, "Secure random sampling in differential
+    privacy", ESORICS 2021). Which values can be reached still depends a little on `loc`.
     """
 
     rng: np.random.Generator

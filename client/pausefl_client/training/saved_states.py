@@ -9,81 +9,118 @@ from typing import Any
 import numpy as np
 import torch
 
-from pausefl_proto.errors import PauseflError
-
 _LENGTH_BYTES = 8
-# How a file of torch.save begins, which the whole of a state was before.
+# How a file of torch.save begins, which the whole of a state was in earlier versions.
 _ZIP = b"PK\x03\x04"
+_DTYPES = {
+    str(dtype): dtype
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
+}
 
 
 class StateWriter:
     """Writes a description, as torch.save does, and behind it the optimizer's tensors.
 
     For a small model torch.save takes as long as a step of training, so a description that is as it was the last time
-    is not written anew.
+    is not written anew. Those of methods with tensors, and of rates that change, are.
     """
 
     def __init__(self) -> None:
         self._known: bytes | None = None  # the description last written, to compare with
-        self._written = b""
+        self._written = b""  # what was written of it
 
     def written(self, optimizer: Mapping[str, Any], of_method: Mapping[str, Any]) -> bytes:
         """The bytes of an optimizer's `state_dict()` and of what a method remembers."""
-        states, by_dtype = _without_tensors(optimizer["state"])
-        places = {dtype: [place for place, _ in tensors] for dtype, tensors in by_dtype.items()}
-        described = {**optimizer, "state": states, "tensors": places, "method": dict(of_method)}
+        states, tensors = _parted(optimizer["state"])
+        places = {dtype: [place for place, _ in of_dtype] for dtype, of_dtype in tensors.items()}
+        described = {"optimizer": {**optimizer, "state": states}, "tensors": places, "method": dict(of_method)}
+        flat = (torch.cat([tensor.reshape(-1).cpu() for _, tensor in of_dtype]) for of_dtype in tensors.values())
+        description = self._description(described)
+        length = len(description).to_bytes(_LENGTH_BYTES, "little")
+        return b"".join((length, description, *(values.view(torch.uint8).numpy().data for values in flat)))
+
+    def _description(self, described: dict[str, Any]) -> bytes:
         known = _comparable(described)
-        if known is None or known != self._known:
-            buffer = io.BytesIO()
-            torch.save(described, buffer)
+        if known is not None and known == self._known:
+            return self._written
+        buffer = io.BytesIO()
+        torch.save(described, buffer)
+        if known is not None:
             self._known, self._written = known, buffer.getvalue()
-        flat = (torch.cat([tensor.reshape(-1).cpu() for _, tensor in tensors]) for tensors in by_dtype.values())
-        length = len(self._written).to_bytes(_LENGTH_BYTES, "little")
-        return b"".join((length, self._written, *(values.view(torch.uint8).numpy().data for values in flat)))
+        return buffer.getvalue()
 
 
 def read_states(written: bytes, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `optimizer.load_state_dict` takes, and what the method remembers, of what a `StateWriter` wrote.
-
-    PauseflError for what an earlier version wrote.
-    """
+    """What `optimizer.load_state_dict` takes, and what the method remembers, of what a `StateWriter` wrote."""
     if written.startswith(_ZIP):
-        raise PauseflError("what its trainer remembers was written by an earlier version of pausefl: go on with that")
+        return _read_of_earlier_version(written, device)
     start = _LENGTH_BYTES + int.from_bytes(written[:_LENGTH_BYTES], "little")
-    # Read as tensors and numbers alone: no code is run, whatever the file holds.
-    saved = torch.load(io.BytesIO(written[_LENGTH_BYTES:start]), device, weights_only=True)
-    for name, places in saved.pop("tensors").items():
-        sizes = [math.prod(shape) for *_, shape in places]
-        dtype: torch.dtype = getattr(torch, name)
-        end = start + sum(sizes) * dtype.itemsize
-        values = torch.from_numpy(np.asarray(bytearray(written[start:end]), np.uint8)).view(dtype).to(device)
+    saved = _read_safely(written[_LENGTH_BYTES:start], device)
+    optimizer = saved["optimizer"]
+    for name, places in saved["tensors"].items():
+        dtype = _DTYPES[name]
+        end = start + dtype.itemsize * sum(math.prod(shape) for *_, shape in places)
+        values = torch.from_numpy(np.asarray(bytearray(written[start:end]), np.uint8)).view(dtype)
+        _put_back(values.to(device), places, optimizer["state"])
         start = end
-        for (key, of_key, shape), part in zip(places, torch.split(values, sizes), strict=True):
-            saved["state"][key][of_key] = part.view(shape)
-    return saved, saved.pop("method")
+    return optimizer, saved["method"]
 
 
-_Tensors = dict[str, list[tuple[tuple[Any, str, list[int]], torch.Tensor]]]
+_Place = tuple[Any, str, list[int]]
+"""A parameter, the name of one of its states, and the shape of that."""
 
 
-def _without_tensors(states: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[Any, dict[str, Any]], _Tensors]:
-    """An optimizer's states by parameter, and the tensors that were in them, by dtype, each with its place."""
+def _parted(
+    states: Mapping[Any, Mapping[str, Any]],
+) -> tuple[dict[Any, dict[str, Any]], dict[str, list[tuple[_Place, torch.Tensor]]]]:
+    """An optimizer's states by parameter, without their plain tensors; and these by dtype, each with its place."""
     rest: dict[Any, dict[str, Any]] = {}
-    tensors: _Tensors = {}
+    tensors: dict[str, list[tuple[_Place, torch.Tensor]]] = {}
     for key, state in states.items():
         rest[key] = {}
         for name, value in state.items():
-            if isinstance(value, torch.Tensor):
-                place = key, name, list(value.shape)
-                tensors.setdefault(str(value.dtype).removeprefix("torch."), []).append((place, value))
+            if _is_plain(value):
+                tensors.setdefault(str(value.dtype), []).append(((key, name, list(value.shape)), value))
             else:
                 rest[key][name] = value
     return rest, tensors
 
 
+def _is_plain(value: object) -> bool:
+    """Whether a value is a tensor that its dtype, shape and numbers say all of."""
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and not value.requires_grad
+        and str(value.dtype) in _DTYPES
+    )
+
+
+def _put_back(values: torch.Tensor, places: list[_Place], states: dict[Any, dict[str, Any]]) -> None:
+    """Part `values`, (n,), into the tensors that were at these places."""
+    parts = torch.split(values, [math.prod(shape) for *_, shape in places])
+    for (key, name, shape), part in zip(places, parts, strict=True):
+        states[key][name] = part.view(shape)
+
+
 def _comparable(described: Any) -> bytes | None:
-    """Equal for equal descriptions; None where one holds more than numbers, texts and collections of them."""
+    """Equal for descriptions that torch reads back as equal values; None where one holds tensors."""
     try:
         return marshal.dumps(described, 2)  # later versions also say which parts are one object
     except ValueError:
         return None
+
+
+def _read_safely(saved: bytes, device: torch.device) -> dict[str, Any]:
+    """Read as tensors, numbers and collections alone: no code is run, whatever the bytes are."""
+    read: dict[str, Any] = torch.load(io.BytesIO(saved), device, weights_only=True)
+    return read
+
+
+def _read_of_earlier_version(written: bytes, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same, where torch.save had written all of it, the optimizer's float32 tensors as one."""
+    saved = _read_safely(written, device)
+    of_method = saved.pop("method", {})
+    if "values" in saved:
+        _put_back(saved.pop("values"), saved.pop("shapes"), saved["state"])
+    return saved, of_method

@@ -77,7 +77,9 @@ class TrainerStates:
         file = os.open(self._paths[slot], os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             # In place: a torn file does not match its digest, and the other slot holds the state before.
-            os.pwrite(file, data, 0)
+            written = 0
+            while written < len(data):  # the kernel takes some 2 GB at once
+                written += os.pwrite(file, memoryview(data)[written:], written)
             os.ftruncate(file, len(data))
         finally:
             os.close(file)
