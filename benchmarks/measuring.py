@@ -53,6 +53,7 @@ class _Running:
         # Opened for writing too: else it would end whenever the last writer closes it.
         self._pipe = os.open(folder / "progress", os.O_RDWR | os.O_NONBLOCK)
         self._unread = b""
+        self._rated: dict[str, Any] | None = None  # the line with the accuracy of the rated round
         paths = os.pathsep.join(str(ROOT / part) for part in (".", *(() if system.requirements else _PACKAGES)))
         python = python_of(system)
         path = os.pathsep.join((str(python.parent), os.environ["PATH"]))  # as an activated environment has it
@@ -86,8 +87,9 @@ class _Running:
             self._line(lambda line: line["round"] == 0), lambda line: line["round"] >= self._task.rated_round
         )
         whole_s = time.monotonic() - self._began_s
-        accuracy = self._line(lambda line: "accuracy" in line)["accuracy"]
-        return found | {"whole_s": round(whole_s, 3), "accuracy": accuracy}
+        # It may have been told already: of quick rounds not every end is told, perhaps not that of the rated one.
+        rated = self._rated or self._line(lambda line: "accuracy" in line)
+        return found | {"whole_s": round(whole_s, 3), "accuracy": rated["accuracy"]}
 
     def end(self) -> None:
         """Kill all of its processes."""
@@ -117,13 +119,16 @@ class _Running:
                 self._read()
             text, _, self._unread = self._unread.partition(b"\n")
             line: dict[str, Any] = {"round": -1, "at_s": 0.0} | json.loads(text)
+            if "accuracy" in line:
+                self._rated = line
             if is_wanted(line):
                 return line
 
     def _read(self) -> None:
-        if select.select([self._pipe], [], [], 0.2)[0]:
+        is_late = time.monotonic() > self._ends_by_s
+        if not is_late and select.select([self._pipe], [], [], 0.2)[0]:
             self._unread += os.read(self._pipe, 1 << 16)
-        elif self._process.poll() is not None or time.monotonic() > self._ends_by_s:
+        elif is_late or self._process.poll() is not None:
             how = "too slow" if self._process.returncode is None else f"ended with {self._process.returncode}"
             last = self._output.read_text("utf-8", "replace").splitlines()[-20:]
             raise PlayError("\n".join([f"{self._name}: {how}; it printed last:", *last]))
