@@ -1,5 +1,6 @@
 """The benchmarks against other systems: what is played and measured, and the tables of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,23 @@ def test_the_training_beside_pausefl_takes_the_same_steps(tmp_path: Path) -> Non
 def test_a_system_that_does_not_play_is_told_with_what_it_printed() -> None:
     with pytest.raises(PlayError, match=r"(?s)sockets: ended with 1.*ValueError"):
         play(SYSTEMS["sockets"], Task(clients=1, per_round=2, model_bytes=4), SHORT)
+
+
+@pytest.mark.end_to_end
+def test_the_accuracy_of_quick_rounds_is_heard(tmp_path: Path) -> None:
+    """Not every end of them is told, and the accuracy may come before the next that is."""
+    write_data(tmp_path, ["workload.dataset=digits", "workload.examples=60", "clients.count=2", "selection.m=1"])
+    task = Task(clients=2, per_round=1, model_bytes=0, rated_round=7, data=str(tmp_path))
+    found = play(SYSTEMS["sockets"], task, SHORT)
+    assert found["rounds"] >= 7
+    assert 0 < found["accuracy"] < 1
+
+
+@pytest.mark.end_to_end
+def test_a_play_that_goes_on_too_long_is_ended() -> None:
+    endless = Task(clients=2, per_round=1, model_bytes=4000, rated_round=10**9)
+    with pytest.raises(PlayError, match="sockets: too slow"):
+        play(SYSTEMS["sockets"], endless, replace(SHORT, within_s=5.0))
 
 
 def test_every_repetition_plays_each_cell_with_pausefl_and_others_and_another_first() -> None:
