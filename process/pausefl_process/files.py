@@ -41,6 +41,13 @@ def sync_data(file: int) -> None:
         os.fdatasync(file)
 
 
+def write_over(file: int, data: bytes | memoryview) -> None:
+    """Write all of `data` over the beginning of an open file, of which the kernel takes some 2 GB at a time."""
+    view, written = memoryview(data), 0
+    while written < len(view):
+        written += os.pwrite(file, view[written:], written)
+
+
 def write_durably(path: Path, data: bytes | str) -> None:
     """Replace the file at `path` by `data`; OSError leaves what was there before.
 

@@ -149,11 +149,9 @@ class Ledger:
 
     def open_release(self) -> OpenRelease | None:
         """The release whose bytes may still be asked for; None when the last one is settled or written off."""
-        columns = f"SELECT {_CHAINED}, noised FROM releases LEFT JOIN kept USING (participation)"
+        query = f"SELECT {_CHAINED}, noised FROM releases LEFT JOIN kept USING (participation) WHERE {_OPEN}"
         with self._errors():
-            row = (
-                None if self._is_settled else self._db.execute(f"{columns} WHERE {_OPEN}", (self.released,)).fetchone()
-            )
+            row = None if self._is_settled else self._db.execute(query, (self.released,)).fetchone()
         if row is None:
             return None
         i, run_id, round_, attempt, model_digest, epsilon, spent, _, update_digest, _, noised = row

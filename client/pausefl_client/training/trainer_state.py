@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.trainer import Trainer
+from pausefl_process.files import write_over
 
 log = logging.getLogger("pausefl.client")
 
@@ -77,9 +78,7 @@ class TrainerStates:
         file = os.open(self._paths[slot], os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             # In place: a torn file does not match its digest, and the other slot holds the state before.
-            written = 0
-            while written < len(data):  # the kernel takes some 2 GB at once
-                written += os.pwrite(file, memoryview(data)[written:], written)
+            write_over(file, data)
             os.ftruncate(file, len(data))
         finally:
             os.close(file)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl_process.files import sync_data, sync_folder, write_durably
+from pausefl_process.files import sync_data, sync_folder, write_durably, write_over
 from pausefl_proto.wire import Vector, digest
 
 KEPT_BYTES_MAX = 1 << 30
@@ -33,10 +33,7 @@ class Checkpoint:
     def save(self, round: int, theta: Vector) -> None:
         """Write θ_t durably: when this returns it survives a crash."""
         file = self._files[round % 2]
-        data = theta.data.cast("B")
-        written = 0
-        while written < len(data):
-            written += os.pwrite(file, data[written:], written)
+        write_over(file, theta.data.cast("B"))
         sync_data(file)
 
     def load(self, round: int, model_digest: str) -> Vector | None:
