@@ -80,7 +80,8 @@ gpu: $(READY)
 test-containers: $(READY)
 	PAUSEFL_CONTAINERS=1 $(BIN)/pytest -s tests/test_container_run.py
 
-# Break privacy in some forty ways, one at a time, and see that audit or tests notice; writes docs/privacy-mutants.md.
+# Break privacy in some forty ways, one at a time, and see that audit or tests notice: a quarter of an hour. Writes
+# docs/privacy-mutants.md.
 mutants: $(READY)
 	$(BIN)/python tests/mutants
 

@@ -42,6 +42,7 @@ def test_runs_side_by_side_are_those_played_alone(tmp_path: Path) -> None:
     said: list[str] = []
     together = run_sweep(read_source("demo"), SMALL, 1, tmp_path / "two", SideBySide(2, said.append))
     assert sorted(line.partition(":")[0] for line in said) == ["m=1-seed1", "m=2-seed1"]
+    assert said[0].endswith("(1 of 2, about 1 min left)")
     assert said[-1].endswith("(2 of 2)")
     alone = run_sweep(read_source("demo"), SMALL, 1, tmp_path / "one", OneByOne(lambda _: nullcontext(SILENT)))
     figures = ("seed", "selection.m", "total_latency_s", "rounds")

@@ -44,7 +44,8 @@ def test_plain_lines_say_where_the_run_is() -> None:
     view, out = plain(clock)
     with view:
         view.show(WaitingForClients(3, 30))
-        clock.advance(1)
+        view.show(round_event(10))
+        clock.advance(4)
         view.show(evaluation(10, 0.5))
         view.show(round_event(12))
         view.show(Finished("all rounds done"))
@@ -111,18 +112,28 @@ def test_the_last_evaluation_is_printed_by_itself() -> None:
 def test_progress_is_a_fold_and_keeps_the_last_rounds_only() -> None:
     progress = RunProgress()
     for number in range(1, 21):
-        progress = fold(progress, round_event(number))
+        progress = fold(progress, round_event(number), now_s=0.0)
     assert [event.round for event in progress.rounds] == list(range(13, 21))
-    assert progress.time_left_s == pytest.approx(160.0)
-    assert fold(progress, Done()) == progress
+    assert fold(progress, Done(), now_s=1.0) == progress
+
+
+@pytest.mark.parametrize("run_clock_s", [0.0, 1e6])
+def test_the_time_left_is_real_time_whatever_clock_the_run_has(run_clock_s: float) -> None:
+    progress = fold(RunProgress(), round_event(41, wall_clock_s=run_clock_s), now_s=500.0)
+    assert progress.time_left_s is None  # how long a resumed run's first round took is not known
+    progress = fold(progress, round_event(43, wall_clock_s=2 * run_clock_s), now_s=506.0)
+    assert progress.time_left_s == pytest.approx(3.0 * 57)
 
 
 def test_the_terminal_shows_the_numbers_and_ids_are_no_markup() -> None:
     out = io.StringIO()
-    view = make_view(Console(file=out, force_terminal=True, width=100, color_system=None), "demo")
-    assert isinstance(view, TerminalView)
+    console, clock = Console(file=out, force_terminal=True, width=100, color_system=None), Clock()
+    assert isinstance(make_view(console, "demo"), TerminalView)
+    view = TerminalView(console, "demo", clock)
     with view:
         view.show(MetricsServed("http://127.0.0.1:9000/metrics"))
+        view.show(round_event(10))
+        clock.advance(4)
         view.show(evaluation(10, 0.5))
         view.show(round_event(12))
         view.show(Notice("client [b]d left"))

@@ -2,8 +2,8 @@
 
 python tests/mutants [WORD...]      with words, only the mutants whose description has one of them; writes nothing
 
-An hour on two cores. What was found is kept in build/mutants.json, so that an interrupted run goes on where it stopped;
-a change of the packages or of the catalogue starts it anew.
+A quarter of an hour on two cores. What was found is kept in build/mutants.json, so that an interrupted run goes on
+where it stopped; a change of the packages or of the catalogue starts it anew.
 """
 
 import sys

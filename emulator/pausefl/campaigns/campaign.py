@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pausefl.campaigns.pace import Pace
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl.results.reading import read_summary
@@ -72,9 +73,11 @@ class OneByOne:
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """As of `Player`."""
         left = [(number, run) for number, run in enumerate(runs, start=1) if not is_played(run, folder)]
-        for number, run in left:
+        pace = Pace()
+        for n_before, (number, run) in enumerate(left):
+            time_left = pace.left(len(left) - n_before)
             try:
-                with self.show(f"{run.name} ({number} of {len(runs)})") as view:
+                with self.show(f"{run.name} ({number} of {len(runs)}{time_left})") as view:
                     outcome = run_experiment(run.experiment, folder / run.name, view, resume=True)["outcome"]
             except KeyboardInterrupt:
                 outcome = "interrupted"
@@ -82,6 +85,7 @@ class OneByOne:
                 raise CampaignInterrupted(
                     f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
                 )
+            pace.note_played()
         return [folder / run.name for run in runs]
 
 

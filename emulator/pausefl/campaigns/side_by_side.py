@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from pausefl.campaigns.campaign import CampaignInterrupted, Planned, is_played
+from pausefl.campaigns.pace import Pace
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl.runtime.fleet import SILENT
@@ -77,6 +78,7 @@ class _Campaign:
     n_runs: int
     n_done: int
     say: Callable[[str], None]
+    pace: Pace = field(default_factory=Pace)
     playing: list[_PlayedRun] = field(default_factory=list)
     error: PauseflError | None = None
     """The first of a run's; no other is begun then."""
@@ -115,7 +117,9 @@ class _Campaign:
             self.error = self.error or outcome
         else:
             self.n_done += 1
-            self.say(f"{run.name}: {outcome} ({self.n_done} of {self.n_runs})")
+            self.pace.note_played()
+            time_left = self.pace.left(self.n_runs - self.n_done)
+            self.say(f"{run.name}: {outcome} ({self.n_done} of {self.n_runs}{time_left})")
 
 
 @contextmanager

@@ -87,6 +87,11 @@ class RunProgress:
     messages: tuple[str, ...] = ()
     metrics_url: str | None = None
     page_url: str | None = None
+    first_round: int = 0
+    """The first that was heard of."""
+    first_s: float = 0.0
+    """When, on this process's clock; the run's own may be virtual."""
+    last_s: float = 0.0
 
     @property
     def last(self) -> RoundCommitted | None:
@@ -95,14 +100,15 @@ class RunProgress:
 
     @property
     def time_left_s(self) -> float | None:
-        """At the mean pace so far; None before the first round."""
-        if self.last is None:
+        """At the mean pace so far; None before there is one, which takes two rounds."""
+        if self.last is None or self.last.round <= self.first_round:
             return None
-        return self.last.wall_clock_s / self.last.round * (self.last.rounds - self.last.round)
+        pace_s = (self.last_s - self.first_s) / (self.last.round - self.first_round)
+        return pace_s * (self.last.rounds - self.last.round)
 
 
-def fold(progress: RunProgress, event: ProgressEvent) -> RunProgress:
-    """The progress after `event`."""
+def fold(progress: RunProgress, event: ProgressEvent, now_s: float) -> RunProgress:
+    """The progress after `event`, which was heard at `now_s`."""
     changes: dict[str, Any] = {}
     match event:
         case Ready(port):
@@ -111,7 +117,9 @@ def fold(progress: RunProgress, event: ProgressEvent) -> RunProgress:
             changes = {"status": f"waiting for clients: {connected} of {minimum}", "connected": connected}
         case RoundCommitted():
             rounds = (*progress.rounds, event)[-LAST_ROUNDS:]
-            changes = {"status": "running", "connected": event.connected, "rounds": rounds}
+            changes = {"status": "running", "connected": event.connected, "rounds": rounds, "last_s": now_s}
+            if not progress.rounds:
+                changes |= {"first_round": event.round, "first_s": now_s}
         case ModelEvaluated(round, split, accuracy, metric=metric):
             changes = {"accuracies": {**progress.accuracies, f"{split} {metric}": (accuracy, round)}}
         case Notice(message) | Interrupted(message):
@@ -151,14 +159,15 @@ class JsonView(QuietView):
 class TerminalView:
     """A display that is drawn anew four times a second, however many rounds there are in between."""
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._title = title
+        self._clock = clock
         self._progress = RunProgress()
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4)
 
     def show(self, event: ProgressEvent) -> None:
         """Take one event."""
-        self._progress = fold(self._progress, event)
+        self._progress = fold(self._progress, event, self._clock())
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
@@ -195,7 +204,7 @@ class PlainView:
 
     def show(self, event: ProgressEvent) -> None:
         """Take one event; print it now, or hold it back until half a second has passed since the last line."""
-        self._progress = fold(self._progress, event)
+        self._progress = fold(self._progress, event, self._clock())
         line = _line(self._progress, event)
         if line is None:
             return

@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pausefl.campaigns.campaign import OneByOne, Player, Show, plan_of
+from pausefl.campaigns.pace import in_words
 from pausefl.campaigns.reproduction.page import check_docs, keep, write_page
 from pausefl.campaigns.reproduction.playing import (
     ReproductionScale,
@@ -24,7 +24,6 @@ from pausefl.campaigns.reproduction.playing import (
 from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.published import Reproduction, find_reproduction, reproductions
 from pausefl.results.statistics import FEWEST_SEEDS
-from pausefl.runtime.fleet import View
 from pausefl_proto.errors import ConfigError
 
 _DOCS = Path("docs")
@@ -45,15 +44,8 @@ def run_reproduce(options: Namespace, show: Show, console: Console) -> None:
         check_docs(_DOCS)
     for line in _before(request):
         console.print(line, highlight=False, soft_wrap=True)
-
-    def show_with_rest(title: str) -> AbstractContextManager[View]:
-        done, of = n_finished(request)
-        left_s = estimated_s(request) * (of - done) / of
-        console.print(f"left: {of - done} of {of} runs, about {_duration(left_s)}", highlight=False)
-        return show(title)
-
     say = partial(console.print, highlight=False)
-    player: Player = OneByOne(show_with_rest) if options.jobs == 1 else SideBySide(options.jobs, say)
+    player: Player = OneByOne(show) if options.jobs == 1 else SideBySide(options.jobs, say)
     summary = reproduce(request, player, resume=options.resume)
     for line in _after(request, summary["series"]):
         console.print(line, highlight=False, soft_wrap=True)
@@ -91,7 +83,7 @@ def listed() -> Table:
             for scale in get_args(ReproductionScale)
         )
         runs = f"{', '.join(full.series)}; {full.seeds} seeds"
-        durations = (_duration(estimated_s(request)) for request in (full, quick))
+        durations = (in_words(estimated_s(request)) for request in (full, quick))
         table.add_row(" ".join(dict.fromkeys((each.name, *each.figures))), each.title, runs, *durations)
     return table
 
@@ -119,6 +111,9 @@ def _before(request: Request) -> Iterator[str]:
     if request.seeds < FEWEST_SEEDS:
         yield f"no intervals: --seeds {request.seeds}, an interval needs at least {FEWEST_SEEDS}"
     yield f"results: {request.folder}"
+    done, of = n_finished(request)
+    if left := of - done:
+        yield f"left: {left} of {of} runs, about {in_words(estimated_s(request) * left / of)} one after the other"
 
 
 def _after(request: Request, series: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
@@ -128,8 +123,3 @@ def _after(request: Request, series: dict[str, dict[str, dict[str, float]]]) -> 
         yield f"{name}: {latency}, best test accuracy {100 * best['mean']:.1f} %"
     yield f"figure: {request.folder / f'{request.reproduction.name}.png'}"
     yield f"summary: {request.folder / 'reproduction.json'}"
-
-
-def _duration(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"{minutes / 60:.1f} h" if minutes >= 90 else f"{max(minutes, 1):.0f} min"
