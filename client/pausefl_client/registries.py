@@ -2,7 +2,7 @@
 
 from pausefl_process.registry import Registry
 
-_MODELS = ("mlp", "cnn3", "cnn3_batch", "cnn5", "fedts_fashion", "fedts_cifar", "fedts_agnews")
+_MODELS = ("mlp", "cnn3", "cnn3_batch", "cnn5", "fedts_fashion", "fedts_fashion_batch", "fedts_cifar", "fedts_agnews")
 _OPTIMIZERS = ("Adam", "SGD", "AdamW", "Adadelta", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 _SCHEDULES = {
     "constant": "ConstantLR",

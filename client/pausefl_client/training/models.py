@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -84,13 +85,16 @@ def fedts_fashion(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     29,034 parameters. Padding is not stated; here images keep their size.
     """
-    before, height, width = _image_shape("fedts_fashion", input_shape, least=4)
-    layers: list[nn.Module] = []
-    for channels in (16, 32):
-        layers += [nn.Conv2d(before, channels, 5, padding=2), nn.GroupNorm(_GROUPS, channels)]
-        layers += _pooled()
-        before = channels
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * (height // 4) * (width // 4), classes))
+    return _fedts_fashion("fedts_fashion", input_shape, classes, partial(nn.GroupNorm, _GROUPS))
+
+
+def fedts_fashion_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """`fedts_fashion` with the batch normalisation that the paper states, for runs without privacy.
+
+    Its running means and variances are part of the model: sent, averaged and used to evaluate it. Noise could make a
+    variance negative.
+    """
+    return _fedts_fashion("fedts_fashion_batch", input_shape, classes, nn.BatchNorm2d)
 
 
 def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -210,6 +214,17 @@ class _BatchNorm1d(nn.BatchNorm1d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = super().forward(x) if len(x) > 1 else (x - x) * self.weight + self.bias
         return y
+
+
+def _fedts_fashion(
+    name: str, input_shape: tuple[int, ...], classes: int, normalised: Callable[[int], nn.Module]
+) -> nn.Module:
+    before, height, width = _image_shape(name, input_shape, least=4)
+    layers: list[nn.Module] = []
+    for channels in (16, 32):
+        layers += [nn.Conv2d(before, channels, 5, padding=2), normalised(channels), *_pooled()]
+        before = channels
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * (height // 4) * (width // 4), classes))
 
 
 def _cnn(
