@@ -4,7 +4,8 @@ import asyncio
 
 from pausefl_client.link import Link
 from pausefl_client.privacy.release import Releaser
-from pausefl_client.session import ClientSession, ClientSettings, HostResources
+from pausefl_client.session import ClientSession
+from pausefl_client.surroundings import ClientSettings, HostResources
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION

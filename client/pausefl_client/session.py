@@ -4,23 +4,19 @@ import asyncio
 import contextlib
 import logging
 import random
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import AsyncIterator
 
-from pausefl_client.answered_job import AnsweredJob, Observe
-from pausefl_client.jobs import Download, Expecting, Withdrawals, Work, awaitable
+from pausefl_client.answered_job import AnsweredJob
+from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
 from pausefl_client.link import Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser
+from pausefl_client.surroundings import ClientSettings, Connect, HostResources, StreamToServer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
-from pausefl_process.host_monitor import UNWATCHED, HostReport, HostWatch
+from pausefl_process.host_monitor import HostReport
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
-from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
@@ -28,53 +24,6 @@ from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode,
 log = logging.getLogger("pausefl.client")
 
 _LONGEST_RETRY_S = 5.0
-
-
-class StreamToServer(Protocol):
-    """The bidirectional stream to the server, one message a call; OSError when it breaks."""
-
-    async def read(self) -> bytes | None:
-        """The next message's bytes, None when the server has closed the stream."""
-
-    async def write(self, message: bytes) -> None:
-        """Send one message."""
-
-
-Connect = Callable[[], contextlib.AbstractAsyncContextManager[StreamToServer]]
-"""Opens a fresh stream; OSError when the server does not answer."""
-
-
-@dataclass(frozen=True)
-class ClientSettings:
-    """Who a client is and how it behaves."""
-
-    client_id: str
-    schedule: str
-    """The privacy it agreed to (`release.schedule_key`), empty in a run without privacy."""
-    agreement: Mapping[str, str] = field(default_factory=dict)
-    """What the run must have as this client has it: key of the experiment -> value as JSON."""
-    discloses_loss: bool = False
-    statistics: Mapping[str, float] = field(default_factory=dict)
-    """What else it was told to disclose, un-noised, with every update."""
-    give_up_after_s: float = 60.0
-    """How long to keep trying to reach the server before leaving."""
-    retry_every_s: float = 0.2
-    """The first wait between two tries, give or take a half; each further one is twice as long, up to some seconds."""
-
-
-@dataclass(frozen=True)
-class HostResources:
-    """What the sessions of one process share."""
-
-    executor: Executor
-    """Trains, adds noise and checks great models, away from the event loop."""
-    clock: Callable[[], float] = time.monotonic
-    """In seconds."""
-    monitor: HostWatch = UNWATCHED
-    observe: Observe = lambda _: None
-    hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))
-    """Held from opening a stream to its welcome: a server sends those away that come to it in a crowd."""
-    expecting: Expecting = lambda *_: contextlib.nullcontext()
 
 
 class Dismissed(PauseflError):

@@ -25,7 +25,8 @@ from pausefl.runtime.client.privacy import open_privacies
 from pausefl_client.answered_job import AnsweredJob, Observe
 from pausefl_client.link import SPIN_S, Link
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
-from pausefl_client.session import ClientSession, ClientSettings, Connect, HostResources
+from pausefl_client.session import ClientSession
+from pausefl_client.surroundings import ClientSettings, Connect, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_state import TrainerStates
