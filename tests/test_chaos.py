@@ -17,6 +17,7 @@ import pytest
 from chaos.books import Violation, check_books, check_logs, check_nothing_lost, committed
 from chaos.federation import Federation, Shape
 from chaos.line import DAMAGES, Line
+from chaos.processes import Processes
 from chaos.schedule import Choice, Fault, schedule
 from chaos.wall_clock import WallClock
 
@@ -64,6 +65,15 @@ async def test_a_run_under_faults_loses_nothing_and_its_books_agree(tmp_path: Pa
         database.execute("DELETE FROM releases WHERE participation = (SELECT max(participation) FROM releases)")
     with pytest.raises(Violation, match="its ledger counts"):
         check_books(tmp_path / "short")
+
+
+async def test_a_wait_for_a_process_can_be_given_up_and_begun_anew(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, {})
+    child = await processes.start("idle", "client", tmp_path / "none.toml")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(child.ended(), 0.01)
+    await processes.end_all()
+    assert child.status is not None
 
 
 def test_a_schedule_is_its_seed_s() -> None:

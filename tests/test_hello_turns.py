@@ -2,11 +2,14 @@
 
 import asyncio
 
+import pytest
+
 from pausefl_client.link import Link
 from pausefl_client.privacy.release import Releaser
 from pausefl_client.session import ClientSession
 from pausefl_client.surroundings import ClientSettings, HostResources
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION
 from rigs.clock import Clock
@@ -43,3 +46,26 @@ async def test_a_client_without_a_server_gives_its_turn_back() -> None:
             await asyncio.sleep(0)
         server.unreachable = False
         (await server.welcome()).say(goodbye=pb.Goodbye(reason="enough", final=True))
+
+
+async def test_a_stream_on_which_no_welcome_comes_is_opened_anew() -> None:
+    clock = Clock()
+    server, host = FakeServer(clock), HostResources(InlineExecutor(clock), clock)
+    settings = ClientSettings("client-0", "", retry_every_s=0.0, welcome_within_s=0.05)
+    session = ClientSession(settings, FakeTrainer(clock), Releaser(None), Link(), server.connect, host)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(session.run())
+        assert (await (await server.accept()).heard()).WhichOneof("kind") == "hello"
+        welcome = pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run")
+        server.says_at_once = ({"welcome": welcome}, {"goodbye": pb.Goodbye(reason="enough", final=True)})
+    assert task.result() == "enough"
+    assert server.opened == server.closed > 1
+
+
+async def test_a_client_gives_up_when_no_welcome_comes_for_long_enough() -> None:
+    clock = Clock(step_s=10.0)
+    server, host = FakeServer(clock), HostResources(InlineExecutor(clock), clock)
+    settings = ClientSettings("client-0", "", retry_every_s=0.0, welcome_within_s=0.01)
+    session = ClientSession(settings, FakeTrainer(clock), Releaser(None), Link(), server.connect, host)
+    with pytest.raises(PauseflError, match="the server cannot be reached: it gives no welcome"):
+        await session.run()

@@ -71,7 +71,8 @@ class ClientSession:
         while True:
             try:
                 async with contextlib.AsyncExitStack() as opened:
-                    async with self._host.hello_turns:
+                    # gRPC can wait for ever for an answer whose first bytes were damaged, also once their line is gone.
+                    async with self._host.hello_turns, asyncio.timeout(self._settings.welcome_within_s):
                         stream = await opened.enter_async_context(self._connect())
                         await self._say_hello(stream)
                     retry_s = retry_s if is_damaged else self._settings.retry_every_s
@@ -89,7 +90,8 @@ class ClientSession:
                 log.warning("%s: the server %s; connecting again", who, damage, extra={"client_id": who})
             except OSError as error:
                 if self._host.clock() - last_contact_s > self._settings.give_up_after_s:
-                    raise PauseflError(f"the server cannot be reached: {error}") from error
+                    reason = str(error) or "it gives no welcome"
+                    raise PauseflError(f"the server cannot be reached: {reason}") from error
             # Clients that lost their server at one instant must not all come back at another.
             await asyncio.sleep(retry_s * jitter.uniform(0.5, 1.5))
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S)

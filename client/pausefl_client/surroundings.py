@@ -42,6 +42,8 @@ class ClientSettings:
     """What else it was told to disclose, un-noised, with every update."""
     give_up_after_s: float = 60.0
     """How long to keep trying to reach the server before leaving."""
+    welcome_within_s: float = 30.0
+    """How long one try may take, from opening a stream to the server's welcome."""
     retry_every_s: float = 0.2
     """The first wait between two tries, give or take a half; each further one is twice as long, up to some seconds."""
 

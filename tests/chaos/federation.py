@@ -234,9 +234,14 @@ class Federation:
         require(finished is not None and finished.outcome == "completed", f"the run did not complete: {finished}")
         assert finished is not None
         require(not any(finished.left.values()), f"the server did not give back: {finished.left}")
-        statuses = await asyncio.wait_for(asyncio.gather(*(h.ended() for h in self._hosts.values())), _PATIENCE_S)
-        for number, status in zip(self._hosts, statuses, strict=True):
-            if status:
+        ends = {number: asyncio.ensure_future(host.ended()) for number, host in self._hosts.items()}
+        await asyncio.wait(ends.values(), timeout=_PATIENCE_S)
+        late = [f"clients-{number}" for number, end in ends.items() if not end.done()]
+        if late:
+            await self._processes.tell_waits()
+        require(not late, f"outlive the server by {_PATIENCE_S:g} s, and their logs say what they wait for: {late}")
+        for number, end in ends.items():
+            if status := end.result():
                 self._check_reason(number, status)
         orphans = await self._processes.orphans()
         require(not orphans, f"outlive the run: {orphans}")

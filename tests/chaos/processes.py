@@ -45,7 +45,7 @@ class Child:
 
     async def ended(self) -> int:
         """Wait for its end; its exit status."""
-        await self._listening
+        await asyncio.shield(self._listening)  # whoever waits may have enough of it
         return await self._process.wait()
 
     async def kill(self) -> None:
@@ -121,6 +121,13 @@ class Processes:
                 return []
             await asyncio.sleep(_LOOK_EVERY_S)
         return [repr(process) for process in self.alive()]
+
+    async def tell_waits(self) -> None:
+        """Let all that run write what their tasks wait for."""
+        for process in self.alive():
+            with suppress(psutil.Error):
+                process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(_LOOK_EVERY_S)
 
     async def end_all(self) -> None:
         """Kill what is left."""

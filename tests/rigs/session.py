@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -126,6 +126,8 @@ class FakeServer:
         self._streams: asyncio.Queue[ServerEnd] = asyncio.Queue()
         self.opened = self.closed = 0
         self.unreachable = False
+        self.says_at_once: Sequence[Mapping[str, Any]] = ()
+        """To every client that connects from now on."""
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[ServerEnd]:
@@ -133,6 +135,8 @@ class FakeServer:
             self._clock.advance(1.0)
             raise OSError("nobody answers")
         stream = ServerEnd(self._clock)
+        for kind in self.says_at_once:
+            stream.say(**kind)
         self._streams.put_nowait(stream)
         self.opened += 1
         try:

@@ -46,6 +46,7 @@ from pausefl_process.lifetime import (
 from pausefl_process.logs import is_verbose, set_up_log
 from pausefl_process.plugins import OWN_CODE_ERRORS, errors_of_own_code
 from pausefl_process.tokens import read_token
+from pausefl_process.waits import waits_told_on_sigusr1
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
@@ -143,7 +144,7 @@ async def take_part(
     HOST:PORT they can be scraped, if they can.
     """
     called = None if roll_calls is None else _rounds(roll_calls)
-    with trainer_pool(plan) as executor:
+    with trainer_pool(plan) as executor, waits_told_on_sigusr1():
         surroundings = Surroundings(partial(_connect, plan.connection, address), executor)
         await live(plan, client_ids, ledgers, surroundings, called, on_metrics)
 
