@@ -34,3 +34,29 @@ def test_processes_that_share_a_log_rotate_it_together(tmp_path: Path) -> None:
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 3000
     last = (path.with_name("clients.log.1").read_text() + path.read_text()).splitlines()[-10:]
     assert all(line.endswith("x" * 50) for line in last)
+
+
+OVERTAKEN = """
+import fcntl, sys
+from pathlib import Path
+from pausefl_process import lifetime
+path = Path(sys.argv[1])
+lifetime._redirect_output(path)
+print("mine" * 500, flush=True)
+
+def lock(*_):  # while this process waited, another has rotated the log and written to the new one
+    path.replace(path.with_name("clients.log.1"))
+    path.write_text("of another\\n" * 200)
+
+fcntl.flock = lock
+lifetime.rotate_output(path, 1000)
+print("mine again", flush=True)
+"""
+
+
+def test_a_process_that_is_overtaken_while_it_waits_rotates_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "clients.log"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", OVERTAKEN, str(path)], env=environment, check=True, timeout=60)
+    assert path.with_name("clients.log.1").read_text() == "mine" * 500 + "\n"
+    assert path.read_text() == "of another\n" * 200 + "mine again\n"

@@ -3,6 +3,7 @@ without evaluation no torch."""
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,7 @@ from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, own_document
 from pausefl.config.validation import check_address, refuse_virtual
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command, while_output_is_read
-from pausefl_process.ending import sigterm_as_interrupt
+from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.events import MetricsServed
 from pausefl_process.logs import ask_for, set_up_log
 from pausefl_process.outbox import posted_output
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; the exit status is as `exit_status` and docs/events.md say."""
-    with sigterm_as_interrupt(), while_output_is_read():
+    # Children inherit it: SIGUSR1 is answered by who waits in an event loop, and ends nobody else.
+    with sigterm_as_interrupt(), signals_to(signal.SIG_IGN, signal.SIGUSR1), while_output_is_read():
         options = parse(parser(), arguments)
         if "log_json" in options:
             ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
@@ -250,14 +252,13 @@ def _evaluator(options: argparse.Namespace) -> None:
 
 @posted_output()
 def _client(options: argparse.Namespace) -> None:
-    import asyncio
-
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.process import take_part
     from pausefl.runtime.terminal import printed_events
     from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
+    from pausefl_process.waits import run_telling_waits
 
     check_address("--server", options.server)
     experiment, ledgers = _experiment_of_client(options), Path(options.ledger_dir)
@@ -274,7 +275,7 @@ def _client(options: argparse.Namespace) -> None:
         def tell(address: str) -> None:
             report(MetricsServed(f"http://{address}/metrics"))
 
-        asyncio.run(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
+        run_telling_waits(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
 
 
 def _experiment_of_client(options: argparse.Namespace) -> Experiment:

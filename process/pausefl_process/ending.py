@@ -48,7 +48,7 @@ def sigterm_as_interrupt(limit_s: float = DRAIN_S) -> Iterator[None]:
 
 
 @contextmanager
-def signals_to(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+def signals_to(handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: int) -> Iterator[None]:
     """Handle these signals by `handler` for the time of the block; nothing changes in a thread besides the main one.
 
     Python runs handlers in the main thread alone, and lets no other set them.

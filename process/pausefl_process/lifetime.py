@@ -140,12 +140,20 @@ def rotate_output(path: Path, most_bytes: int) -> None:
     """Rename the file this process writes to once it is full, or follow another process that has done so."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        is_current = os.path.sameopenfile(file.fileno(), 1)
+        # Another process may have renamed it while this one waited for the lock, and then holds that of the new file.
+        is_current = _is_at(path, 1)
         if is_current and os.fstat(1).st_size > most_bytes:
             path.replace(path.with_name(f"{path.name}.1"))
             is_current = False
         if not is_current:
             _redirect_output(path)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:  # it is being renamed
+        return False
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import Finished, MetricsServed, Outcome, Report
 from pausefl_process.host_monitor import ClosableWatch, HostMonitor
 from pausefl_process.http_server import Route, WebServer
-from pausefl_process.waits import waits_told_on_sigusr1
 from pausefl_proto.actor import ActorStopped
 from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
@@ -173,7 +172,6 @@ async def serve(
     """
     with ExitStack() as closing:
         interruption = closing.enter_context(_interruptible())
-        closing.enter_context(waits_told_on_sigusr1())
         with _disk_errors(folder):
             store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
             closing.callback(store.close)

@@ -94,10 +94,11 @@ def _logged(run_dir: Path) -> dict[str, tuple[int, float]]:
 
 
 def _unheard(run_dir: Path) -> dict[str, int]:
-    """By client, its jobs without an answer since the log's last round of it: each may be a release."""
+    """By client, its jobs without an answer since it last told the log what it released: each may be a release."""
     query = (
         "SELECT client_id, count(*) FROM misses WHERE round >= (SELECT coalesce(max(round), 0) FROM"
-        " (SELECT round, client_id FROM observations UNION ALL SELECT round, client_id FROM events) AS heard"
+        " (SELECT round, client_id FROM observations"
+        " UNION ALL SELECT round, client_id FROM events WHERE kind IN ('joined', 'reconciled')) AS heard"
         " WHERE heard.client_id = misses.client_id) GROUP BY client_id"
     )
     return dict(_query(run_dir / "run.db", query))

@@ -89,12 +89,12 @@ def fedts_fashion(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def fedts_fashion_batch(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """`fedts_fashion` with the batch normalisation that the paper states, for runs without privacy.
+    """`fedts_fashion` with the batch normalisation that the paper states, for averages without noise.
 
-    Its running means and variances are part of the model: sent, averaged and used to evaluate it. Noise could make a
-    variance negative.
+    Its running means and variances are part of the model: sent, averaged and used to evaluate it. Noise, or a server's
+    optimizer that goes beyond the mean, could make a variance negative.
     """
-    return _fedts_fashion("fedts_fashion_batch", input_shape, classes, nn.BatchNorm2d)
+    return _fedts_fashion("fedts_fashion_batch", input_shape, classes, _by_running_statistics)
 
 
 def fedts_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -206,6 +206,12 @@ def _by_group(width: int, *, images: bool) -> nn.Module:
 
 def _by_batch(width: int, *, images: bool) -> nn.Module:
     return (nn.BatchNorm2d if images else _BatchNorm1d)(width, track_running_stats=False)
+
+
+def _by_running_statistics(width: int) -> nn.Module:
+    layer = nn.BatchNorm2d(width)
+    layer.num_batches_tracked = None  # torch's count of steps, of no use here: it would be a coordinate of every update
+    return layer
 
 
 class _BatchNorm1d(nn.BatchNorm1d):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pausefl.campaigns.pace import Pace
+from pausefl.campaigns.pace import CampaignPace
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl.results.reading import read_summary
@@ -73,9 +73,10 @@ class OneByOne:
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """As of `Player`."""
         left = [(number, run) for number, run in enumerate(runs, start=1) if not is_played(run, folder)]
-        pace = Pace()
+        pace = CampaignPace()
         for n_before, (number, run) in enumerate(left):
-            time_left = pace.left(len(left) - n_before)
+            time_left, is_whole = pace.left(len(left) - n_before), not (folder / run.name).exists()
+            pace.began(run.name)
             try:
                 with self.show(f"{run.name} ({number} of {len(runs)}{time_left})") as view:
                     outcome = run_experiment(run.experiment, folder / run.name, view, resume=True)["outcome"]
@@ -85,7 +86,7 @@ class OneByOne:
                 raise CampaignInterrupted(
                     f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
                 )
-            pace.note_played()
+            pace.ended(run.name, is_whole=is_whole)
         return [folder / run.name for run in runs]
 
 

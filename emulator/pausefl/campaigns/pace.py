@@ -4,24 +4,37 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
-    """The mean time of the runs that were played since it was made, one after the other or side by side."""
+class CampaignPace:
+    """The mean time of the runs that were played from their first round on, and what it says of those to come."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, at_once: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        """`at_once`: how many runs are played at a time."""
+        self._at_once = at_once
         self._clock = clock
-        self._began_s = clock()
-        self._n_played = 0
+        self._durations_s: list[float] = []
+        self._began_s: dict[str, float] = {}
 
-    def note_played(self) -> None:
-        """Count a run that has ended."""
-        self._n_played += 1
+    def began(self, name: str) -> None:
+        """Note that a run has begun."""
+        self._began_s[name] = self._clock()
 
-    def left(self, n_runs: int) -> str:
-        """ ", about 3 min left" for so many runs; empty for none, and before the first was played."""
-        if not self._n_played or not n_runs:
+    def ended(self, name: str, *, is_whole: bool) -> None:
+        """Note that it has ended; one that went on with what was played before says nothing of the others."""
+        began_s = self._began_s.pop(name)
+        if is_whole:
+            self._durations_s.append(self._clock() - began_s)
+
+    def left(self, n_waiting: int) -> str:
+        """ ", about 3 min left" for so many runs that have not begun, besides those under way.
+
+        Empty for none, and before there is a mean.
+        """
+        n_left = n_waiting + len(self._began_s)
+        if not (self._durations_s and n_left):
             return ""
-        run_s = (self._clock() - self._began_s) / self._n_played
-        return f", about {in_words(run_s * n_runs)} left"
+        run_s, now_s = sum(self._durations_s) / len(self._durations_s), self._clock()
+        under_way_s = sum(max(0.0, run_s - (now_s - began_s)) for began_s in self._began_s.values())
+        return f", about {in_words((n_waiting * run_s + under_way_s) / min(self._at_once, n_left))} left"
 
 
 def in_words(duration_s: float) -> str:

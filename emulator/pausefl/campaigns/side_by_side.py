@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from pausefl.campaigns.campaign import CampaignInterrupted, Planned, is_played
-from pausefl.campaigns.pace import Pace
+from pausefl.campaigns.pace import CampaignPace
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl.runtime.fleet import SILENT
@@ -47,7 +47,7 @@ class SideBySide:
         """As of `Player`. The first error of a run is raised once the others that were begun have ended."""
         self.check(runs)
         waiting = deque(run for run in runs if not is_played(run, folder))
-        campaign = _Campaign(folder, len(runs), len(runs) - len(waiting), self.say)
+        campaign = _Campaign(folder, len(runs), len(runs) - len(waiting), self.say, CampaignPace(self.jobs))
         with _forwarding_signals(campaign):
             while campaign.playing or (waiting and campaign.may_begin):
                 while waiting and campaign.may_begin and len(campaign.playing) < self.jobs:
@@ -65,6 +65,8 @@ class SideBySide:
 @dataclass
 class _PlayedRun:
     name: str
+    is_whole: bool
+    """False: it goes on with rounds that were played before."""
     process: SpawnProcess
     result: "Connection[Any, Any]"
     """Gives the run's outcome, or the error that ended it; nothing where its process was killed."""
@@ -78,7 +80,7 @@ class _Campaign:
     n_runs: int
     n_done: int
     say: Callable[[str], None]
-    pace: Pace = field(default_factory=Pace)
+    pace: CampaignPace
     playing: list[_PlayedRun] = field(default_factory=list)
     error: PauseflError | None = None
     """The first of a run's; no other is begun then."""
@@ -90,11 +92,13 @@ class _Campaign:
 
     def begin(self, run: Planned) -> None:
         result, sender = multiprocessing.Pipe(duplex=False)
+        is_whole = not (self.folder / run.name).exists()
         arguments = (run.experiment, self.folder / run.name, sender)
         process = multiprocessing.get_context("spawn").Process(target=_play_one, args=arguments, name=run.name)
         start(process)
         sender.close()
-        self.playing.append(_PlayedRun(run.name, process, result))
+        self.pace.began(run.name)
+        self.playing.append(_PlayedRun(run.name, is_whole, process, result))
 
     def end_some(self) -> None:
         """Wait until a run has ended, and note what came of it."""
@@ -105,6 +109,7 @@ class _Campaign:
 
     def _note(self, run: _PlayedRun) -> None:
         run.process.join()
+        self.pace.ended(run.name, is_whole=run.is_whole)
         try:
             outcome = run.result.recv()
         except EOFError:
@@ -117,8 +122,7 @@ class _Campaign:
             self.error = self.error or outcome
         else:
             self.n_done += 1
-            self.pace.note_played()
-            time_left = self.pace.left(self.n_runs - self.n_done)
+            time_left = self.pace.left(self.n_runs - self.n_done - len(self.playing))
             self.say(f"{run.name}: {outcome} ({self.n_done} of {self.n_runs}{time_left})")
 
 

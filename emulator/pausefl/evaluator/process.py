@@ -18,6 +18,7 @@ from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts, start
+from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
@@ -33,7 +34,7 @@ def serve_evaluator(plan: EvaluatorPlan, endpoint: EvaluatorEndpoint, report: Re
     ConfigError when its data or model cannot be had, or it cannot listen; PauseflError when the model cannot be
     trained or evaluated.
     """
-    asyncio.run(_serve(plan, endpoint, report, ended_by=(signal.SIGINT, signal.SIGTERM)))
+    run_telling_waits(_serve(plan, endpoint, report, ended_by=(signal.SIGINT, signal.SIGTERM)))
 
 
 @asynccontextmanager
@@ -125,7 +126,7 @@ def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:
     die_with_parent()
     ignore_interrupts()
     try:
-        asyncio.run(_serve(plan, EvaluatorEndpoint("127.0.0.1", 0, None), events.send))
+        run_telling_waits(_serve(plan, EvaluatorEndpoint("127.0.0.1", 0, None), events.send))
     except PauseflError as error:
         traceback.print_exc()  # into server.log
         events.send(Failed(str(error), isinstance(error, ConfigError)))

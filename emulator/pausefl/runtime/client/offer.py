@@ -1,6 +1,5 @@
 """The experiment of a client that was started without a file: the server's, but for what is the client's own."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ from pausefl.config.experiment import Experiment, experiment_of
 from pausefl.runtime.client.agreement import accepted
 from pausefl_client.transport import fetch_offer
 from pausefl_process.tokens import read_token
+from pausefl_process.waits import run_telling_waits
 
 
 def fetch_experiment(address: str, client_id: str, own: Mapping[str, Any]) -> Experiment:
@@ -20,5 +20,5 @@ def fetch_experiment(address: str, client_id: str, own: Mapping[str, Any]) -> Ex
     how = experiment_of({**tables, "selection": {"m": 1}})
     path = how.admission.token.replace("{client_id}", client_id)
     token = read_token(path) if path else ""
-    offer = asyncio.run(fetch_offer(address, tls_of(how.tls, client_id), token, how.clients.connect_timeout_s))
+    offer = run_telling_waits(fetch_offer(address, tls_of(how.tls, client_id), token, how.clients.connect_timeout_s))
     return accepted(offer, own)

@@ -46,7 +46,7 @@ from pausefl_process.lifetime import (
 from pausefl_process.logs import is_verbose, set_up_log
 from pausefl_process.plugins import OWN_CODE_ERRORS, errors_of_own_code
 from pausefl_process.tokens import read_token
-from pausefl_process.waits import waits_told_on_sigusr1
+from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
@@ -60,6 +60,9 @@ Result = TypeVar("Result")
 
 log = logging.getLogger("pausefl.client")
 rounds_log = logging.getLogger("pausefl.client.rounds")
+
+# Where the configuration has it neither shorter nor longer.
+_WELCOME_WITHIN_S = 30.0
 
 
 def _ignore(_: object) -> None:
@@ -99,7 +102,7 @@ def run_host(
             enter_namespace(plan.latency, plan.links, run_dir, client_ids[0])
         with errors_of_own_code(), first_error():
             on_metrics = told.metrics.send if told.metrics is not None else _ignore
-            asyncio.run(take_part(plan, client_ids, address, run_dir / "ledgers", told.roll_calls, on_metrics))
+            run_telling_waits(take_part(plan, client_ids, address, run_dir / "ledgers", told.roll_calls, on_metrics))
     except PauseflError as error:
         log.error("%s", error)
         sys.exit(BAD_INPUT if isinstance(error, ConfigError) else 1)
@@ -144,7 +147,7 @@ async def take_part(
     HOST:PORT they can be scraped, if they can.
     """
     called = None if roll_calls is None else _rounds(roll_calls)
-    with trainer_pool(plan) as executor, waits_told_on_sigusr1():
+    with trainer_pool(plan) as executor:
         surroundings = Surroundings(partial(_connect, plan.connection, address), executor)
         await live(plan, client_ids, ledgers, surroundings, called, on_metrics)
 
@@ -241,6 +244,7 @@ def _make_session(
         discloses_loss="loss" in plan.disclosed,
         statistics=trainer.label_counts if "labels" in plan.disclosed else {},
         give_up_after_s=plan.give_up_after_s,
+        welcome_within_s=max(plan.connection.dead_after_s, min(_WELCOME_WITHIN_S, plan.give_up_after_s)),
     )
     return ClientSession(
         settings,

@@ -1,6 +1,5 @@
 """Runs the server of one run: finds its model and evaluator and, at the end, writes its summary and model files."""
 
-import asyncio
 import gc
 import json
 import logging
@@ -35,6 +34,7 @@ from pausefl_process.lifetime import (
 from pausefl_process.logs import is_json, set_up_log
 from pausefl_process.outbox import posted
 from pausefl_process.plugins import errors_of_own_code
+from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
@@ -97,7 +97,7 @@ def serve_run(plan: ServerPlan, run_dir: Path, report: Report, back_to: int | No
     collect_seldom()
     keep_freed_memory(_ROUND_BYTES)
     with errors_of_own_code(), first_error():
-        return asyncio.run(play(plan, run_dir, sparing_clients(report), back_to))
+        return run_telling_waits(play(plan, run_dir, sparing_clients(report), back_to))
 
 
 def sparing_clients(report: Report) -> Report:
