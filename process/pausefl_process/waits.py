@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -47,7 +48,9 @@ def _told_on_sigusr1() -> Iterator[None]:
 
 
 def _tell() -> None:
-    print(*waits(), sep="\n", file=sys.stderr, flush=True)
+    lines = [f"process {os.getpid()} waits:", *waits()]
+    # In one piece: other processes write to the same log.
+    print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr, flush=True)
 
 
 def _places(awaited: Any) -> Iterator[str]:
