@@ -44,6 +44,17 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.usefixtures("root_logger")
+def test_a_stream_that_was_gone_before_its_end_is_no_error_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    set_up_log()
+    for name in ("ExecuteBatchError", "KeyError"):
+        logging.getLogger("grpc._cython.cygrpc").error("%s raised in core by servicer method [/Join]", name)
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith("ERROR KeyError raised in core by servicer method [/Join]")
+
+
+@pytest.mark.usefixtures("root_logger")
 def test_a_json_line_names_the_round_and_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     ask_for(json=True)
     joined, failed = map(json.loads, logged(monkeypatch).splitlines())
