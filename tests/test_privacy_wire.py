@@ -135,8 +135,8 @@ def test_every_value_that_crosses_is_clipped_and_noised_at_the_charged_epsilon(
         )
         bare = clipped(update, unit)
         assert vector.shape == (D,)
-        # A Laplace draw that rounds away in float32 is rarer than one in a million here.
-        assert (vector != bare.astype(np.float32)).all()
+        # A Laplace draw rounds away in float32 once in some ten million here: three of one upload never do.
+        assert np.count_nonzero(vector == bare.astype(np.float32)) <= 2
         raw.append(update.tobytes())
         noise.append((vector.astype(np.float64) - bare) / scale(unit, result.release.epsilon))
     # Eighteen releases of 5,000 coordinates; a right mechanism fails this one time in 10,000.
