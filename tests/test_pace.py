@@ -15,7 +15,7 @@ def test_what_is_left_follows_from_the_runs_that_were_played() -> None:
         assert pace.left(5) == ("" if name == "a" else ", about 50 min left")
         pace.began(name)
         clock.advance(RUN_S)
-        pace.ended(name, is_whole=True)
+        pace.ended(name)
     assert pace.left(0) == ""
 
 
@@ -25,10 +25,10 @@ def test_runs_under_way_count_with_what_they_still_take() -> None:
     for i in range(8):
         pace.began(f"first-{i}")
     clock.advance(RUN_S)
-    pace.ended("first-0", is_whole=True)
+    pace.ended("first-0")
     assert pace.left(8) == ", about 10 min left"
     for i in range(1, 8):
-        pace.ended(f"first-{i}", is_whole=True)
+        pace.ended(f"first-{i}")
     for i in range(8):
         pace.began(f"second-{i}")
     clock.advance(0.7 * RUN_S)
@@ -38,9 +38,9 @@ def test_runs_under_way_count_with_what_they_still_take() -> None:
 def test_a_run_that_went_on_says_nothing_of_the_others() -> None:
     clock = Clock()
     pace = CampaignPace(clock=clock)
-    pace.began("resumed")
+    pace.began("resumed", is_resumed=True)
     clock.advance(30.0)
-    pace.ended("resumed", is_whole=False)
+    pace.ended("resumed")
     assert pace.left(9) == ""
 
 

@@ -75,8 +75,8 @@ class OneByOne:
         left = [(number, run) for number, run in enumerate(runs, start=1) if not is_played(run, folder)]
         pace = CampaignPace()
         for n_before, (number, run) in enumerate(left):
-            time_left, is_whole = pace.left(len(left) - n_before), not (folder / run.name).exists()
-            pace.began(run.name)
+            time_left = pace.left(len(left) - n_before)
+            pace.began(run.name, is_resumed=(folder / run.name).exists())
             try:
                 with self.show(f"{run.name} ({number} of {len(runs)}{time_left})") as view:
                     outcome = run_experiment(run.experiment, folder / run.name, view, resume=True)["outcome"]
@@ -86,7 +86,7 @@ class OneByOne:
                 raise CampaignInterrupted(
                     f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
                 )
-            pace.ended(run.name, is_whole=is_whole)
+            pace.ended(run.name)
         return [folder / run.name for run in runs]
 
 

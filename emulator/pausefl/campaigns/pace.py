@@ -13,16 +13,19 @@ class CampaignPace:
         self._clock = clock
         self._durations_s: list[float] = []
         self._began_s: dict[str, float] = {}
+        self._resumed: set[str] = set()
 
-    def began(self, name: str) -> None:
-        """Note that a run has begun."""
+    def began(self, name: str, *, is_resumed: bool = False) -> None:
+        """Note that a run has begun; one that goes on with rounds played before says nothing of the others."""
         self._began_s[name] = self._clock()
+        if is_resumed:
+            self._resumed.add(name)
 
-    def ended(self, name: str, *, is_whole: bool) -> None:
-        """Note that it has ended; one that went on with what was played before says nothing of the others."""
-        began_s = self._began_s.pop(name)
-        if is_whole:
-            self._durations_s.append(self._clock() - began_s)
+    def ended(self, name: str) -> None:
+        """Note that it has ended."""
+        duration_s = self._clock() - self._began_s.pop(name)
+        if name not in self._resumed:
+            self._durations_s.append(duration_s)
 
     def left(self, n_waiting: int) -> str:
         """ ", about 3 min left" for so many runs that have not begun, besides those under way.

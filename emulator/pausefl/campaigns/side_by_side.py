@@ -65,8 +65,6 @@ class SideBySide:
 @dataclass
 class _PlayedRun:
     name: str
-    is_whole: bool
-    """False: it goes on with rounds that were played before."""
     process: SpawnProcess
     result: "Connection[Any, Any]"
     """Gives the run's outcome, or the error that ended it; nothing where its process was killed."""
@@ -92,13 +90,12 @@ class _Campaign:
 
     def begin(self, run: Planned) -> None:
         result, sender = multiprocessing.Pipe(duplex=False)
-        is_whole = not (self.folder / run.name).exists()
         arguments = (run.experiment, self.folder / run.name, sender)
         process = multiprocessing.get_context("spawn").Process(target=_play_one, args=arguments, name=run.name)
+        self.pace.began(run.name, is_resumed=(self.folder / run.name).exists())
         start(process)
         sender.close()
-        self.pace.began(run.name)
-        self.playing.append(_PlayedRun(run.name, is_whole, process, result))
+        self.playing.append(_PlayedRun(run.name, process, result))
 
     def end_some(self) -> None:
         """Wait until a run has ended, and note what came of it."""
@@ -109,7 +106,7 @@ class _Campaign:
 
     def _note(self, run: _PlayedRun) -> None:
         run.process.join()
-        self.pace.ended(run.name, is_whole=run.is_whole)
+        self.pace.ended(run.name)
         try:
             outcome = run.result.recv()
         except EOFError:
