@@ -8,16 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from pausefl.delays import Delay, FlooredNormal, NoDelay, known_means, published_halves
+from pausefl.delays import Delay, Floor, NoDelay, Normal, known_means, published_delay, published_halves
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 
+
+def floored_normal(mean_s: float, sd_s: float, floor_s: float) -> Floor:
+    return Floor(Normal(mean_s, sd_s), floor_s)
+
+
 LAWS = [
-    FlooredNormal(0.9, 0.05, 0.05),
-    FlooredNormal(0.07, 0.05, 0.05),  # a third of its mass sits on the floor
-    FlooredNormal(0.0, 0.05, 0.05),
-    FlooredNormal(0.3, 0.0, 0.05),
-    FlooredNormal(0.01, 0.0, 0.05),
+    floored_normal(0.9, 0.05, 0.05),
+    floored_normal(0.07, 0.05, 0.05),  # a third of its mass sits on the floor
+    floored_normal(0.0, 0.05, 0.05),
+    floored_normal(0.3, 0.0, 0.05),
+    floored_normal(0.01, 0.0, 0.05),
 ]
 
 
@@ -25,42 +30,45 @@ def draws(law: Delay, n: int = 200_000) -> FloatArray:
     return law.sample(generator(1, "test"), n)
 
 
-def expected(law: FlooredNormal, f: object) -> float:
+def expected(law: Floor, f: object) -> float:
     """E[f(max(floor, X))] by integration over the normal density."""
-    if not law.sd_s:
-        return float(f(max(law.location_s, law.floor_s)))  # type: ignore[operator]
-    normal = stats.norm(law.location_s, law.sd_s)
+    assert isinstance(law.of, Normal)
+    mean_s, sd_s = law.of.mean_s, law.of.sd_s
+    if not sd_s:
+        return float(f(max(mean_s, law.floor_s)))  # type: ignore[operator]
+    normal = stats.norm(mean_s, sd_s)
     tail, _ = integrate.quad(
         lambda x: f(x) * normal.pdf(x),  # type: ignore[operator]
         law.floor_s,
-        max(law.floor_s, law.location_s) + 10 * law.sd_s,
-        points=[max(law.floor_s, law.location_s)],
+        max(law.floor_s, mean_s) + 10 * sd_s,
+        points=[max(law.floor_s, mean_s)],
     )
     return float(f(law.floor_s) * normal.cdf(law.floor_s) + tail)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_means_are_those_of_the_floored_law(law: FlooredNormal) -> None:
+def test_means_are_those_of_the_floored_law(law: Floor) -> None:
     assert law.mean_s == pytest.approx(expected(law, lambda x: x), rel=1e-4)
     assert law.mean_inverse == pytest.approx(expected(law, lambda x: 1 / x), rel=1e-4)
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_draws_have_the_stated_means(law: FlooredNormal) -> None:
+def test_draws_have_the_stated_means(law: Floor) -> None:
     sample = draws(law)
-    error = 5 * law.sd_s / len(sample) ** 0.5  # five standard errors
+    assert isinstance(law.of, Normal)
+    error = 5 * law.of.sd_s / len(sample) ** 0.5  # five standard errors
     assert sample.mean() == pytest.approx(law.mean_s, abs=error + 1e-12)
     assert (1 / sample).mean() == pytest.approx(law.mean_inverse, abs=error / law.floor_s**2 + 1e-9)
 
 
 @pytest.mark.parametrize("level", [0.01, 0.1, 0.5, 0.9, 0.99])
 def test_draws_have_the_quantiles_of_the_normal(level: float) -> None:
-    law = FlooredNormal(0.9, 0.05, 0.05)
+    law = floored_normal(0.9, 0.05, 0.05)
     assert np.quantile(draws(law), level) == pytest.approx(NormalDist(0.9, 0.05).inv_cdf(level), abs=1e-3)
 
 
 def test_the_mass_below_the_floor_sits_on_it() -> None:
-    law = FlooredNormal(0.07, 0.05, 0.05)
+    law = floored_normal(0.07, 0.05, 0.05)
     sample = draws(law)
     assert sample.min() == 0.05
     share = NormalDist(0.07, 0.05).cdf(0.05)
@@ -68,14 +76,14 @@ def test_the_mass_below_the_floor_sits_on_it() -> None:
 
 
 @given(st.floats(-1, 1), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**32))
-def test_no_draw_lies_below_the_floor(location_s: float, sd_s: float, floor_s: float, seed: int) -> None:
-    sample = FlooredNormal(location_s, sd_s, floor_s).sample(np.random.default_rng(seed), 100)
+def test_no_draw_lies_below_the_floor(mean_s: float, sd_s: float, floor_s: float, seed: int) -> None:
+    sample = floored_normal(mean_s, sd_s, floor_s).sample(np.random.default_rng(seed), 100)
     assert sample.shape == (100,)
     assert (sample >= floor_s).all()
 
 
 def test_a_law_that_can_be_zero_has_an_infinite_mean_inverse() -> None:
-    assert FlooredNormal(0.0, 0.1, 0.0).mean_inverse == float("inf")
+    assert floored_normal(0.0, 0.1, 0.0).mean_inverse == float("inf")
     assert NoDelay().mean_inverse == float("inf")
 
 
@@ -87,8 +95,8 @@ def test_no_delay_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        ((float("nan"), 0.1, 0.1), "location_s"),
-        ((float("inf"), 0.1, 0.1), "location_s"),
+        ((float("nan"), 0.1, 0.1), "mean_s"),
+        ((float("inf"), 0.1, 0.1), "mean_s"),
         ((0.1, -0.1, 0.1), "sd_s"),
         ((0.1, 0.1, -0.1), "floor_s"),
         ((0.1, float("inf"), 0.0), "sd_s"),
@@ -96,7 +104,7 @@ def test_no_delay_is_nothing() -> None:
 )
 def test_numbers_that_make_no_law_are_refused_by_name(values: tuple[float, float, float], name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} = .*: must be a finite number"):
-        FlooredNormal(*values)
+        floored_normal(*values)
 
 
 @pytest.mark.parametrize("clients", [30, 31, 300])
@@ -106,17 +114,17 @@ def test_halves_are_the_published_ones(clients: int) -> None:
     fast = [0.05 + 0.15 * (k + 1) / half for k in range(half)]
     slow = [0.7 + 0.2 * (k + 1) / (clients - half) for k in range(clients - half)]
     laws = published_halves(clients)
-    assert [law.location_s for law in laws] == pytest.approx(fast + slow)  # type: ignore[attr-defined]
-    assert {(law.sd_s, law.floor_s) for law in laws} == {(0.05, 0.05)}  # type: ignore[attr-defined]
-    assert (laws[half - 1].location_s, laws[-1].location_s) == pytest.approx((0.2, 0.9))  # type: ignore[attr-defined]
+    means_s = [law.of.mean_s for law in laws]
+    assert means_s == pytest.approx(fast + slow)
+    assert laws == [floored_normal(mean_s, 0.05, 0.05) for mean_s in means_s]
+    assert (fast[-1], slow[-1]) == pytest.approx((0.2, 0.9))
 
 
 @given(st.integers(1, 60), st.floats(0, 0.19), st.floats(0, 0.2))
 def test_means_rise_within_each_half(clients: int, floor_s: float, sd_s: float) -> None:
-    laws = published_halves(clients, floor_s=floor_s, sd_s=sd_s)
-    locations = [law.location_s for law in laws]  # type: ignore[attr-defined]
-    assert len(locations) == clients
-    assert locations == sorted(locations)
+    laws = [published_delay(k, clients, floor_s=floor_s, sd_s=sd_s) for k in range(clients)]
+    means_s = [law.of.mean_s for law in laws]
+    assert means_s == sorted(means_s)
 
 
 def test_what_the_genie_is_told_is_the_laws_means() -> None:

@@ -9,7 +9,7 @@ from pausefl.config.delays.laws import DELAYS
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.links import processes
 from pausefl.config.server_records import check_policies
-from pausefl.delays import Constant, Exponential, FlooredNormal, Gamma, MarkovDelay, Sum, published_halves
+from pausefl.delays import Constant, Exponential, Floor, Gamma, MarkovDelay, Normal, Sum, published_halves
 from pausefl.runtime.client.links import make_links
 from pausefl_proto.errors import ConfigError
 
@@ -26,8 +26,9 @@ def links_of(parsed: Experiment, ids: list[str] | None = None, seed: int = 1):  
 
 def test_without_a_word_the_published_halves_hold() -> None:
     laws = list(experiment("").delays().values())
-    assert all(isinstance(law, FlooredNormal) for law in laws)
-    assert [law.location_s for law in laws] == pytest.approx([0.125, 0.2, 0.8, 0.9])  # type: ignore[attr-defined]
+    means_s = [law.of.mean_s for law in laws if isinstance(law, Floor)]
+    assert means_s == pytest.approx([0.125, 0.2, 0.8, 0.9])
+    assert laws == [Floor(Normal(mean_s, 0.05), 0.05) for mean_s in means_s]
 
 
 def test_ten_thousand_links_are_planned_one_by_one() -> None:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from pausefl.bench import selection
 from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import selected_policy
-from pausefl.delays import Constant, FlooredNormal, NoDelay, published_halves
+from pausefl.delays import Constant, NoDelay, published_halves
 from pausefl.simulation import kernel
 from pausefl.simulation.engine import (
     Setting,
@@ -236,7 +236,7 @@ def test_pause_learns_who_is_slow() -> None:
 
 
 def test_the_bound_is_equation_17() -> None:
-    laws = {"a": FlooredNormal(0.1, 0.0, 0.05), "b": FlooredNormal(0.5, 0.0, 0.05)}
+    laws = {"a": Constant(0.1), "b": Constant(0.5)}
     setting = Setting(laws, {"a": 1, "b": 1}, 0.05)
     mu_gap = 0.05 / 0.1 - 0.05 / 0.5
     greatest = mu_gap + 2 * 3.0 + 2.0

@@ -18,7 +18,7 @@ from pausefl.delays.laws import (
     Recorded,
     Weibull,
 )
-from pausefl.delays.published import FlooredNormal, published_delay, published_halves
+from pausefl.delays.published import published_delay, published_halves
 
 __all__ = [
     "Constant",
@@ -28,7 +28,6 @@ __all__ = [
     "Empirical",
     "Exponential",
     "Floor",
-    "FlooredNormal",
     "Gamma",
     "LogNormal",
     "MarkovDelay",

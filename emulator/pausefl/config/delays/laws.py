@@ -12,7 +12,7 @@ import numpy as np
 from pausefl import delays
 from pausefl.config.delays.files import ClientPlace, MeasuredDelays
 from pausefl.config.kinds import made, plain_value, read_kind
-from pausefl.delays import Delay, Floor, FlooredNormal, MarkovDelay, published_delay, sampled
+from pausefl.delays import Delay, Floor, MarkovDelay, published_delay, sampled
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_process.registry import Registry
 from pausefl_proto.arrays import FloatArray
@@ -28,7 +28,7 @@ class Halves:
     floor_s: float = 0.05
     sd_s: float = 0.05
 
-    def law(self, client: ClientPlace) -> FlooredNormal:
+    def law(self, client: ClientPlace) -> Floor:
         """The law of one client; ValueError that names the key."""
         return published_delay(client.place, len(client.client_ids), floor_s=self.floor_s, sd_s=self.sd_s)
 
@@ -96,7 +96,7 @@ class LawReader:
         law: Delay = made(read.law, {"client": self.client}, key) if isinstance(read, MeasuredDelays | Halves) else read
         if isinstance(law, MarkovDelay):
             law = replace(law, path=int(self.rng_for(f"{key}.path").integers(1 << 63)))
-        if "floor_s" not in table or isinstance(law, Floor | FlooredNormal):
+        if "floor_s" not in table or isinstance(law, Floor):
             return law
         floored: Delay = made(
             Floor, {"of": law, "floor_s": self._value(float, table["floor_s"], f"{key}.floor_s")}, key
