@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pausefl.config.tables import ClientGroup
-from pausefl.report.csv import export
+from pausefl.report.csv_export import export_csv
 from pausefl.report.group_plots import group_looks
 from pausefl.report.learning import Learning, learning
 from pausefl.report.learning_plots import beta_density
@@ -61,7 +61,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pausefl", "run", "experiment.toml", "--run-dir", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    export(folder / "run")
+    export_csv(folder / "run")
     return folder / "run"
 
 

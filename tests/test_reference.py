@@ -11,13 +11,14 @@ import pytest
 
 import pausefl
 from pausefl import cli
+from pausefl.config.delays.laws import EXCHANGE_DELAYS
 from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.population.availability import AVAILABILITIES
 from pausefl.population.behaviours import BEHAVIOURS
 from pausefl.population.simulated_drifts import DRIFTS
-from pausefl.reference.catalogue import LAWS, tables
+from pausefl.reference.catalogue import tables
 from pausefl.reference.keys import Key, keys_of, sentence_of
 from pausefl.reference.listing import listing
 from pausefl_client.data.partition import PARTITIONERS
@@ -28,7 +29,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 RECORDS = [
     *((table.header, table.record) for table in tables()),
     *((f"{kinds}.{name}", make)
-      for kinds, makers in (("law", LAWS), ("behaviour", BEHAVIOURS), ("availability", AVAILABILITIES),
+      for kinds, makers in (("law", EXCHANGE_DELAYS), ("behaviour", BEHAVIOURS), ("availability", AVAILABILITIES),
                             ("drift", DRIFTS), ("partition", PARTITIONERS), ("training", TRAINING_METHODS),
                             ("policy", POLICIES))
       for name, make in makers.items()),

@@ -18,9 +18,9 @@ from pausefl.audit.noise import Check, check_clip, check_freshness, check_noise,
 from pausefl.audit.runs import Witness, witnesses
 from pausefl.config.client_records import budget_of
 from pausefl.config.experiment import Experiment, load_experiment
-from pausefl.results.fitting import FittingTable
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.run_dir import stored_experiment
+from pausefl.terminal_table import FittingTable
 from pausefl_proto.errors import PauseflError
 
 FALSE_ALARM = 1e-3

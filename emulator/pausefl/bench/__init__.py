@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pausefl.results.fitting import FittingTable
+from pausefl.terminal_table import FittingTable
 from pausefl_proto.errors import ConfigError
 
 

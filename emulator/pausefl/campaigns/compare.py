@@ -18,7 +18,7 @@ from pausefl.campaigns.campaign import (
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
-from pausefl.results.fitting import FittingTable
+from pausefl.terminal_table import FittingTable
 from pausefl_proto.errors import ConfigError
 
 OF_RUNS = "compare --runs"

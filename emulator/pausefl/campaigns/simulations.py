@@ -13,6 +13,7 @@ from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.report.bands import SimulatedCurves, draw_simulations
 from pausefl.report.style import save_png
+from pausefl.results.csv_table import write_csv
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
 from pausefl.simulation.outputs import run_simulation
 from pausefl_process.files import write_durably
@@ -42,7 +43,7 @@ def run_simulations(
             curves.setdefault(policy, []).append(_read(own / "simulation.csv"))
     summary = {"rounds": rounds, "policies": {policy: _spreads(found) for policy, found in summaries.items()}}
     write_durably(folder / "simulations.json", json.dumps(summary, indent=2) + "\n")
-    _write_csv(folder / "simulations.csv", [each for found in summaries.values() for each in found])
+    _write_table(folder / "simulations.csv", [each for found in summaries.values() for each in found])
     save_png(draw_simulations(curves), folder / "simulations.png")
     return summary
 
@@ -89,10 +90,7 @@ def _spreads(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
     return spreads
 
 
-def _write_csv(path: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
+def _write_table(path: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
     """One row a simulation."""
     columns = ("policy", "seed", "rounds", *(name for name in _SUMMED if any(name in each for each in summaries)))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(summaries)
+    write_csv(path, columns, ([summary.get(name) for name in columns] for summary in summaries))

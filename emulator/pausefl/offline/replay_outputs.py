@@ -1,6 +1,5 @@
 """What a replay found: in words, as JSON and CSV, and as a picture."""
 
-import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import Overrides
 from pausefl.offline.counterfactual import Counterfactual, play_on_log
 from pausefl.offline.replay import RecordedLog, ReplayedChoice, check_same, read_log, replay_log
+from pausefl.results.csv_table import write_csv
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray
@@ -97,12 +97,8 @@ def write_replay(replay: Replay, folder: Path) -> list[Path]:
     write_durably(folder / "replay.json", json.dumps(replay.summary, indent=2) + "\n")
     if not replay.rounds:
         return [folder / "replay.json"]
-    with (folder / "replay.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {**row, **{name: " ".join(row[name]) for name in ("recorded", "chosen")}} for row in replay.rounds
-        )
+    rounds = ({**row, **{name: " ".join(row[name]) for name in ("recorded", "chosen")}} for row in replay.rounds)
+    write_csv(folder / "replay.csv", _COLUMNS, ([row.get(name) for name in _COLUMNS] for row in rounds))
     from pausefl.offline.replay_plot import draw_replay
     from pausefl.report.style import save_png
 

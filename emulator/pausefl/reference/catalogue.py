@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from pausefl.config.delays.laws import DELAYS
+from pausefl.config.delays.laws import EXCHANGE_DELAYS
 from pausefl.config.experiment import Experiment
-from pausefl.delays import published_delay
 from pausefl.population.availability import AVAILABILITIES
 from pausefl.population.behaviours import BEHAVIOURS
 from pausefl.population.simulated_drifts import DRIFTS
@@ -17,13 +15,10 @@ from pausefl_client.data.partition import PARTITIONERS
 
 Makers = Mapping[str, Callable[..., Any]]
 
-LAWS: Makers = {"halves": partial(published_delay, 0, 1), **DELAYS}
-"""Latency laws by kind. The published halves depend on a client's position, so only `latency.delay` may name them."""
-
 KINDS_OF_KEY: Mapping[str, Makers] = {
-    "delay": LAWS,
-    "down": LAWS,
-    "up": LAWS,
+    "delay": EXCHANGE_DELAYS,
+    "down": EXCHANGE_DELAYS,
+    "up": EXCHANGE_DELAYS,
     "behaviours": BEHAVIOURS,
     "availability": AVAILABILITIES,
     "drift": DRIFTS,

@@ -6,7 +6,7 @@ May live here: figures, pages and tables of one run or of several. Not here: num
 from collections.abc import Sequence
 from pathlib import Path
 
-from pausefl.report import csv as csv_files
+from pausefl.report.csv_export import export_csv
 from pausefl.report.html import run_page
 from pausefl.report.plots import draw_all
 from pausefl.report.style import save_pdf, save_png
@@ -33,4 +33,4 @@ def write_report(run_dir: Path) -> Path:
 def report_runs(run_dirs: Sequence[Path], csv: bool) -> list[Path]:
     """Report on each run, with its tables as CSV if asked; return what was written: pages and CSV folders."""
     pages = [write_report(run_dir) for run_dir in run_dirs]
-    return [*pages, *(csv_files.export(run_dir) for run_dir in run_dirs)] if csv else pages
+    return [*pages, *(export_csv(run_dir) for run_dir in run_dirs)] if csv else pages

@@ -1,6 +1,5 @@
 """What a sweep found: one row a run as CSV, and a figure over the keys that were varied."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pausefl.report.style import INK, RC, SERIES, save_png
+from pausefl.results.csv_table import write_records
 
 ResultRows = Sequence[Mapping[str, Any]]
 # What is drawn of a run: the key of its summary, the label, and the factor to the label's unit.
@@ -29,10 +29,7 @@ def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
     """
     metrics = {row["metric"] for row in rows if row.get("metric")}
     named = rows if len(metrics) != 1 else [{_own(name, *metrics): row[name] for name in row} for row in rows]
-    with (folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in named for name in row)))
-        writer.writeheader()
-        writer.writerows(named)
+    write_records(folder / "sweep.csv", named)
     if len(varied) in (1, 2):
         save_png(draw_sweep(rows, varied), folder / "sweep.png")
 

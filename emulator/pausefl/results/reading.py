@@ -83,12 +83,17 @@ class Summary(TypedDict):
     measured_latency_s: float
     """What total_latency_s is without the waits for clients that missed."""
     censored_rounds: int
-    failed_attempts: int
-    unneeded_jobs: int
-    withdrawn_jobs: int
-    late_updates: int
-    merged_updates: int
     """Rounds whose latency is a lower bound, as a miss decided it."""
+    failed_attempts: int
+    """Attempts at a round to which no client gave an update; the round was tried again."""
+    unneeded_jobs: int
+    """Jobs that were not waited for, as enough other clients had answered."""
+    withdrawn_jobs: int
+    """Jobs that clients stopped once their round had ended; they spend no ε."""
+    late_updates: int
+    """Updates that came after their round had ended; their ε is counted."""
+    merged_updates: int
+    """Late updates that went into a later model."""
     missed_jobs: dict[str, int]
     """Chosen clients without an update, by kind."""
     failures: list[Failure]

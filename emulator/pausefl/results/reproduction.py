@@ -10,7 +10,6 @@ import numpy as np
 from pausefl.results.reading import RunData, has_diverged
 from pausefl.results.selections import choices_by_group
 from pausefl.results.statistics import (
-    Interval,
     Waits,
     common_horizon_s,
     first_reached,
@@ -219,8 +218,3 @@ def _newcomers(runs: Sequence[RunData]) -> dict[str, Any] | None:
         "selections": {c: {"role": ids[c], "mean": round(chosen[c] / len(runs), 2)} for c in ids},
         "by_round": _stored([(x, np.asarray(y, np.float64)) for x, y in zip(rounds, by_round, strict=True)]),
     }
-
-
-def as_interval(stored: Mapping[str, Any]) -> Interval:
-    """An interval as it was stored."""
-    return Interval(*(stored[name] for name in ("mean", "low", "high", "n_seeds")))

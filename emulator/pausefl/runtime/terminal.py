@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pausefl.results.fitting import FittingTable
+from pausefl.terminal_table import FittingTable
 from pausefl_process.events import (
     Finished,
     Interrupted,

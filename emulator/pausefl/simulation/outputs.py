@@ -1,9 +1,8 @@
 """Simulates an experiment, and writes what came of it: simulation.json, tables and a figure."""
 
-import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.server_records import selected_policy
 from pausefl.delays import Delay
+from pausefl.results.csv_table import write_csv
 from pausefl.simulation.engine import (
     Setting,
     SimulationResult,
@@ -59,7 +59,7 @@ def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[s
     out_dir.mkdir(parents=True, exist_ok=True)
     write_durably(out_dir / "simulation.json", json.dumps(summary, indent=2) + "\n")
     for name, (columns, rows) in tables.items():
-        _write_csv(out_dir / f"{name}.csv", columns, rows)
+        write_csv(out_dir / f"{name}.csv", columns, rows)
     figure.savefig(out_dir / "simulation.png", dpi=120)
     return summary
 
@@ -192,13 +192,6 @@ def _weights(genie: Genie) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _write_csv(path: Path, columns: tuple[str, ...], rows: Iterable[Iterable[Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
 
 
 def _draw(result: SimulationResult, bounds: Mapping[str, FloatArray]) -> "Figure":

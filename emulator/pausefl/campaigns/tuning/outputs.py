@@ -1,6 +1,5 @@
 """What a search leaves: the front as a table, as CSV, as a picture, and as experiments that run."""
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from pausefl.campaigns.tuning.fresh import FrontPoint
 from pausefl.campaigns.tuning.plan import LATENCY_TO_TARGET, Objective
 from pausefl.campaigns.tuning.space import experiment_at
 from pausefl.report.style import LIMIT, MUTED, RC, SERIES, save_png
+from pausefl.results.csv_table import write_records
 from pausefl.results.statistics import Interval
 from pausefl_process.files import write_durably
 
@@ -27,10 +27,10 @@ SUMMARY = "tuning.json"
 def write_tuning(tuning: "Tuning") -> None:
     """Write front.csv, front.png, trials.csv, tuning.json and a TOML file for every setting of the front."""
     objectives, plan = tuning.plan.objectives, tuning.plan
-    _write_csv(tuning, "front.csv", [_row(point, objectives) for point in tuning.front])
+    write_records(tuning.folder / "front.csv", [_row(point, objectives) for point in tuning.front])
     names = [objective.name for objective in objectives]
     rows = [{**each.point, **dict(zip(names, each.values, strict=True))} for each in tuning.tried.trials]
-    _write_csv(tuning, "trials.csv", rows)
+    write_records(tuning.folder / "trials.csv", rows)
     write_durably(tuning.folder / SUMMARY, json.dumps(_summary(tuning), indent=1, ensure_ascii=False) + "\n")
     for point in tuning.front:
         text = experiment_at(plan.source, point.point).to_toml()
@@ -143,11 +143,3 @@ def _seeds(seeds: range) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _write_csv(tuning: "Tuning", name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    with (tuning.folder / name).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

@@ -23,10 +23,12 @@ _TRIED = 16
 
 @dataclass(frozen=True)
 class Halves:
-    """The published latencies, a fast and a slow half of the clients; a client's law depends on its place."""
+    """The published latencies: normal, floored at τ_min, with a fast and a slow half of the clients."""
 
     floor_s: float = 0.05
+    """The least delay, τ_min."""
     sd_s: float = 0.05
+    """The standard deviation before the floor."""
 
     def law(self, client: ClientPlace) -> Floor:
         """The law of one client; ValueError that names the key."""

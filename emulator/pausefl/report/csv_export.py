@@ -1,18 +1,18 @@
 """The documented views of run.db as CSV files, and what a Fed-TS run learnt."""
 
-import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pausefl.report.learning import Learning, learning
+from pausefl.results.csv_table import write_csv
 from pausefl.results.reading import open_database, read_run
 
 _VIEWS = "SELECT name FROM sqlite_schema WHERE type = 'view'"
 
 
-def export(run_dir: Path) -> Path:
+def export_csv(run_dir: Path) -> Path:
     """Write each view to RUN_DIR/csv/VIEW.csv, numbers as SQLite holds them; return the folder.
 
     A run under a policy with Fed-TS's posteriors has two tables more: posteriors.csv and drifts.csv.
@@ -23,10 +23,10 @@ def export(run_dir: Path) -> Path:
     with open_database(run_dir) as database:
         for (view,) in database.execute(_VIEWS).fetchall():
             rows = database.execute(f"SELECT * FROM {view}")
-            _write(folder / f"{view}.csv", [column[0] for column in rows.description], rows)
+            write_csv(folder / f"{view}.csv", [column[0] for column in rows.description], rows)
     if learnt:
-        _write(folder / "posteriors.csv", ("round", "client_id", "s", "f"), _posteriors(learnt))
-        _write(folder / "drifts.csv", (*learnt.drifts, "threshold"), _drifts(learnt))
+        write_csv(folder / "posteriors.csv", ("round", "client_id", "s", "f"), _posteriors(learnt))
+        write_csv(folder / "drifts.csv", (*learnt.drifts, "threshold"), _drifts(learnt))
     return folder
 
 
@@ -42,10 +42,3 @@ def _drifts(learnt: Learning) -> Iterator[tuple[Any, ...]]:
     for t, client_id, drift, original, small in zip(*(c.tolist() for c in learnt.drifts.values()), strict=True):
         threshold = float(learnt.threshold[t - 1])
         yield t, client_id, drift, int(original), int(small), None if math.isnan(threshold) else threshold
-
-
-def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)
