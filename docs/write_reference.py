@@ -15,10 +15,11 @@ from pydantic import BaseModel
 
 import pausefl
 from pausefl import cli
+from pausefl.config.delays.laws import EXCHANGE_DELAYS
 from pausefl.population.availability import AVAILABILITIES
 from pausefl.population.behaviours import BEHAVIOURS
 from pausefl.population.simulated_drifts import DRIFTS
-from pausefl.reference.catalogue import LAWS, Makers, tables
+from pausefl.reference.catalogue import Makers, tables
 from pausefl.reference.keys import MISSING, Key, attribute_docstrings, keys_of, sentence_of
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import TRAINING_METHODS
@@ -52,7 +53,7 @@ _DRIFTS = """`clients.groups.NAME.drift` takes a table with one of these kinds. 
 _POLICIES = """The parameters of policy NAME stand in `[selection.NAME]`. [More on policies](../selection.md)."""
 
 _KINDS: tuple[tuple[str, str, Makers], ...] = (
-    ("Delay laws", _LAWS, LAWS),
+    ("Delay laws", _LAWS, EXCHANGE_DELAYS),
     ("Behaviours", _BEHAVIOURS, BEHAVIOURS),
     ("Availability", _AVAILABILITY, AVAILABILITIES),
     ("Partitions", _PARTITIONS, PARTITIONERS),
