@@ -62,9 +62,9 @@ def free_port() -> int:
         return port
 
 
-def await_server(port: int, within_s: float = 60.0) -> None:
-    """Return once something listens there; TimeoutError if nothing does within this time."""
-    ends_s = time.monotonic() + within_s
+def await_server(port: int) -> None:
+    """Return once something listens there; TimeoutError if nothing does within a minute."""
+    ends_s = time.monotonic() + 60.0
     while time.monotonic() < ends_s:
         try:
             socket.create_connection(("127.0.0.1", port)).close()

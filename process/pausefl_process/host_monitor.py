@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
@@ -85,9 +85,8 @@ UNWATCHED = Unwatched()
 class HostMonitor:
     """Probes this process's timers and event loop from a thread of its own, inside `watching` blocks."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         """Belongs to the running event loop."""
-        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._steal = StealMeter(_PROC_STAT)
         self.probes: deque[HostProbe] = deque(maxlen=4096)
@@ -95,7 +94,7 @@ class HostMonitor:
         self._due_s = _NEVER_S  # when the thread's sleep is to end
         self._woke_s = _NEVER_S  # since when the event loop has been due to answer
         self._watchers = 0
-        self._unwatched_since_s = clock()
+        self._unwatched_since_s = time.monotonic()
         self.is_parked = False
         """Whether the thread sleeps until there is a watcher."""
         self._wanted = threading.Event()
@@ -113,11 +112,11 @@ class HostMonitor:
             yield
         finally:
             self._watchers -= 1
-            self._unwatched_since_s = self._clock()
+            self._unwatched_since_s = time.monotonic()
 
     def report(self, since_s: float, compute_s: float) -> HostReport:
-        """The worst that was seen since then (on the clock given), and the share that `compute_s` is of that time."""
-        now_s = self._clock()
+        """The worst that was seen since then (`time.monotonic`), and the share that `compute_s` is of that time."""
+        now_s = time.monotonic()
         # A stall just before the window has delayed what the window began with.
         from_s = since_s - _PROBE_EVERY_S
         seen = [*takewhile(lambda probe: probe.at_s >= from_s, reversed(self.probes)), self._overdue(now_s)]
@@ -140,12 +139,12 @@ class HostMonitor:
 
     def _run(self) -> None:
         while not self._closed:
-            if not self._watchers and self._clock() - self._unwatched_since_s > _LINGER_S:
+            if not self._watchers and time.monotonic() - self._unwatched_since_s > _LINGER_S:
                 self._park()
                 continue
-            self._due_s = due_s = self._clock() + _PROBE_EVERY_S
+            self._due_s = due_s = time.monotonic() + _PROBE_EVERY_S
             time.sleep(_PROBE_EVERY_S)
-            woke_s = self._clock()
+            woke_s = time.monotonic()
             self._due_s = _NEVER_S
             if self._woke_s != _NEVER_S:
                 continue  # the event loop has yet to answer the probe before
@@ -164,7 +163,7 @@ class HostMonitor:
         self.is_parked = False
 
     def _note(self, woke_s: float, overshoot_s: float, steal_share: float) -> None:
-        now_s, self._woke_s = self._clock(), _NEVER_S
+        now_s, self._woke_s = time.monotonic(), _NEVER_S
         self.probes.append(HostProbe(now_s, now_s - woke_s, overshoot_s, steal_share))
 
 

@@ -19,6 +19,7 @@ from pausefl.config.server_records import selected_policy
 from pausefl.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suffices, is_open
 from pausefl.offline.replay import RecordedLog
 from pausefl.runtime.server.plan import oracle_of, settings_of
+from pausefl.simulation.engine import releases_of_misses
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
@@ -105,7 +106,7 @@ def _play(
             imagined = _record(record, chosen, answers, state.table, settings, policy, outcomes)
             waited_s = imagined.round_latency_s
             state.after_round(imagined)
-            state.before_round(record.round, _charged(imagined, state.table, settings))
+            state.before_round(record.round, releases_of_misses(imagined, state.table, settings.budget))
         played.chosen.append(chosen)
         played.waited_s.append(waited_s)
         unseen = [c for c in answers if not outcomes.tells(record.round, c, waited_s)]
@@ -177,17 +178,6 @@ def _observation(
         loss=outcomes.loss(answer.client_id, round),
         statistics={name: value for name, value in answer.statistics.items() if name.startswith("label_")},
     )
-
-
-def _charged(record: RoundRecord, table: ClientTable, settings: ServerSettings) -> list[LogEvent]:
-    """What missed jobs cost: an update may have left its client, so each counts as released."""
-    if settings.budget is None:
-        return []
-    released = {miss.client_id: int(table.released[table.row_of[miss.client_id]]) + 1 for miss in record.misses}
-    return [
-        LogEvent("reconciled", client_id, epsilon_spent=settings.budget.spent(i), released=i)
-        for client_id, i in released.items()
-    ]
 
 
 def _gathered(client_ids: tuple[str, ...], draws: Sequence[_PlayedDraw]) -> Counterfactual:

@@ -165,7 +165,7 @@ def simulate(
             gained = _gained(selection, problem, setting, latency_s, deadline_s)
             record = _record(t, selection, latency_s, table, setting, deadline_s)
             table.apply_round(record)
-            table.apply_events(_late_releases(record, table, setting.budget), t)
+            table.apply_events(releases_of_misses(record, table, setting.budget), t)
             _retire(table, setting.budget, selection.rows)
             state = policy.observe(state, seen_by_policy(record), table)
             penalty_s += selection.cluster_penalty_s
@@ -381,12 +381,9 @@ def _record(
     )
 
 
-def _late_releases(record: RoundRecord, table: ClientTable, budget: Budget | None) -> list[LogEvent]:
-    """A late update has left its client: its ε is spent all the same."""
+def releases_of_misses(record: RoundRecord, table: ClientTable, budget: Budget | None) -> list[LogEvent]:
+    """The events of a round's missed jobs: an update may have left its client, so each counts as released."""
     if budget is None:
         return []
-    events = []
-    for miss in record.misses:
-        i = int(table.released[table.row_of[miss.client_id]]) + 1
-        events.append(LogEvent("reconciled", miss.client_id, epsilon_spent=budget.spent(i), released=i))
-    return events
+    released = {miss.client_id: int(table.released[table.row_of[miss.client_id]]) + 1 for miss in record.misses}
+    return [LogEvent("reconciled", c, epsilon_spent=budget.spent(i), released=i) for c, i in released.items()]

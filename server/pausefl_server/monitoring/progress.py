@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 
 from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, RoundCommitted, WaitingForClients
 from pausefl_process.line_limit import LineLimit
@@ -27,16 +26,13 @@ _CLAMPS_AFTER = 20
 class ProgressReporter(RunObserver):
     """Turns changes of a run's state into progress events, at most one round every 0.05 s."""
 
-    def __init__(
-        self, settings: ServerSettings, report: Report, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: ServerSettings, report: Report) -> None:
         self._settings = settings
         self._report = report
-        self._clock = clock
         self._minimum = 0  # clients that the first round waits for
         self._connected = 0
         self._rejected = 0
-        self._limit = LineLimit(clock)
+        self._limit = LineLimit(time.monotonic)
         self._notices = 0  # how often it was said when the budgets will end
         self._doubts: set[str] = set()  # said once each
         self._failures: set[str] = set()  # said once each
@@ -95,7 +91,7 @@ class ProgressReporter(RunObserver):
         self._announce_doubts(record)
         self._announce_failures(record)
         self._announce_clamps(state.table)
-        now_s = self._clock()
+        now_s = time.monotonic()
         if now_s - self._reported_s < _REPORT_EVERY_S and record.round < self._settings.rounds:
             return
         self._reported_s = now_s
