@@ -11,9 +11,9 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
 from pausefl_server.connections.conduct import AbuseError, Conduct
 from pausefl_server.connections.statements import durations_of, host_of, loss_of, release_of, shown, statistics_of
-from pausefl_server.ledger import Release
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import TIMING_TOLERANCE_S, Timing
+from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import (
     Acknowledge,
     Dismiss,

@@ -10,11 +10,11 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector
-from pausefl_server.ledger import check_release, is_plausible
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, RoundRecord
+from pausefl_server.release_checks import check_release, is_plausible
 from pausefl_server.rounds.aggregation import aggregate
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
 from pausefl_server.rounds.deadline import Patience, answers_needed, derived_deadline_s
