@@ -1,13 +1,9 @@
 """Checks of what clients report of their releases, against the schedule and the log."""
 
-import math
 from dataclasses import dataclass
 
-from pausefl_proto.budget import Budget
+from pausefl_proto.budget import Budget, is_same_epsilon
 from pausefl_proto.errors import WireError
-
-# Two machines may round e^{-ηi} differently in the last place.
-_RELATIVE_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +21,7 @@ def check_ledger(released: int, epsilon_spent: float, budget: Budget | None, pro
     `proven` is how many of the client's releases the server has proof of.
     """
     spent = budget.spent(released) if budget else 0.0
-    if not math.isclose(epsilon_spent, spent, rel_tol=_RELATIVE_TOLERANCE):
+    if not is_same_epsilon(epsilon_spent, spent):
         raise WireError(
             f"the client's ledger says {epsilon_spent} epsilon is spent after {released} releases,"
             f" the schedule says {spent}"
@@ -54,9 +50,9 @@ def check_release(release: Release, budget: Budget | None, proven: int, used: in
         raise WireError(f"counts {i} releases, the server knows of {proven}: its ledger is older than the server's")
     if i <= used:
         raise WireError(f"sends release {i} once more, it has been used in an earlier round")
-    if not math.isclose(release.epsilon, budget.epsilon(i), rel_tol=_RELATIVE_TOLERANCE):
+    if not is_same_epsilon(release.epsilon, budget.epsilon(i)):
         raise WireError(f"spent epsilon {release.epsilon} on release {i}, the schedule says {budget.epsilon(i)}")
-    if not math.isclose(release.epsilon_spent, budget.spent(i), rel_tol=_RELATIVE_TOLERANCE):
+    if not is_same_epsilon(release.epsilon_spent, budget.spent(i)):
         raise WireError(f"has spent {release.epsilon_spent} after {i} releases, the schedule says {budget.spent(i)}")
 
 
@@ -64,4 +60,4 @@ def is_plausible(release: Release, budget: Budget | None) -> bool:
     """Whether what a client says it has spent on an update that was not used can be believed, and so is spent."""
     if budget is None or release.participation < 1:
         return False
-    return math.isclose(release.epsilon_spent, budget.spent(release.participation), rel_tol=_RELATIVE_TOLERANCE)
+    return is_same_epsilon(release.epsilon_spent, budget.spent(release.participation))

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from pausefl.config.tables import ClientGroup
 from pausefl.config.validation import as_json
-from pausefl_client.privacy.mechanism import PrivacyUnit
 from pausefl_process.events import Outcome
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import NOT_FINITE
 from pausefl_server.records import ACCURACY, RoundRecord, Split
 from pausefl_server.storage.round_log import RoundLog
