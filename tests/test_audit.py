@@ -15,7 +15,8 @@ from pausefl.audit.canaries import Claim, attack, canary, clear_noise, places
 from pausefl.audit.lower_bound import epsilon_lower_bound
 from pausefl.audit.noise import Check, check_clip, check_freshness, check_noise, check_seed, check_sources
 from pausefl.audit.runs import NoiseSample, seed_bits
-from pausefl_client.privacy.mechanism import Mechanism, PrivacyUnit, entropy_rng
+from pausefl_client.privacy.mechanism import Mechanism, entropy_rng
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
 UNITS: tuple[PrivacyUnit, ...] = ("coordinate", "vector")

@@ -337,7 +337,6 @@ async def test_a_client_waits_for_a_server_that_is_not_there_yet(tmp_path: Path)
             endpoints,
             tmp_path,
             run.tell,
-            on_ready=run.port.set_result,
             keep=lambda _: None,
         )
         assert await goodbye == "all rounds done"

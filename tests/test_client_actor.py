@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack, pack_job, unpack
-from pausefl_server.ledger import Release
+from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update
 from rigs.client_actor import ClientActorRig, upload, vector
 

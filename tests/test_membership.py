@@ -12,7 +12,7 @@ from pausefl_process.events import Notice, WaitingForClients
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, digest
-from pausefl_server.ledger import Release
+from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.policies.uniform import Random
 from rigs.coordinator import BUDGET, SIZE, FakePeer, MakeRig, averaged

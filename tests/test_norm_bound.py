@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace, PrivacyUnit, entropy_rng
+from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace, entropy_rng
 from pausefl_proto.errors import WireError
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Vector
 from pausefl_server.model.norm_bound import TAIL_PROBABILITY, NormBound
 

@@ -16,9 +16,10 @@ from pausefl.runtime.client.plan import noise_plan
 from pausefl.runtime.client.privacy import noise_for
 from pausefl_client.privacy.device_noise import DeviceLaplace, philox_state, secret_generator
 from pausefl_client.privacy.ledger import ReleaseKey
-from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, NumpyLaplace, PrivacyUnit, entropy_rng
+from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, NumpyLaplace, entropy_rng
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError, ConfigError
+from pausefl_proto.privacy_unit import PrivacyUnit, vector_epsilon
 
 UNITS: tuple[PrivacyUnit, ...] = ("coordinate", "vector")
 N = 100_000
@@ -202,8 +203,8 @@ def test_torch_is_not_trusted_with_a_seed_where_it_takes_32_bits() -> None:
 
 
 def test_epsilon_of_the_upload() -> None:
-    assert Mechanism("vector", 1.0).vector_epsilon(2.0, 100) == 2.0
-    assert Mechanism("coordinate", 1.0).vector_epsilon(2.0, 100) == 200.0
+    assert vector_epsilon("vector", 2.0, 100) == 2.0
+    assert vector_epsilon("coordinate", 2.0, 100) == 200.0
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.nan, math.inf])

@@ -16,12 +16,12 @@ from matplotlib.text import Text
 from pausefl.report import plots, report_runs, write_report
 from pausefl.report.html import in_ranges
 from pausefl.report.plots import draw_all
-from pausefl.results.reading import SCHEMA_VERSION, VIEWS, read_run
+from pausefl.results.reading import VIEWS, read_run
 from pausefl_proto.errors import ConfigError
 from pausefl_server.host_limits import ADVICE, advice
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
-from pausefl_server.storage import seals, store
+from pausefl_server.storage import store
 
 CLIENTS = ("<script>", "$x$", "c")
 """Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
@@ -299,10 +299,6 @@ def test_csv_holds_every_view(reported: Path) -> None:
     with (reported / "csv" / "selections.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {row["client_id"]: row["times_chosen"] for row in rows} == {"$x$": "2", "<script>": "2"}
-
-
-def test_it_reads_the_schema_the_server_writes() -> None:
-    assert str(seals.SCHEMA_VERSION) == SCHEMA_VERSION
 
 
 @pytest.mark.parametrize("name", ["run.db", "summary.json", "config.toml"])

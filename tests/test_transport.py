@@ -222,7 +222,6 @@ async def test_a_taken_port_is_bad_input(tmp_path: Path) -> None:
             Endpoints("127.0.0.1", port),
             tmp_path,
             lambda event: None,  # noqa: ARG005
-            on_ready=lambda port: None,  # noqa: ARG005
             keep=lambda result: None,  # noqa: ARG005
         )
         with pytest.raises(ExceptionGroup) as caught:

@@ -16,7 +16,7 @@ from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
-from pausefl_server.ledger import Release
+from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import JobDropped, SendPing, Update, Withdraw
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector

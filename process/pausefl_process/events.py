@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
+from pausefl_proto.privacy_unit import PrivacyUnit
+
 Outcome = Literal["completed", "budgets_spent", "failed", "interrupted"]
 """How a run ended: every round was played; privacy budgets ended it, as planned; for another reason; by a signal."""
 
@@ -73,7 +75,7 @@ class RoundCommitted:
     """The greatest ε that a client has spent."""
     epsilon_budget: float | None
     """The privacy budget of each client; null in a run without privacy."""
-    privacy_unit: Literal["coordinate", "vector"] | None
+    privacy_unit: PrivacyUnit | None
     """What ε protects; null in a run without privacy."""
     budgets_end_after_round: int | None
     """The round after which fewer than m clients are expected to have budget left; null where no floor ends budgets."""

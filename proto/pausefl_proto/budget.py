@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from pausefl_proto.errors import ConfigError
 
+# Two machines may round e^{-ηi} differently in the last place.
+_RELATIVE_TOLERANCE = 1e-9
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -61,3 +64,8 @@ class Budget:
         i = round(1 + math.log(self.epsilon(1) / self.epsilon_floor) / self.eta)
         # The logarithm may round to either side of a whole number.
         return i if self.affords(i) else i - 1
+
+
+def is_same_epsilon(reported: float, scheduled: float) -> bool:
+    """Whether an ε, or a sum of them, is the schedule's, as another machine may have rounded it."""
+    return math.isclose(reported, scheduled, rel_tol=_RELATIVE_TOLERANCE)

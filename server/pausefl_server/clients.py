@@ -6,10 +6,11 @@ measurement: it counts in `measured`, and in `missed` as well.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import stable_hash
@@ -17,35 +18,21 @@ from pausefl_server.records import LogEvent, RoundRecord
 
 # How many round trips of each client are remembered.
 _RECENT = 16
-_COLUMNS: dict[str, tuple[type, Any]] = {
-    "n_examples": (np.int64, 0),
-    "stated_examples": (np.int64, 0),
-    "joined_round": (np.int64, 1),
-    "chosen": (np.int64, 0),
-    "measured": (np.int64, 0),
-    "missed": (np.int64, 0),
-    "misses_in_a_row": (np.int64, 0),
-    "last_missed_round": (np.int64, 0),
-    "clamped": (np.int64, 0),
-    "released": (np.int64, 0),
-    "proven": (np.int64, 0),
-    "used": (np.int64, 0),
-    "inverse_latency_sum": (np.float64, 0.0),
-    "censored_inverse_sum": (np.float64, 0.0),
-    "least_latency_s": (np.float64, np.inf),
-    "recent_round_trips_s": (np.float64, np.full(_RECENT, np.nan)),
-    "epsilon_spent": (np.float64, 0.0),
-    "last_loss": (np.float64, np.nan),
-    "connected": (np.bool_, False),
-    "retired": (np.bool_, False),
-    "tie_key": (np.int64, 0),
-}
-
 
 GREATEST_STATED = 1e9
 """A loss or a label count beyond it counts as so much: sums and products of more might not be numbers."""
 # A client that states more examples than so many times the median counts for as many as that.
 _EXAMPLES_TIMES_MEDIAN = 5
+
+
+def _column(dtype: type[Any], first: Any) -> Any:
+    """A field that is a column with a row per client; a new client begins with `first`."""
+    row = np.array(first, dtype)
+    return field(default_factory=lambda: _filled(0, row), metadata={"row": row})
+
+
+def _filled(length: int, row: NDArray[Any]) -> NDArray[Any]:
+    return np.full((length, *row.shape), row)
 
 
 @dataclass
@@ -68,36 +55,36 @@ class ClientTable:
     row_of: dict[str, int] = field(default_factory=dict)
     estimated_tau_min_s: float = np.inf
     """τ_min from the latencies seen, for τ_min = "auto"."""
-    n_examples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    n_examples: IntArray = _column(np.int64, 0)
     """|D_k| as it counts: what the client states, up to the cap."""
-    stated_examples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    joined_round: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    chosen: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    measured: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    missed: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    stated_examples: IntArray = _column(np.int64, 0)
+    joined_round: IntArray = _column(np.int64, 1)
+    chosen: IntArray = _column(np.int64, 0)
+    measured: IntArray = _column(np.int64, 0)
+    missed: IntArray = _column(np.int64, 0)
     """How many of the measured rounds were misses."""
-    misses_in_a_row: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    misses_in_a_row: IntArray = _column(np.int64, 0)
     """Misses since the last answer; those of rounds that ended without it, as enough others had answered, apart."""
-    last_missed_round: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    clamped: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    last_missed_round: IntArray = _column(np.int64, 0)
+    clamped: IntArray = _column(np.int64, 0)
     """How many latencies were below τ_min, so that their reward τ_min/τ was clamped at 1."""
-    released: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    released: IntArray = _column(np.int64, 0)
     """What the client counts, as it said last or as was proven."""
-    proven: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    proven: IntArray = _column(np.int64, 0)
     """i of the last release that the server knows of by more than an unknown client's word at hello."""
-    used: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    used: IntArray = _column(np.int64, 0)
     """i of the last release whose update was used."""
-    inverse_latency_sum: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
-    censored_inverse_sum: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
-    least_latency_s: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
+    inverse_latency_sum: FloatArray = _column(np.float64, 0.0)
+    censored_inverse_sum: FloatArray = _column(np.float64, 0.0)
+    least_latency_s: FloatArray = _column(np.float64, np.inf)
     """The client's own least latency."""
-    recent_round_trips_s: FloatArray = field(default_factory=lambda: np.empty((0, _RECENT), np.float64))
+    recent_round_trips_s: FloatArray = _column(np.float64, np.full(_RECENT, np.nan))
     """(K, 16) the client's last round trips in no particular order, NaN where there were fewer; no policy's to see."""
-    epsilon_spent: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
-    last_loss: FloatArray = field(default_factory=lambda: np.empty(0, np.float64))
-    connected: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
-    retired: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
-    tie_key: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    epsilon_spent: FloatArray = _column(np.float64, 0.0)
+    last_loss: FloatArray = _column(np.float64, np.nan)
+    connected: BoolArray = _column(np.bool_, False)
+    retired: BoolArray = _column(np.bool_, False)
+    tie_key: IntArray = _column(np.int64, 0)
     label_counts: dict[int, FloatArray] = field(default_factory=dict)
     """Examples per label by row, only of clients that disclose them (statistics "label_0", "label_1", ...)."""
 
@@ -105,9 +92,9 @@ class ClientTable:
         """A table made of some columns has the others at their defaults."""
         if len(self.stated_examples) != len(self.n_examples):
             self.stated_examples = self.n_examples.copy()
-        for name, (dtype, default) in _COLUMNS.items():
+        for name, row in _COLUMNS.items():
             if len(getattr(self, name)) != len(self.ids):
-                setattr(self, name, _filled(len(self.ids), default, dtype))
+                setattr(self, name, _filled(len(self.ids), row))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -224,14 +211,16 @@ class ClientTable:
         start = len(self.ids)
         self.ids.extend(ids)
         self.row_of.update((client_id, start + i) for i, client_id in enumerate(ids))
-        for name, (dtype, default) in _COLUMNS.items():
-            setattr(self, name, np.concatenate([getattr(self, name), _filled(len(ids), default, dtype)]))
+        for name, row in _COLUMNS.items():
+            setattr(self, name, np.concatenate([getattr(self, name), _filled(len(ids), row)]))
         self.joined_round[start:] = round
         self.tie_key[start:] = [stable_hash(self.seed, "tie", client_id) for client_id in ids]
 
 
-def _filled(length: int, default: Any, dtype: type) -> np.ndarray[Any, Any]:
-    return np.full((length, *np.shape(default)), default, dtype)
+# Name -> what a new client begins with.
+_COLUMNS: dict[str, NDArray[Any]] = {
+    column.name: column.metadata["row"] for column in fields(ClientTable) if column.metadata
+}
 
 
 def _estimated_tau_min_s(least_latency_s: FloatArray) -> float:

@@ -89,6 +89,11 @@ class Timing:
         return communication_s if signal == "communication" else self.device_s + communication_s
 
 
+TIMING_TOLERANCE_S = 1e-3
+"""What an honest client's parts may add up to beyond the whole: its clock and the server's are read at slightly
+different instants."""
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What one chosen client did in one round, as the server saw it. Only accepted updates make one."""

@@ -2,9 +2,7 @@
 
 import asyncio
 import secrets
-import signal
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from pausefl_process.ending import DRAIN_S, end_within
-from pausefl_process.events import Finished, MetricsServed, Outcome, Report
+from pausefl_process.events import Finished, MetricsServed, Outcome, Ready, Report
 from pausefl_process.host_monitor import ClosableWatch, HostMonitor
 from pausefl_process.http_server import Route, WebServer
 from pausefl_proto.actor import ActorStopped
@@ -24,6 +21,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server.connections.entrance import Entrance
 from pausefl_server.connections.reception import HELLO_TIMEOUT_S, ConnectionBounds
 from pausefl_server.connections.transport import FederationServer
+from pausefl_server.interruption import Interruption, interruptible
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import exposition, make_registry
@@ -128,26 +126,6 @@ class RunResult:
     rejected_updates: int
 
 
-class _Interruption:
-    """Whether the run was asked to end, and the first reason given."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.reason = ""
-        self._limit: threading.Timer | None = None
-
-    def ask(self, reason: str) -> None:
-        """Ask for the end, which then comes within DRAIN_S; only the first reason is kept."""
-        self.reason = self.reason or reason
-        self._limit = self._limit or end_within(DRAIN_S)
-        self.asked.set()
-
-    def over(self) -> None:
-        """The end has come."""
-        if self._limit is not None:
-            self._limit.cancel()
-
-
 async def serve(
     settings: ServerSettings,
     policy: Policy,
@@ -158,7 +136,6 @@ async def serve(
     report: Report,
     *,
     oracle: Oracle | None = None,
-    on_ready: Callable[[int], None],
     keep: Callable[[RunResult], None],
     back_to: int | None = None,
     best_model: BestModelFile | None = None,
@@ -171,7 +148,7 @@ async def serve(
     SIGINT and SIGTERM end the run: the open round is given up, and everything is saved.
     """
     with ExitStack() as closing:
-        interruption = closing.enter_context(_interruptible())
+        interruption = closing.enter_context(interruptible())
         with _disk_errors(folder):
             store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
             closing.callback(store.close)
@@ -202,9 +179,8 @@ async def serve(
         entrance = _entrance(coordinator, theta_0.size, settings, endpoints, platform.clock)
         transport = platform.transport(entrance, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()
-        final, best = await _run_actors(
-            coordinator, store_actor, evaluator, transport, endpoints, on_ready, interruption, missing
-        )
+        actors = _Actors(store_actor, evaluator, transport, coordinator)
+        final, best = await _run_actors(actors, endpoints, report, interruption, missing)
         left = await left_over(before)
         report(Finished(coordinator.stopped_because, left, coordinator.outcome))
         result = RunResult(
@@ -257,24 +233,31 @@ def _shown(
         web.close()
 
 
-async def _linger(settings: MetricsSettings | None, interruption: _Interruption) -> None:
+async def _linger(settings: MetricsSettings | None, interruption: Interruption) -> None:
     """Stay long enough for scrapers and readers to see the end, unless the run was asked to end."""
     if settings is not None:
         with suppress(TimeoutError):
             await asyncio.wait_for(interruption.asked.wait(), settings.linger_s)
 
 
+@dataclass(frozen=True)
+class _Actors:
+    """What runs as long as a federation does, in the order in which it starts."""
+
+    store: StoreActor
+    evaluator: EvaluatorActor
+    transport: Transport
+    coordinator: Coordinator
+
+
 async def _run_actors(
-    coordinator: Coordinator,
-    store: StoreActor,
-    evaluator: EvaluatorActor,
-    transport: Transport,
-    endpoints: Endpoints,
-    on_ready: Callable[[int], None],
-    interruption: _Interruption,
-    missing: Sequence[Evaluate],
+    actors: _Actors, endpoints: Endpoints, report: Report, interruption: Interruption, missing: Sequence[Evaluate]
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
-    """Start: store, evaluator, transport, coordinator. Stop: coordinator, transport, evaluator, store."""
+    """Start: store, evaluator, transport, coordinator. Stop: coordinator, transport, evaluator, store.
+
+    `missing` evaluations come first. Returns those of the last model and of the best one on the full sets.
+    """
+    store, evaluator, transport, coordinator = actors.store, actors.evaluator, actors.transport, actors.coordinator
     async with asyncio.TaskGroup() as group:
         group.create_task(store.run())
         evaluating = group.create_task(evaluator.run())
@@ -283,7 +266,7 @@ async def _run_actors(
         port = await transport.start(endpoints.host, endpoints.port)
         ending = group.create_task(_end(coordinator, interruption))
         try:
-            on_ready(port)
+            report(Ready(port))
             await coordinator.run()
         finally:
             await transport.stop(_HASTY_GOODBYE_GRACE_S if interruption.asked.is_set() else _GOODBYE_GRACE_S)
@@ -301,7 +284,7 @@ async def _run_actors(
     return final, best
 
 
-async def _hurry(limit: asyncio.Timeout, interruption: _Interruption) -> None:
+async def _hurry(limit: asyncio.Timeout, interruption: Interruption) -> None:
     """Once the run was asked to end: a user wants its end, not its last accuracy at any price."""
     await interruption.asked.wait()
     limit.reschedule(asyncio.get_running_loop().time() + _LAST_EVALUATIONS_S)
@@ -319,30 +302,7 @@ async def _evaluate_last(
     return final, best
 
 
-@contextmanager
-def _interruptible() -> Iterator[_Interruption]:
-    """The first SIGINT and the first SIGTERM ask for the end, in vain where it has come; a second ends all at once.
-
-    Both may come of one Ctrl-C: from the terminal, and from the process that started this one.
-    """
-    loop, interruption = asyncio.get_running_loop(), _Interruption()
-
-    def interrupt(number: signal.Signals) -> None:
-        loop.remove_signal_handler(number)
-        interruption.ask(f"stopped by {number.name}")
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, interrupt, number)
-    try:
-        yield interruption
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-        interruption.over()
-
-
-async def _end(coordinator: Coordinator, interruption: _Interruption) -> None:
+async def _end(coordinator: Coordinator, interruption: Interruption) -> None:
     await interruption.asked.wait()
     with suppress(ActorStopped):  # it has ended by itself meanwhile
         await coordinator.tell(Shutdown(interruption.reason))

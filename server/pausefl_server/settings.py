@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import FLOAT32, Encoding
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Manifest
 from pausefl_server.host_limits import HostLimits
 from pausefl_server.model.aggregation import Aggregation
@@ -19,16 +19,12 @@ class PrivacySettings:
     """The privacy both ends agree on; they compare `schedule` when a client says hello."""
 
     budget: Budget
-    unit: Literal["coordinate", "vector"]
+    unit: PrivacyUnit
     schedule: str
     reproducible_noise: bool = False
     """True: the noise can be drawn again from the seed, so the run is not private."""
     norm_bound: NormBound | None = None
     """What the mechanism cannot have made is rejected; None: nothing is."""
-
-    def vector_epsilon(self, epsilon: float, size: int) -> float:
-        """The whole upload's ε: itself for unit "vector", d times it for "coordinate" (docs/papers.md, decision 8)."""
-        return epsilon if self.unit == "vector" else epsilon * size
 
 
 @dataclass(frozen=True)

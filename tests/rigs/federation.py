@@ -21,7 +21,7 @@ from pausefl_client.session import ClientSession
 from pausefl_client.surroundings import ClientSettings, HostResources, StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
-from pausefl_process.events import ProgressEvent, to_json
+from pausefl_process.events import ProgressEvent, Ready, to_json
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manifest, TensorSpec, unpack
@@ -53,7 +53,10 @@ class Federation:
         self.task: asyncio.Task[RunResult]
 
     def tell(self, event: ProgressEvent) -> None:
-        self.events.put_nowait(to_json(event))
+        if isinstance(event, Ready):
+            self.port.set_result(event.port)
+        else:
+            self.events.put_nowait(to_json(event))
 
     async def event(self, kind: str, containing: str = "") -> dict[str, Any]:
         """The next event of this kind whose message contains the text."""
@@ -92,7 +95,6 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
             folder,
             run.tell,
             oracle=oracle,
-            on_ready=run.port.set_result,
             keep=keep,
             back_to=back_to,
             best_model=best_model,

@@ -6,7 +6,6 @@ directory: its index i, and so its ε_i, then goes on from experiment to experim
 """
 
 import hashlib
-import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from pausefl_process.files import sqlite_synchronous, sync_folder
 from pausefl_process.head import Head
-from pausefl_proto.budget import Budget
+from pausefl_proto.budget import Budget, is_same_epsilon
 from pausefl_proto.errors import BudgetError, LedgerError
 
 KEPT_BYTES_MAX = 1_000_000
@@ -25,8 +24,6 @@ KEPT_BYTES_MAX = 1_000_000
 _LOG_BYTES_MAX = 4_000_000
 # What a release takes there besides its bytes: about four pages.
 _ROW_BYTES = 16_000
-# Two machines may round e^{-ηi} differently in the last place.
-_RELATIVE_TOLERANCE = 1e-9
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -213,7 +210,7 @@ class Ledger:
                     f" {known.get(key, 'unknown')!r}, not {value!r}: change that back, or keep this experiment's"
                     " ledgers in another folder (privacy.ledger_dir, --ledger-dir), whose budgets add to these"
                 )
-        if not math.isclose(self.epsilon_spent, self._budget.spent(self.released), rel_tol=_RELATIVE_TOLERANCE):
+        if not is_same_epsilon(self.epsilon_spent, self._budget.spent(self.released)):
             raise LedgerError(
                 f"ledger {self._path}: release {self.released} brings epsilon to {self.epsilon_spent:g}, its schedule"
                 f" says {self._budget.spent(self.released):g}; it was altered"

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pausefl_proto.errors import BudgetError, ConfigError
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Vector
 
-PrivacyUnit = Literal["vector", "coordinate"]
 Sampler = Literal["laplace", "opendp"]
 
 # float64 scratch of twice 512 KiB stays in the cache and bounds the memory a 10-million-coordinate update needs.
@@ -71,10 +71,6 @@ class Mechanism:
         if self.sensitivity > _MAX_SCALE * epsilon:
             raise BudgetError(f"epsilon = {epsilon:g} asks for more noise than float32 holds: the budget is used up")
         return self.sensitivity / epsilon
-
-    def vector_epsilon(self, epsilon: float, d: int) -> float:
-        """ε of the whole upload of d coordinates that are released at `epsilon` a unit."""
-        return epsilon if self.unit == "vector" else d * epsilon
 
     def clip_update(self, update: Vector) -> Vector:
         """A copy of `update`, (d,) float32, inside the unit's bound; never outside it, whatever rounding does.

@@ -9,8 +9,8 @@ from functools import reduce
 
 import numpy as np
 
-from pausefl_client.privacy.mechanism import PrivacyUnit
 from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Manifest, Vector
 
 Privatise = Callable[[Vector, float], Vector]

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 
 from pausefl.config.base import ClientCount, Count, NonNegative, Port, Positive, PositiveShare, Share, TomlTable
 from pausefl_client.privacy.mechanism import Sampler
+from pausefl_proto.privacy_unit import PrivacyUnit
 
 SeededPart = Literal["split", "model", "latency"]
 """What can be drawn anew while the rest of a run repeats."""
@@ -122,7 +123,7 @@ class PrivacyTable(TomlTable):
     """ε̄, the privacy budget of each client over all its releases."""
     eta: float = 0.04
     """η, how fast a client spends its budget: release i costs ε_i = ε̄ (e^η − 1) e^(−ηi)."""
-    unit: Literal["coordinate", "vector"] = "coordinate"
+    unit: PrivacyUnit = "coordinate"
     """What ε_i protects: one coordinate of the update, or the whole update as a vector."""
     clip: float = 0.003
     """The clip bound. Unit "coordinate": Δ, the width of the interval each coordinate is clamped to. Unit "vector": C,

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from pausefl.report.style import capitalised, css_variables, to_svg
 from pausefl.results.reading import PrivacyFigures, RunData
 from pausefl_proto.arrays import IntArray
+from pausefl_proto.privacy_unit import vector_epsilon
 
 # More ranges of rounds than this are not listed of a client: the page would be as long as its log.
 _MOST_RANGES = 60
@@ -153,11 +154,10 @@ def _milliseconds(seconds: float | None) -> str:
 def _privacy(run: RunData, privacy: PrivacyFigures) -> Mapping[str, object]:
     d, spent_before = run.summary["model_size"], run.clients["spent_before"].tolist()
     budget_sentence = BUDGET_SENTENCES[run.summary["budget_per"] or "run"]
-    vector_factor = d if privacy.unit == "coordinate" else 1
     return {
         "privacy": privacy,
         "unit_sentence": UNIT_SENTENCES[privacy.unit].format(d=d),
-        "vector_factor": vector_factor,
+        "vector_factor": vector_epsilon(privacy.unit, 1, d),
         "noise_sentence": NOISE_SENTENCES[run.summary["noise"] or "laplace"],
         "budget_sentence": budget_sentence.format(before=sum(map(bool, spent_before)), clients=len(spent_before)),
         "retired": int((run.clients["retired_before"] > 0).sum()),

@@ -7,8 +7,8 @@ a small δ, an (ε, δ) guarantee whose ε is smaller. The composition and its r
 from collections import Counter
 from collections.abc import Iterable
 
-from pausefl_client.privacy.mechanism import PrivacyUnit
 from pausefl_proto.budget import Budget
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, RoundRecord
 

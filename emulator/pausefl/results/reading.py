@@ -15,19 +15,18 @@ from numpy.typing import NDArray
 
 from pausefl.config.tables import ClientGroup
 from pausefl.config.validation import as_json
-from pausefl_client.privacy.mechanism import PrivacyUnit
 from pausefl_process.events import Outcome
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import NOT_FINITE
 from pausefl_server.records import ACCURACY, RoundRecord, Split
 from pausefl_server.storage.round_log import RoundLog
+from pausefl_server.storage.seals import SCHEMA_VERSION
 
 Columns = Mapping[str, NDArray[Any]]
 """A table by column: arrays of one length."""
 
-SCHEMA_VERSION = "3"
-"""The shape of the views that is read here; `pausefl_server.storage.store` writes it."""
 VIEWS = ("round_latency", "suspect_rounds", "ping_baseline", "greatest_leakage", "accuracy")
 """The documented views of run.db that reports read as they are: no row of them is a single exchange's."""
 
@@ -327,7 +326,7 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _check_version(file: Path, database: sqlite3.Connection) -> None:
     row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    if row is None or row[0] != SCHEMA_VERSION:
+    if row is None or row[0] != str(SCHEMA_VERSION):
         found = "none" if row is None else row[0]
         raise ConfigError(f"{file}: schema_version is {found}, this version of pausefl reads {SCHEMA_VERSION}")
 

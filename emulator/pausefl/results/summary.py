@@ -14,6 +14,7 @@ from pausefl.config.tables import ClientGroup, PrivacyTable, SelectionTable
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.tally import RunTally
 from pausefl_client.data.datasets import split_note
+from pausefl_proto.privacy_unit import vector_epsilon
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import ACCURACY, Evaluation
 from pausefl_server.selection.base import Policy
@@ -128,7 +129,7 @@ def _privacy(settings: PrivacyTable, tally: RunTally, table: ClientTable, size: 
         "max_epsilon_spent": spent,
         "epsilon_budget": budget.epsilon_budget,
         "privacy_unit": settings.unit,
-        "vector_epsilon_max": spent if settings.unit == "vector" else spent * size,
+        "vector_epsilon_max": vector_epsilon(settings.unit, spent, size),
         "median_epsilon_spent": float(np.median(table.epsilon_spent)) if len(table) else 0.0,
         "delta": settings.delta,
         "epsilon_at_delta": tighter_epsilon(budget, settings.unit, released, settings.delta),

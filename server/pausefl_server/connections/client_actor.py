@@ -11,9 +11,9 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
 from pausefl_server.connections.conduct import AbuseError, Conduct
 from pausefl_server.connections.statements import durations_of, host_of, loss_of, release_of, shown, statistics_of
-from pausefl_server.ledger import Release
 from pausefl_server.model.norm_bound import UpdateLimits
-from pausefl_server.records import Timing
+from pausefl_server.records import TIMING_TOLERANCE_S, Timing
+from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import (
     Acknowledge,
     Dismiss,
@@ -36,9 +36,9 @@ _SPARE_MESSAGES = 4
 _MOST_LATE = 64
 # What a client that never answers saves up at most.
 _MOST_MESSAGES = 100_000
-# What the client's parts may add up to beyond the whole: its clock and the server's are read at slightly different
-# instants, and each may drift and be slewed by some hundred millionths. Device time is bounded before a policy sees it.
-_TIMING_TOLERANCE_S, _TIMING_TOLERANCE_SHARE = 1e-3, 1e-3
+# Besides, each clock may drift and be slewed by some hundred millionths. Device time is bounded before a policy sees
+# it.
+_TIMING_TOLERANCE_SHARE = 1e-3
 
 
 class StreamToClient(Protocol):
@@ -377,6 +377,6 @@ def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timin
         server_wait_s=exchange.first_s - exchange.job.ready_s,
     )
     stated_s = timing.download_s + timing.injected_down_s + timing.device_s + timing.injected_up_s
-    if timing.propagation_s < -(_TIMING_TOLERANCE_S + _TIMING_TOLERANCE_SHARE * stated_s):
+    if timing.propagation_s < -(TIMING_TOLERANCE_S + _TIMING_TOLERANCE_SHARE * stated_s):
         raise WireError(f"reports parts that take {-timing.propagation_s:.4g} s longer than the whole exchange")
     return timing

@@ -4,7 +4,7 @@ from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.clients import GREATEST_STATED
-from pausefl_server.ledger import Release
+from pausefl_server.release_checks import Release
 
 # What is kept of a text that a client wrote, in characters.
 _LONGEST_TEXT = 200

@@ -12,12 +12,12 @@ An update beyond either was not made by the mechanism that both ends agreed on.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.errors import WireError
+from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Vector
 
 TAIL_PROBABILITY = 1e-9
@@ -31,7 +31,7 @@ _ROUNDING = 1 + 1e-5
 class NormBound:
     """The bound of one experiment's mechanism; `unit` and `clip` are `privacy.unit` and `privacy.clip`."""
 
-    unit: Literal["coordinate", "vector"]
+    unit: PrivacyUnit
     clip: float
 
     def check(self, vector: Vector, epsilon: float, encoding: Encoding = FLOAT32) -> None:

@@ -20,6 +20,7 @@ from pausefl_process.host_monitor import HostReport
 from pausefl_process.http_server import Response, Route
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
+from pausefl_proto.privacy_unit import vector_epsilon
 from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, RunSnapshot, greatest_and_median
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import MissKind
@@ -185,7 +186,7 @@ def _all_clients(clients: Clients) -> Iterator[Metric]:
 def _factors(settings: ServerSettings) -> Mapping[str, float]:
     """Unit -> how many times the privacy unit's ε its own is."""
     privacy = settings.privacy
-    return {privacy.unit: 1, "vector": privacy.vector_epsilon(1, settings.manifest.size)} if privacy else {}
+    return {privacy.unit: 1, "vector": vector_epsilon(privacy.unit, 1, settings.manifest.size)} if privacy else {}
 
 
 def _privacy(

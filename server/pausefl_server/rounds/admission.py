@@ -10,8 +10,8 @@ from pausefl_proto.errors import TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest
 from pausefl_server.clients import ClientTable
-from pausefl_server.ledger import check_ledger
 from pausefl_server.records import LogEvent
+from pausefl_server.release_checks import check_ledger
 from pausefl_server.settings import ServerSettings
 
 # Sums of so many over any number of clients stay exact in int64 and float64.

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from pausefl_proto.arrays import IntArray
 from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
-from pausefl_server.ledger import rounds_left
 from pausefl_server.records import LogEvent
 
 
@@ -32,3 +32,28 @@ def budgets_end(table: ClientTable, budget: Budget | None, round: int, m: int) -
         return None
     active = ~table.retired
     return round + rounds_left(limit - table.released[active], table.chosen[active], m)
+
+
+def rounds_left(left: IntArray, chosen: IntArray, m: int) -> int:
+    """How many more rounds of m the clients' budgets allow, if all go on being chosen in the proportions so far.
+
+    left, (K,) int64: participations each client still has; chosen, (K,) int64: how often it was chosen. With w =
+    chosen + 1 client k is used up at time left_k / w_k; at the time s* at which the m-th last goes, Σ min(left_k,
+    w_k s*) participations have been had. No policy at all gets beyond the greatest T with Σ min(left_k, T) ≥ m T.
+    """
+    if left.size < m:
+        return 0
+    weights = chosen + 1.0
+    end = np.partition(left / weights, left.size - m)[left.size - m]
+    return min(int(np.minimum(left, weights * end).sum() / m), _most_rounds(left, m))
+
+
+def _most_rounds(left: IntArray, m: int) -> int:
+    low, high = 0, int(left.sum()) // m
+    while low < high:
+        middle = (low + high + 1) // 2
+        if np.minimum(left, middle).sum() >= m * middle:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -10,21 +10,23 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.errors import PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector
-from pausefl_server.ledger import check_release, is_plausible
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import Ping
 from pausefl_server.records import EventKind, LogEvent, RoundRecord
+from pausefl_server.release_checks import check_release, is_plausible
+from pausefl_server.rounds.aggregation import aggregate
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
 from pausefl_server.rounds.deadline import Patience, answers_needed, derived_deadline_s
 from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import Acknowledge, JobDropped, Lost, Pinged, Refusal, Register, Shutdown, Update
-from pausefl_server.rounds.open_round import OpenRound, aggregate, observe, reconciled, unsettled
+from pausefl_server.rounds.observing import observe, reconciled, unsettled
+from pausefl_server.rounds.open_round import OpenRound
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop
-from pausefl_server.rounds.stopwatch import RunStopwatch
+from pausefl_server.rounds.stopwatch import RoundStart, RunStopwatch
 from pausefl_server.selection.base import Oracle, Selection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import StartingPoint
@@ -32,7 +34,6 @@ from pausefl_server.storage.store_actor import CommitRound, SaveFailedAttempt, S
 
 # How long clients at work when the run is stopped are waited for, so that what they spend is logged.
 _DRAIN_S = 3.0
-
 
 _Message = Register | Lost | Update | Pinged | Refusal | JobDropped | Shutdown
 
@@ -156,22 +157,22 @@ class Coordinator(Actor[_Message]):
             if miss.kind in ("timeout", "unneeded"):
                 self._members.withdraw_job(client_id)
         if not open_round.updates:
-            host = self._stopwatch.report(started)
-            await self._try_again(
-                open_round.record(self.model.digest, self._stopwatch.wall_clock_s(), host, self._settings)
-            )
+            await self._try_again(self._record(open_round, self.model, started))
             return
         late = self._late.hand_over()
         quick = self.model.theta.nbytes * (len(open_round.chosen) + len(late)) <= MAX_FRAME_BYTES
         weighted = [update.in_round(round) for update in late]
-        model = await off_loop(quick, aggregate, open_round, weighted, self.state, self.model, self._settings)
-        for client_id, reason in open_round.outliers.items():
-            self._observer.rejected(f"client {client_id} {reason}: rejected")
-            self._unlogged.events.add(LogEvent("rejected", client_id, reason))
+        combined = await off_loop(quick, aggregate, open_round, weighted, self.state, self.model, self._settings)
+        open_round.observations.update(combined.observations)
+        for event in combined.rejected:
+            self._observer.rejected(f"client {event.client_id} {event.detail}: rejected")
+        merged = (update.merged(round) for update in late)
+        self._unlogged.events.add(*combined.rejected, *open_round.capped, *combined.capped, *merged)
+        await self._commit(self._record(open_round, combined.model, started), combined.model)
+
+    def _record(self, open_round: OpenRound, model: GlobalModel, started: RoundStart) -> RoundRecord:
         host = self._stopwatch.report(started)
-        for event in (*open_round.capped, *(update.merged(round) for update in late)):
-            self._unlogged.events.add(event)
-        await self._commit(open_round.record(model.digest, self._stopwatch.wall_clock_s(), host, self._settings), model)
+        return open_round.record(model.digest, self._stopwatch.wall_clock_s(), host, self._settings)
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
         """Take all events since the last round into the state, with the retirements that follow; returns them."""
@@ -332,8 +333,7 @@ class Coordinator(Actor[_Message]):
 
     def _register(self, message: Register) -> pb.Welcome:
         client_id = message.hello.client_id
-        for event in self._members.register(message, self.state.round):
-            self._unlogged.events.add(event)
+        self._unlogged.events.add(*self._members.register(message, self.state.round))
         now_s = self._now_s()
         if self._open is not None and (job := self._open.returned(client_id, now_s)) is not None:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
@@ -368,8 +368,7 @@ class Coordinator(Actor[_Message]):
         open_round.take(update, observe(update, table, self._settings, self._now_s()))
 
     def _take_late(self, update: Update) -> None:
-        for event in self._late.take(update):
-            self._unlogged.events.add(event)
+        self._unlogged.events.add(*self._late.take(update))
         if self._settings.keeps_late_updates:  # which are lost if the server is killed before the next commit
             begun = self._open.events if self._open is not None else ()
             self._store.offer(SaveLateEvents(self.state.round + 1, (*begun, *self._unlogged.events.waiting())))
@@ -389,8 +388,7 @@ class Coordinator(Actor[_Message]):
 
     async def _finish(self) -> None:
         await self._report_last_round()
-        for update in self._late.hand_over():
-            self._unlogged.events.add(update.dropped("the run ended"))
+        self._unlogged.events.add(*(update.dropped("the run ended") for update in self._late.hand_over()))
         number, events = self.state.round + 1, self._unlogged.events.take()
         await self._store.ask(SaveLateEvents(number, events))
         self.state.before_round(number, events)

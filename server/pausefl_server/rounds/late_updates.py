@@ -7,8 +7,10 @@ from pausefl_proto.errors import WireError
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, MissKind
+from pausefl_server.rounds.aggregation import WeightedUpdate
 from pausefl_server.rounds.messages import Update
-from pausefl_server.rounds.open_round import OpenRound, WeightedUpdate, reconciled
+from pausefl_server.rounds.observing import reconciled
+from pausefl_server.rounds.open_round import OpenRound
 
 _JobKey = tuple[str, int, int]  # client, round and attempt
 _STILL_AT_WORK: tuple[MissKind, ...] = ("timeout", "lost", "unneeded")

@@ -1,46 +1,19 @@
-"""A round between its job and its commit: who still owes an answer, what has come, and what becomes of it."""
+"""A round between its job and its commit: who still owes an answer, and what has come."""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from pausefl_process.host_monitor import HostReport
-from pausefl_proto.arrays import FloatArray
-from pausefl_proto.wire import Vector
-from pausefl_server.clients import ClientTable
-from pausefl_server.model.aggregation import capped_shares, outliers
-from pausefl_server.model.global_model import GlobalModel
-from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord
 from pausefl_server.rounds.deadline import second_wait_s
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
+from pausefl_server.rounds.observing import bounded_timing, reconciled
 from pausefl_server.selection.base import Selection
 from pausefl_server.settings import ServerSettings
-from pausefl_server.state import RunState
 
-# A latency is a divisor in μ̄; a clock can tick twice at the same instant.
-_LEAST_LATENCY_S = 1e-6
-# No link between a client and this server is taken to be faster: 10 Gbit/s.
-_WIRE_BYTES_PER_S = 1.25e9
 # A client whose stream breaks more often in a round is not waited for.
 _MOST_BREAKS = 4
-# What the parts of an honest client may exceed the whole by (`client_actor`).
-_CLOCK_TOLERANCE_S = 1e-3
-
-CAPPED_WEIGHT = "weight in the average"
-CAPPED_DEVICE_TIME = "device time"
-"""What a "capped" event's detail says was cut."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedUpdate:
-    """What a client gives to a model: a vector, (d,) float32, and what it weighs there."""
-
-    client_id: str
-    vector: Vector
-    weight: float
 
 
 @dataclass(slots=True)
@@ -74,11 +47,9 @@ class OpenRound:
     misses: dict[str, Miss] = field(default_factory=dict)
     """The clients no longer waited for; their latencies are still real seconds."""
     capped: list[LogEvent] = field(default_factory=list)
-    """What clients said of themselves and was cut to what is plausible."""
+    """What clients said of their device time and was cut to what is plausible."""
     extended_until_s: float = -math.inf
     """Until when all are waited for where the server itself stood still; once a round."""
-    outliers: dict[str, str] = field(default_factory=dict)
-    """The clients whose updates were too great beside the others', and what to say of each."""
 
     def __post_init__(self) -> None:
         self.due = dict.fromkeys(self.chosen, self.deadline_s)
@@ -109,8 +80,8 @@ class OpenRound:
     def take(self, update: Update, observation: Observation) -> None:
         """Count an answer that was waited for."""
         del self.due[update.client_id]
-        if _bounded_timing(update) is not update.timing:
-            self.capped.append(LogEvent("capped", update.client_id, CAPPED_DEVICE_TIME))
+        if bounded_timing(update) is not update.timing:
+            self.capped.append(LogEvent("capped", update.client_id, "device time"))
         self.updates[update.client_id] = update
         self.observations[update.client_id] = observation
 
@@ -202,119 +173,3 @@ class OpenRound:
             deadline_s=self.timeout_s,
             suspect=settings.limits.doubts(host, hosts, settings.signal, total_delays=settings.total_delays),
         )
-
-
-def observe(update: Update, table: ClientTable, settings: ServerSettings, now_s: float) -> Observation:
-    """What the log is to know of an update that is taken at `now_s`; its client has a row in `table`."""
-    row = table.row_of[update.client_id]
-    latency_s = _bounded_timing(update).signal_s(settings.signal, settings.time_scale)
-    waited_s = update.timing.server_wait_s + now_s - update.arrived_s
-    return Observation(
-        client_id=update.client_id,
-        timing=replace(update.timing, server_wait_s=waited_s),
-        latency_s=max(latency_s, _LEAST_LATENCY_S),
-        n_examples=int(table.n_examples[row]),
-        participation=update.release.participation,
-        epsilon=update.release.epsilon,
-        epsilon_spent=max(update.release.epsilon_spent, float(table.epsilon_spent[row])),
-        bytes_down=update.bytes_down,
-        bytes_up=update.bytes_up,
-        drawn_down_s=update.drawn_down_s,
-        drawn_up_s=update.drawn_up_s,
-        loss=update.loss if "loss" in settings.disclosed else None,
-        statistics=update.statistics if "labels" in settings.disclosed else {},
-        host=update.host,
-    )
-
-
-def _bounded_timing(update: Update) -> Timing:
-    """The update's timing with no more device time than the wire leaves.
-
-    What a client says it computed cannot be checked, but its communication took at least the upload, which the server
-    timed itself, and at least what the bytes of both ways take at 10 Gbit/s.
-    """
-    timing = update.timing
-    least_s = max(timing.upload_s, (update.bytes_down + update.bytes_up) / _WIRE_BYTES_PER_S)
-    excess_s = least_s - timing.communication_s
-    if excess_s <= _CLOCK_TOLERANCE_S or timing.device_s <= 0:
-        return timing
-    kept = max(0.0, 1 - excess_s / timing.device_s)
-    return replace(
-        timing, queue_s=kept * timing.queue_s, train_s=kept * timing.train_s, privatise_s=kept * timing.privatise_s
-    )
-
-
-def reconciled(message: Update | Refusal) -> LogEvent:
-    """What the log is to know of a release whose update was not used: it has left, so it is spent."""
-    release = message.release
-    return LogEvent(
-        "reconciled",
-        message.client_id,
-        "spent on an update that was not used",
-        epsilon_spent=release.epsilon_spent,
-        released=release.participation,
-    )
-
-
-def unsettled(client_id: str, round: int) -> LogEvent:
-    """What the log is to know of a client that may charge a job of which it says no more."""
-    return LogEvent("unsettled", client_id, f"may have released for round {round}")
-
-
-def aggregate(
-    open_round: OpenRound, late: Sequence[WeightedUpdate], state: RunState, model: GlobalModel, settings: ServerSettings
-) -> GlobalModel:
-    """The model moved by the updates that came and that the policy admits; the same one where there are none.
-
-    `late` ones, which no policy inspects, come last.
-    """
-    admitted, selection = _inspect(open_round, state, model.model_size), open_round.selection
-    weights: FloatArray
-    if selection.weights is None:
-        weights = state.table.n_examples[selection.rows[admitted]].astype(np.float64)
-    else:
-        weights = selection.weights[admitted]
-    fresh = [open_round.updates[open_round.chosen[i]] for i in admitted]
-    updates = [*(WeightedUpdate(u.client_id, u.vector, w) for u, w in zip(fresh, weights, strict=True)), *late]
-    updates = _without_outliers(updates, open_round, settings.aggregation.norm_limit, model.model_size)
-    if not updates:
-        return model
-    capped = _capped(np.array([u.weight for u in updates]), [u.client_id for u in updates], open_round, settings)
-    vectors, clients = [u.vector for u in updates], len(state.table)
-    return model.updated(vectors, capped, settings.aggregation, settings.optimizer, clients=clients)
-
-
-def _capped(weights: FloatArray, client_ids: list[str], open_round: OpenRound, settings: ServerSettings) -> FloatArray:
-    """The weights, no client's share above `aggregation.weight_share_max`; notes which were cut."""
-    share_max = settings.aggregation.weight_share_max
-    if share_max == 1:
-        return weights
-    shares = capped_shares(weights, share_max)
-    for client_id, share, capped in zip(client_ids, weights / weights.sum(), shares, strict=True):
-        if capped < share * (1 - 1e-9):
-            open_round.capped.append(LogEvent("capped", client_id, CAPPED_WEIGHT))
-    return shares
-
-
-def _without_outliers(
-    updates: list[WeightedUpdate], open_round: OpenRound, norm_limit: float | None, model_size: int
-) -> list[WeightedUpdate]:
-    if norm_limit is None:
-        return updates
-    found = outliers([update.vector[:model_size] for update in updates], norm_limit)
-    open_round.outliers.update((updates[place].client_id, reason) for place, reason in found.items())
-    return [update for i, update in enumerate(updates) if i not in found]
-
-
-def _inspect(open_round: OpenRound, state: RunState, model_size: int) -> list[int]:
-    """Show the policy the updates while they are at hand; the positions of those that may enter the model."""
-    arrived, observations = open_round.arrived(), open_round.observations
-    vectors = [open_round.updates[open_round.chosen[i]].vector[:model_size] for i in arrived]
-    inspection = state.policy.inspect(state.table, open_round.selection.rows[arrived], vectors)
-    if inspection is None:
-        return arrived
-    for i, found in zip(arrived, inspection.statistics, strict=True):
-        observation = observations[open_round.chosen[i]]
-        statistics = {**observation.statistics, **found}
-        observations[open_round.chosen[i]] = replace(observation, statistics=statistics)
-    return [i for i, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted]

@@ -18,21 +18,12 @@ class PendingEvents:
         self._events: dict[int, LogEvent] = {}  # by a growing number, so that any can be taken out again
         self._places: dict[tuple[EventKind, str], int] = {}
         self._repeats: dict[tuple[EventKind, str], tuple[str, int]] = {}  # the first detail, and how many there were
-        for event in events:
-            self.add(event)
+        self.add(*events)
 
-    def add(self, event: LogEvent) -> None:
-        """Take an event, or count it with an earlier one of its kind and client."""
-        key = event.kind, event.client_id
-        if event.kind in _COMING_AND_GOING:
-            self._add_coming_or_going(event)
-        elif event.kind in _MERGED and (place := self._places.get(key)) is not None:
-            self._merge(place, event)
-        else:
-            if event.kind == "unsettled" and self._repeats.get(key, ("", 0))[0] == event.detail:
-                del self._events[self._places[key]]  # the same job: said after all that would settle it
-            self._append(event)
-            self._repeats[key] = event.detail, 1
+    def add(self, *events: LogEvent) -> None:
+        """Take events in this order, or count each with an earlier one of its kind and client."""
+        for event in events:
+            self._add(event)
 
     def take(self) -> tuple[LogEvent, ...]:
         """All events, which wait no longer."""
@@ -47,12 +38,23 @@ class PendingEvents:
 
     def put_back(self, events: Iterable[LogEvent]) -> None:
         """Let events that were taken wait again, before those that came since."""
-        for event in (*events, *self.take()):
-            self.add(event)
+        self.add(*events, *self.take())
 
     def retired(self) -> set[str]:
         """Clients that have no budget left, as the log does not know yet."""
         return {client_id for kind, client_id in self._places if kind == "retired"}
+
+    def _add(self, event: LogEvent) -> None:
+        key = event.kind, event.client_id
+        if event.kind in _COMING_AND_GOING:
+            self._add_coming_or_going(event)
+        elif event.kind in _MERGED and (place := self._places.get(key)) is not None:
+            self._merge(place, event)
+        else:
+            if event.kind == "unsettled" and self._repeats.get(key, ("", 0))[0] == event.detail:
+                del self._events[self._places[key]]  # the same job: said after all that would settle it
+            self._append(event)
+            self._repeats[key] = event.detail, 1
 
     def _append(self, event: LogEvent) -> None:
         self._places[event.kind, event.client_id] = self._next

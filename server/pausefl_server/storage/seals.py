@@ -9,6 +9,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.rows import EVENT_COLUMNS, HOST_COLUMNS, MISS_COLUMNS, OBSERVATION_COLUMNS, ROUND_COLUMNS
 
 SCHEMA_VERSION = 3
+"""The shape of the tables and views of run.db."""
 
 _SELECT_ROUND = (
     f"SELECT {', '.join((*ROUND_COLUMNS, *HOST_COLUMNS))} FROM rounds WHERE round = ?",

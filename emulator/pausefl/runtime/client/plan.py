@@ -13,10 +13,11 @@ from pausefl.delays import Delay
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import Behaviour
 from pausefl.runtime.client.agreement import agreement_of
-from pausefl_client.privacy.mechanism import Mechanism, PrivacyUnit
+from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import Encoding, encoding_of
+from pausefl_proto.privacy_unit import PrivacyUnit
 
 
 @dataclass(frozen=True)

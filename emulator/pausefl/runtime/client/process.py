@@ -48,6 +48,7 @@ from pausefl_process.plugins import OWN_CODE_ERRORS, errors_of_own_code
 from pausefl_process.tokens import read_token
 from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.privacy_unit import vector_epsilon
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:  # clients with a synthetic model need no torch
@@ -273,7 +274,7 @@ def _expose(
     except ImportError as error:
         raise ConfigError(f"metrics.client_port = {plan.port}: needs prometheus-client ({error})") from error
     ledgers = {client_id: privacy.ledger for client_id, privacy in privacies.items() if privacy is not None}
-    units = {"vector": model_size, "coordinate": 1} if plan.unit == "coordinate" else {"vector": 1}
+    units: dict[str, float] = {"vector": vector_epsilon(plan.unit, 1, model_size), plan.unit: 1}
     metrics = HostMetrics(len(privacies), ledgers, units, plan.series_max)
 
     def not_ready() -> str:

@@ -21,7 +21,7 @@ from pausefl.results.tally import RunTally
 from pausefl.runtime.provenance import starts_of
 from pausefl.runtime.server.model_files import ModelFiles
 from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
-from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Ready, Report, RoundCommitted, to_json, to_line
+from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Report, RoundCommitted, to_json, to_line
 from pausefl_process.files import Lock, write_durably
 from pausefl_process.lifetime import (
     allow_many_files,
@@ -166,7 +166,6 @@ async def play(
             run_dir,
             report,
             oracle=plan.oracle,
-            on_ready=lambda port: report(Ready(port)),
             keep=partial(_keep, plan.summary, policy, models, run_dir),
             back_to=back_to,
             best_model=models,

@@ -1,0 +1,63 @@
+"""Checks of what clients report of their releases, against the schedule and the log."""
+
+from dataclasses import dataclass
+
+from pausefl_proto.budget import Budget, is_same_epsilon
+from pausefl_proto.errors import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One private release as its client reports it: the i-th, at ε_i, and all it has spent with it."""
+
+    participation: int = 0
+    epsilon: float = 0.0
+    epsilon_spent: float = 0.0
+
+
+def check_ledger(released: int, epsilon_spent: float, budget: Budget | None, proven: int) -> None:
+    """Raise WireError unless what a client's ledger says at hello fits the schedule and what the server knows.
+
+    `proven` is how many of the client's releases the server has proof of.
+    """
+    spent = budget.spent(released) if budget else 0.0
+    if not is_same_epsilon(epsilon_spent, spent):
+        raise WireError(
+            f"the client's ledger says {epsilon_spent} epsilon is spent after {released} releases,"
+            f" the schedule says {spent}"
+        )
+    if released < proven:
+        raise WireError(
+            f"the client's ledger counts {released} releases, the server knows of {proven}:"
+            " restore the ledger, or use a new client id"
+        )
+
+
+def check_release(release: Release, budget: Budget | None, proven: int, used: int) -> None:
+    """Raise WireError unless a reported release fits the agreed schedule.
+
+    `proven` is how many releases the server already knows of: a client that counts fewer has lost its ledger.
+    `used` is the last release an update of which was used: the same noise must not come twice.
+    """
+    if budget is None:
+        if release != Release():
+            raise WireError("reports a private release in a run without privacy")
+        return
+    i = release.participation
+    if i < 1:
+        raise WireError("sends an update without a private release")
+    if i < proven:
+        raise WireError(f"counts {i} releases, the server knows of {proven}: its ledger is older than the server's")
+    if i <= used:
+        raise WireError(f"sends release {i} once more, it has been used in an earlier round")
+    if not is_same_epsilon(release.epsilon, budget.epsilon(i)):
+        raise WireError(f"spent epsilon {release.epsilon} on release {i}, the schedule says {budget.epsilon(i)}")
+    if not is_same_epsilon(release.epsilon_spent, budget.spent(i)):
+        raise WireError(f"has spent {release.epsilon_spent} after {i} releases, the schedule says {budget.spent(i)}")
+
+
+def is_plausible(release: Release, budget: Budget | None) -> bool:
+    """Whether what a client says it has spent on an update that was not used can be believed, and so is spent."""
+    if budget is None or release.participation < 1:
+        return False
+    return is_same_epsilon(release.epsilon_spent, budget.spent(release.participation))

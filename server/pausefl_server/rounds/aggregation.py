@@ -1,0 +1,103 @@
+"""What becomes of a round's updates: which enter the model, and with what weight. Changes nothing that it is given."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pausefl_proto.arrays import FloatArray
+from pausefl_proto.wire import Vector
+from pausefl_server.model.aggregation import capped_shares, outliers
+from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.records import LogEvent, Observation
+from pausefl_server.rounds.open_round import OpenRound
+from pausefl_server.settings import ServerSettings
+from pausefl_server.state import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedUpdate:
+    """What a client gives to a model: a vector, (d,) float32, and what it weighs there."""
+
+    client_id: str
+    vector: Vector
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatedRound:
+    """The model after a round, and what is to be written down of the updates that it was made of."""
+
+    model: GlobalModel
+    observations: Mapping[str, Observation]
+    """Those of the round that the policy's statistics were added to, by client."""
+    capped: tuple[LogEvent, ...]
+    """One for each client whose weight was cut."""
+    rejected: tuple[LogEvent, ...]
+    """One for each client whose update was too great beside the others."""
+
+
+def aggregate(
+    open_round: OpenRound, late: Sequence[WeightedUpdate], state: RunState, model: GlobalModel, settings: ServerSettings
+) -> AggregatedRound:
+    """The model moved by the updates that came and that the policy admits; the same one where there are none.
+
+    `late` ones, which no policy inspects, come last.
+    """
+    admitted, observations = _inspect(open_round, state, model.model_size)
+    selection = open_round.selection
+    weights: FloatArray
+    if selection.weights is None:
+        weights = state.table.n_examples[selection.rows[admitted]].astype(np.float64)
+    else:
+        weights = selection.weights[admitted]
+    fresh = [open_round.updates[open_round.chosen[i]] for i in admitted]
+    updates = [*(WeightedUpdate(u.client_id, u.vector, w) for u, w in zip(fresh, weights, strict=True)), *late]
+    updates, rejected = _without_outliers(updates, settings.aggregation.norm_limit, model.model_size)
+    if not updates:
+        return AggregatedRound(model, observations, (), rejected)
+    client_ids = [u.client_id for u in updates]
+    shares, capped = _capped(np.array([u.weight for u in updates]), client_ids, settings.aggregation.weight_share_max)
+    vectors, clients = [u.vector for u in updates], len(state.table)
+    model = model.updated(vectors, shares, settings.aggregation, settings.optimizer, clients=clients)
+    return AggregatedRound(model, observations, capped, rejected)
+
+
+def _inspect(open_round: OpenRound, state: RunState, model_size: int) -> tuple[list[int], dict[str, Observation]]:
+    """Show the policy the updates while they are at hand.
+
+    Returns the positions of those that may enter the model, and the observations with what it found.
+    """
+    arrived = open_round.arrived()
+    client_ids = [open_round.chosen[i] for i in arrived]
+    vectors = [open_round.updates[client_id].vector[:model_size] for client_id in client_ids]
+    inspection = state.policy.inspect(state.table, open_round.selection.rows[arrived], vectors)
+    if inspection is None:
+        return arrived, {}
+    observations: dict[str, Observation] = {}
+    for client_id, found in zip(client_ids, inspection.statistics, strict=True):
+        observation = observations.get(client_id, open_round.observations[client_id])  # one may be drawn twice
+        observations[client_id] = replace(observation, statistics={**observation.statistics, **found})
+    return [i for i, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted], observations
+
+
+def _without_outliers(
+    updates: list[WeightedUpdate], norm_limit: float | None, model_size: int
+) -> tuple[list[WeightedUpdate], tuple[LogEvent, ...]]:
+    """The updates but for those that are too great beside the others, and an event for each client of these."""
+    if norm_limit is None:
+        return updates, ()
+    found = outliers([update.vector[:model_size] for update in updates], norm_limit)
+    kept = [update for i, update in enumerate(updates) if i not in found]
+    reasons = {updates[i].client_id: reason for i, reason in found.items()}  # one client may have given several
+    return kept, tuple(LogEvent("rejected", client_id, reason) for client_id, reason in reasons.items())
+
+
+def _capped(weights: FloatArray, client_ids: list[str], share_max: float) -> tuple[FloatArray, tuple[LogEvent, ...]]:
+    """The weights, no client's share above `share_max`, and the events of those that were cut."""
+    if share_max == 1:
+        return weights, ()
+    shares = capped_shares(weights, share_max)
+    parts = zip(client_ids, weights / weights.sum(), shares, strict=True)
+    cut = (client_id for client_id, share, capped in parts if capped < share * (1 - 1e-9))
+    return shares, tuple(LogEvent("capped", client_id, "weight in the average") for client_id in cut)

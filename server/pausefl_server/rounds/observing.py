@@ -1,0 +1,70 @@
+"""What the log is to know of the answers of clients, and of those that never come. Pure functions."""
+
+from dataclasses import replace
+
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Observation, Timing
+from pausefl_server.rounds.messages import Refusal, Update
+from pausefl_server.settings import ServerSettings
+
+# A latency is a divisor in μ̄; a clock can tick twice at the same instant.
+_LEAST_LATENCY_S = 1e-6
+# No link between a client and this server is taken to be faster: 10 Gbit/s.
+_WIRE_BYTES_PER_S = 1.25e9
+
+
+def observe(update: Update, table: ClientTable, settings: ServerSettings, now_s: float) -> Observation:
+    """What the log is to know of an update that is taken at `now_s`; its client has a row in `table`."""
+    row = table.row_of[update.client_id]
+    latency_s = bounded_timing(update).signal_s(settings.signal, settings.time_scale)
+    waited_s = update.timing.server_wait_s + now_s - update.arrived_s
+    return Observation(
+        client_id=update.client_id,
+        timing=replace(update.timing, server_wait_s=waited_s),
+        latency_s=max(latency_s, _LEAST_LATENCY_S),
+        n_examples=int(table.n_examples[row]),
+        participation=update.release.participation,
+        epsilon=update.release.epsilon,
+        epsilon_spent=max(update.release.epsilon_spent, float(table.epsilon_spent[row])),
+        bytes_down=update.bytes_down,
+        bytes_up=update.bytes_up,
+        drawn_down_s=update.drawn_down_s,
+        drawn_up_s=update.drawn_up_s,
+        loss=update.loss if "loss" in settings.disclosed else None,
+        statistics=update.statistics if "labels" in settings.disclosed else {},
+        host=update.host,
+    )
+
+
+def bounded_timing(update: Update) -> Timing:
+    """The update's timing with no more device time than the wire leaves.
+
+    What a client says it computed cannot be checked, but its communication took at least the upload, which the server
+    timed itself, and at least what the bytes of both ways take at 10 Gbit/s.
+    """
+    timing = update.timing
+    least_s = max(timing.upload_s, (update.bytes_down + update.bytes_up) / _WIRE_BYTES_PER_S)
+    excess_s = least_s - timing.communication_s
+    if excess_s <= TIMING_TOLERANCE_S or timing.device_s <= 0:
+        return timing
+    kept = max(0.0, 1 - excess_s / timing.device_s)
+    return replace(
+        timing, queue_s=kept * timing.queue_s, train_s=kept * timing.train_s, privatise_s=kept * timing.privatise_s
+    )
+
+
+def reconciled(message: Update | Refusal) -> LogEvent:
+    """What the log is to know of a release whose update was not used: it has left, so it is spent."""
+    release = message.release
+    return LogEvent(
+        "reconciled",
+        message.client_id,
+        "spent on an update that was not used",
+        epsilon_spent=release.epsilon_spent,
+        released=release.participation,
+    )
+
+
+def unsettled(client_id: str, round: int) -> LogEvent:
+    """What the log is to know of a client that may charge a job of which it says no more."""
+    return LogEvent("unsettled", client_id, f"may have released for round {round}")
