@@ -1,4 +1,4 @@
-"""The client's only door to gRPC: bytes in, bytes out."""
+"""The client's only module that imports gRPC: bytes in, bytes out."""
 
 import asyncio
 import time

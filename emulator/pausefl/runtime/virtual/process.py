@@ -27,7 +27,7 @@ from pausefl_process.lifetime import first_error, keep_freed_memory
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Manifest, Vector
-from pausefl_server.connections.entrance import Entrance
+from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.records import SPLITS, Evaluation
 from pausefl_server.service import Endpoints, Platform, RunResult
 
@@ -48,10 +48,10 @@ class _Stage:
         """Whether the server has listened, and does so no longer."""
         return self.listening.is_set() and self._transport is not None and not self._transport.is_open
 
-    def transport(self, entrance: Entrance, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
+    def transport(self, handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
         """As `Platform.transport`."""
         del endpoints, most_clients
-        self._transport = InProcessTransport(entrance)
+        self._transport = InProcessTransport(handler)
         return self._transport
 
     def connect(self, client_id: str) -> Callable[[], AbstractAsyncContextManager[Any]]:
