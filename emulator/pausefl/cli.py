@@ -23,7 +23,7 @@ from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.events import MetricsServed
 from pausefl_process.logs import ask_for, set_up_log
 from pausefl_process.outbox import posted_output
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, first_error
 
 if TYPE_CHECKING:
     from pausefl.campaigns.campaign import Player, Show
@@ -217,7 +217,7 @@ def _server(options: argparse.Namespace) -> None:
     from pausefl.runtime.server.plan import server_plan
     from pausefl.runtime.server.process import serve_run
     from pausefl.runtime.terminal import printed_events
-    from pausefl_process.lifetime import allow_many_files
+    from pausefl_process.resources import allow_many_files
 
     set_up_log()
     allow_many_files()
@@ -257,7 +257,7 @@ def _client(options: argparse.Namespace) -> None:
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.process import take_part
     from pausefl.runtime.terminal import printed_events
-    from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
+    from pausefl_process.resources import allow_many_files, keep_freed_memory
     from pausefl_process.waits import run_telling_waits
 
     check_address("--server", options.server)

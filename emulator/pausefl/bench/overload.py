@@ -27,7 +27,9 @@ from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import serve_run
 from pausefl_client.transport import connect
 from pausefl_process.events import ProgressEvent, Ready
-from pausefl_process.lifetime import allow_many_files, die_with_parent, start, write_output_to
+from pausefl_process.lifetime import die_with_parent, start
+from pausefl_process.log_file import write_output_to
+from pausefl_process.resources import allow_many_files
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, unpack

@@ -25,7 +25,7 @@ from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
-from pausefl_process.ending import DRAIN_S, end_within, signals_to
+from pausefl_process.ending import BAD_INPUT, DRAIN_S, end_within, signals_to
 from pausefl_process.events import (
     Done,
     Failed,
@@ -39,7 +39,7 @@ from pausefl_process.events import (
     RoundCommitted,
 )
 from pausefl_process.files import Lock
-from pausefl_process.lifetime import BAD_INPUT, start
+from pausefl_process.lifetime import start
 from pausefl_process.logs import add_warning
 from pausefl_proto.errors import ConfigError, PauseflError
 

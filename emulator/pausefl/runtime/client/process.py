@@ -31,23 +31,18 @@ from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.transport import connect
+from pausefl_process.ending import BAD_INPUT
 from pausefl_process.health import health_routes
 from pausefl_process.host_monitor import ClosableWatch, HostMonitor
 from pausefl_process.http_server import WebServer
-from pausefl_process.lifetime import (
-    BAD_INPUT,
-    allow_many_files,
-    die_with_parent,
-    first_error,
-    ignore_interrupts,
-    keep_freed_memory,
-    write_output_to,
-)
+from pausefl_process.lifetime import die_with_parent, ignore_interrupts
+from pausefl_process.log_file import write_output_to
 from pausefl_process.logs import is_verbose, set_up_log
 from pausefl_process.plugins import OWN_CODE_ERRORS, errors_of_own_code
+from pausefl_process.resources import allow_many_files, keep_freed_memory
 from pausefl_process.tokens import read_token
 from pausefl_process.waits import run_telling_waits
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:  # clients with a synthetic model need no torch

@@ -21,11 +21,11 @@ from pausefl.runtime.virtual.steps import with_step_time
 from pausefl.runtime.virtual.transport import InProcessTransport
 from pausefl.runtime.virtual.workers import Workers
 from pausefl_process.events import ProgressEvent, Ready, Report, RollCall
-from pausefl_process.files import Lock, survive_this_process_alone
+from pausefl_process.files import Lock, skip_fsync
 from pausefl_process.host_monitor import UNWATCHED
-from pausefl_process.lifetime import first_error, keep_freed_memory
 from pausefl_process.plugins import errors_of_own_code
-from pausefl_proto.errors import PauseflError
+from pausefl_process.resources import keep_freed_memory
+from pausefl_proto.errors import PauseflError, first_error
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.records import SPLITS, Evaluation
@@ -83,7 +83,7 @@ def run_virtual_process(
 ) -> None:
     """The main function of the process that plays a run on the virtual clock; tells its parent through `events`."""
     if clients.privacy is None or clients.privacy.ledger_dir is None:  # a shared budget outlives the run
-        survive_this_process_alone()
+        skip_fsync()
     keep_freed_memory()
     work_for_fleet(run_dir, events, lambda report: play_virtually(server, clients, run_dir, report, back_to))
 
