@@ -22,7 +22,7 @@ _QUICKLY = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_bac
 
 
 class GrpcStreamToServer:
-    """`surroundings.StreamToServer` over one gRPC call."""
+    """`session_settings.StreamToServer` over one gRPC call."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", address: str, tls: Tls | None) -> None:
         self._call = call

@@ -255,7 +255,7 @@ def _client(options: argparse.Namespace) -> None:
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pausefl.runtime.client.plan import client_plan
-    from pausefl.runtime.client.process import take_part
+    from pausefl.runtime.client.process import run_clients_over_grpc
     from pausefl.runtime.terminal import printed_events
     from pausefl_process.resources import allow_many_files, keep_freed_memory
     from pausefl_process.waits import run_telling_waits
@@ -275,7 +275,9 @@ def _client(options: argparse.Namespace) -> None:
         def tell(address: str) -> None:
             report(MetricsServed(f"http://{address}/metrics"))
 
-        run_telling_waits(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
+        run_telling_waits(
+            run_clients_over_grpc(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell)
+        )
 
 
 def _experiment_of_client(options: argparse.Namespace) -> Experiment:

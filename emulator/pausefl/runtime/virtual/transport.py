@@ -46,7 +46,7 @@ class _Way:
 
 
 class _End:
-    """One side's end of a stream: `surroundings.StreamToServer`, and `client_actor.StreamToClient`."""
+    """One side's end of a stream: `session_settings.StreamToServer`, and `client_actor.StreamToClient`."""
 
     def __init__(self, incoming: _Way, outgoing: _Way) -> None:
         self._incoming = incoming
@@ -86,7 +86,7 @@ class InProcessTransport:
 
     @asynccontextmanager
     async def connect(self, client_id: str) -> AsyncIterator[_End]:
-        """Open a stream (`surroundings.Connect`), closed with the block; OSError while the server does not listen."""
+        """Open a stream (`session_settings.Connect`) for the block; OSError while the server does not listen."""
         if not self.is_open:
             raise OSError("the server does not listen")
         down, up = _Way(), _Way()
