@@ -31,33 +31,33 @@ def drawn() -> str:
             "## Packages\n",
             *_drawing(_arrows(graph, set(PACKAGES))),
             *_purposes(PACKAGES),
-            *(line for package in PACKAGES[:3] for line in _rooms(graph, package)),
+            *(line for package in PACKAGES[:3] for line in _subpackages(graph, package)),
             "",
         )
     )
 
 
-def _rooms(graph: grimp.ImportGraph, package: str) -> Iterator[str]:
+def _subpackages(graph: grimp.ImportGraph, package: str) -> Iterator[str]:
     """The drawing and the table of one package's own packages."""
-    rooms = {m for m in graph.modules if m.rpartition(".")[0] == package and _is_package(m)}
-    yield f"\n## Rooms of `{package}`\n"
-    yield from _drawing(_arrows(graph, rooms))
-    yield from _purposes(sorted(rooms))
+    packages = {m for m in graph.modules if m.rpartition(".")[0] == package and _is_package(m)}
+    yield f"\n## Packages of `{package}`\n"
+    yield from _drawing(_arrows(graph, packages))
+    yield from _purposes(sorted(packages))
 
 
-def _arrows(graph: grimp.ImportGraph, rooms: set[str]) -> set[tuple[str, str]]:
+def _arrows(graph: grimp.ImportGraph, packages: set[str]) -> set[tuple[str, str]]:
     """Who imports whom among these packages."""
     found = set()
     for module in graph.modules:
         for imported in graph.find_modules_directly_imported_by(module):
-            ends = _room(module, rooms), _room(imported, rooms)
+            ends = _package_of(module, packages), _package_of(imported, packages)
             if ends[0] and ends[1] and ends[0] != ends[1]:
                 found.add((ends[0], ends[1]))
     return found
 
 
-def _room(module: str, rooms: set[str]) -> str:
-    return next((room for room in rooms if module == room or module.startswith(f"{room}.")), "")
+def _package_of(module: str, packages: set[str]) -> str:
+    return next((package for package in packages if module == package or module.startswith(f"{package}.")), "")
 
 
 def _drawing(arrows: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -18,8 +18,8 @@ from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError, TryLaterError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.entrance import Entrance
-from pausefl_server.connections.reception import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds, Reception
+from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds, HelloLimiter
+from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
@@ -50,8 +50,8 @@ async def listening(
     """A server's port."""
     coordinator = OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    entrance = Entrance(coordinator, UpdateLimits(SIZE), admission, hello_timeout_s=bounds.hello_timeout_s)  # type: ignore[arg-type]
-    server = FederationServer(entrance, tls, offer=offer, bounds=bounds)
+    handler = ClientStreamHandler(coordinator, UpdateLimits(SIZE), admission, hello_timeout_s=bounds.hello_timeout_s)  # type: ignore[arg-type]
+    server = FederationServer(handler, tls, offer=offer, bounds=bounds)
     try:
         yield await server.start("127.0.0.1", 0)
     finally:
@@ -192,10 +192,10 @@ async def test_clients_beyond_those_that_may_wait_for_their_hello_are_told_to_co
 
 
 async def test_the_silent_streams_of_one_connection_leave_room_for_others() -> None:
-    reception, waits = Reception(60.0), []
+    limiter, waits = HelloLimiter(60.0), []
 
     async def wait(connection: str) -> None:
-        async with reception.turn(connection):
+        async with limiter.slot(connection):
             await asyncio.Event().wait()
 
     async def is_let_in(connection: str) -> bool:

@@ -13,7 +13,7 @@ from pausefl.config.toml_source import own_document
 from pausefl.runtime.client.agreement import accepted, agreement_of, offer_of
 from pausefl.runtime.client.offer import fetch_experiment
 from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.client.process import take_part
+from pausefl.runtime.client.process import run_clients_over_grpc
 from pausefl_proto.errors import ConfigError, PauseflError
 from rigs.federation import SIZE, federation, log_of
 
@@ -51,7 +51,7 @@ async def test_a_client_with_another_experiment_is_refused_with_the_key(other: s
         with pytest.raises(PauseflError, match=f"refuses client-000: the experiments differ: {named}"):
             async with asyncio.timeout(30):
                 address = f"127.0.0.1:{await run.port}"
-                await take_part(client_plan(theirs), ["client-000"], address, tmp_path / "ledgers")
+                await run_clients_over_grpc(client_plan(theirs), ["client-000"], address, tmp_path / "ledgers")
 
 
 def test_what_is_a_clients_own_need_not_agree() -> None:
@@ -69,7 +69,7 @@ async def test_a_client_without_a_file_takes_the_experiment_from_its_server(tmp_
         assert taken[0].workload == experiment.workload
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             for client_id, own in zip(experiment.client_ids, taken, strict=True):
-                group.create_task(take_part(client_plan(own), [client_id], address, tmp_path / "ledgers"))
+                group.create_task(run_clients_over_grpc(client_plan(own), [client_id], address, tmp_path / "ledgers"))
         await run.finished()
     assert {o.client_id for record in log_of(tmp_path) for o in record.observations} == set(experiment.client_ids)
 

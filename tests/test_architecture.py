@@ -1,4 +1,4 @@
-"""The rooms of the code: docs/architecture.md is what the imports say, and no room is overfull."""
+"""Packages: docs/architecture.md is what the imports say, and no package has too many entries."""
 
 import importlib.util
 from pathlib import Path
@@ -19,12 +19,12 @@ def test_the_drawing_is_what_the_imports_say() -> None:
 
 
 # pausefl itself is the face of the library: three modules, the package file and one folder for each subject.
-ROOMS = sorted(
+EMULATOR_PACKAGES = sorted(
     path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "emulator/pausefl").glob("*/**/__init__.py")
 )
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_of_the_emulator_holds_at_most_a_dozen_entries(room: str) -> None:
-    entries = [path.name for path in (ROOT / room).iterdir() if path.name not in {"__pycache__", "py.typed"}]
+@pytest.mark.parametrize("package", EMULATOR_PACKAGES)
+def test_a_package_of_the_emulator_holds_at_most_a_dozen_entries(package: str) -> None:
+    entries = [path.name for path in (ROOT / package).iterdir() if path.name not in {"__pycache__", "py.typed"}]
     assert len(entries) <= 12, sorted(entries)

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl_client.surroundings import StreamToServer
+from pausefl_client.session_settings import StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.transport import connect
@@ -23,7 +23,7 @@ from pausefl_proto.actor import Actor, ActorStopped
 from pausefl_proto.errors import EvaluatorLost
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
-from pausefl_server.connections.entrance import Entrance
+from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import Evaluation
@@ -200,7 +200,7 @@ async def test_a_client_that_vanishes_between_hello_and_welcome_is_lost_like_any
     coordinator = SlowCoordinator()
     async with asyncio.TaskGroup() as group:
         group.create_task(coordinator.run())
-        server = FederationServer(Entrance(coordinator, UpdateLimits(SIZE)))  # type: ignore[arg-type]
+        server = FederationServer(ClientStreamHandler(coordinator, UpdateLimits(SIZE)))  # type: ignore[arg-type]
         port = await server.start("127.0.0.1", 0)
         async with raw_stream(port) as call:
             await call.write(hello("shy"))

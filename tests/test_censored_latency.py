@@ -14,7 +14,7 @@ from pausefl_proto.budget import Budget
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.progress import ProgressReporter
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.rounds.resting import awake
+from pausefl_server.rounds.backoff import selectable_rows
 from pausefl_server.selection import Context, policy_class
 from pausefl_server.selection.latency import Recent, mean_and_count, remember
 from pausefl_server.selection.observed import seen_by_policy
@@ -142,12 +142,12 @@ def test_rests_double_up_to_the_cap_and_end_with_an_answer() -> None:
     table = table_of("a", "b")
     asked = []
     for t in range(1, 40):
-        if 0 in awake(table, t, 1, 8):
+        if 0 in selectable_rows(table, t, 1, 8):
             asked.append(t)
             table.apply_round(played(t, {"b": 0.1}, {"a": 2.0}))
     assert asked == [1, 3, 6, 11, 20, 29, 38]  # rests of 1, 2, 4, 8, 8, ... rounds
     table.apply_round(played(47, {"a": 0.1}))
-    assert awake(table, 48, 1, 8).tolist() == [0, 1]
+    assert selectable_rows(table, 48, 1, 8).tolist() == [0, 1]
 
 
 def test_resting_clients_are_asked_after_all_where_too_few_are_left() -> None:
@@ -155,17 +155,17 @@ def test_resting_clients_are_asked_after_all_where_too_few_are_left() -> None:
     table.apply_round(played(1, {}, {"a": 2.0, "b": 2.0, "c": 2.0}))
     table.apply_round(played(3, {}, {"b": 2.0, "c": 2.0}))
     table.apply_round(played(6, {}, {"c": 2.0}))
-    assert awake(table, 7, 1, 64).tolist() == [0, 1, 3]
-    assert awake(table, 4, 2, 64).tolist() == [0, 3]
-    assert awake(table, 4, 3, 64).size == 3
-    assert awake(table, 7, 4, 64).tolist() == [0, 1, 2, 3]
-    assert awake(table, 4, 9, 64).size == 4
+    assert selectable_rows(table, 7, 1, 64).tolist() == [0, 1, 3]
+    assert selectable_rows(table, 4, 2, 64).tolist() == [0, 3]
+    assert selectable_rows(table, 4, 3, 64).size == 3
+    assert selectable_rows(table, 7, 4, 64).tolist() == [0, 1, 2, 3]
+    assert selectable_rows(table, 4, 9, 64).size == 4
 
 
 def test_zero_rounds_of_rest_mean_none() -> None:
     table = table_of("a", "b")
     table.apply_round(played(1, {}, {"a": 2.0}))
-    assert awake(table, 2, 1, 0).tolist() == [0, 1]
+    assert selectable_rows(table, 2, 1, 0).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("case", ["pause", "pause R2", "pause-brute", "sa-pause", "ucb", "pause discounted"])

@@ -88,7 +88,7 @@ def test_a_process_that_is_all_of_a_run_syncs_nothing(tmp_path: Path) -> None:
         "import os, sys; from pathlib import Path; from pausefl_process import files\n"
         "os.fsync = os.fdatasync = lambda _: print('synced')\n"
         "def write(): files.write_durably(Path(sys.argv[1]), b'data'); print(files.sqlite_synchronous())\n"
-        "write(); files.survive_this_process_alone(); write()"
+        "write(); files.skip_fsync(); write()"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "file")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -8,7 +8,7 @@ import pytest
 
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.client_actor import ClientActor
-from pausefl_server.connections.conduct import AbuseError, Conduct
+from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.messages import Lost
 from pausefl_server.selection.policies.everyone import All
@@ -69,10 +69,12 @@ async def test_a_round_goes_on_without_a_client_that(way: str, tmp_path: Path) -
 
 async def test_a_fresh_stream_brings_no_fresh_allowance() -> None:
     rig = ClientActorRig()
-    conduct = Conduct(rig.clock)
+    rate_limit = ClientRateLimit(rig.clock)
     with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
         for _ in range(100):
-            actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, conduct=conduct)
+            actor = ClientActor(
+                "client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, rate_limit=rate_limit
+            )
             for message in (PONG, PONG, None):
                 rig.stream.give(message)
             await actor.listen()
@@ -80,9 +82,9 @@ async def test_a_fresh_stream_brings_no_fresh_allowance() -> None:
 
 async def test_a_client_may_come_back_every_second_for_ever() -> None:
     rig = ClientActorRig()
-    conduct = Conduct(rig.clock)
+    rate_limit = ClientRateLimit(rig.clock)
     for _ in range(1000):
-        conduct.greet()
+        rate_limit.count_hello()
         rig.clock.advance(1.0)
 
 

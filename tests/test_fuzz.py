@@ -15,7 +15,7 @@ from fuzz.server_run import ServerRun
 from fuzz.summary import MEMORY_TIMES_BASE, disk_bound_bytes, failures
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.reception import MOST_WAITING
+from pausefl_server.connections.hello_limits import MOST_WAITING
 from rigs.client_actor import ClientActorRig
 from rigs.session import SessionRig
 

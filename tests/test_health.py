@@ -12,7 +12,7 @@ import pytest
 
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.client.process import take_part
+from pausefl.runtime.client.process import run_clients_over_grpc
 from pausefl_process.health import health_routes
 from pausefl_process.http_server import WebServer
 from pausefl_proto.wire import Vector
@@ -107,7 +107,7 @@ async def test_a_client_process_is_ready_while_a_client_is_connected(tmp_path: P
     async with federation(tmp_path / "server", All(1), minimum_clients=2, rounds=100_000) as run:
         address = f"127.0.0.1:{await run.port}"
         playing = asyncio.ensure_future(
-            take_part(plan, ["client-000"], address, tmp_path / "ledgers", on_metrics=heard.put_nowait)
+            run_clients_over_grpc(plan, ["client-000"], address, tmp_path / "ledgers", on_metrics=heard.put_nowait)
         )
         base = f"http://{await heard.get()}"
         await told(f"{base}/readyz", (200, "ok"))

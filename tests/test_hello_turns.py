@@ -7,7 +7,7 @@ import pytest
 from pausefl_client.link import Link
 from pausefl_client.privacy.release import Releaser
 from pausefl_client.session import ClientSession
-from pausefl_client.surroundings import ClientSettings, HostResources
+from pausefl_client.session_settings import ClientSettings, HostResources
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb

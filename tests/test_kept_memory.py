@@ -8,7 +8,7 @@ import pytest
 ROUNDS = """
 import resource, sys
 import numpy as np
-from pausefl_process.lifetime import keep_freed_memory
+from pausefl_process.resources import keep_freed_memory
 
 def play():
     updates = [np.empty(2_500_000, np.float32) for _ in range(10)]

@@ -379,7 +379,7 @@ def test_what_is_no_ledger_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_release_that_is_durable_is_not_said_to_have_failed(tmp_path: Path) -> None:
-    """Its head is a safeguard beside it: on a full disk it may not be written."""
+    """Its commit count is a safeguard beside it: on a full disk it may not be written."""
     path = tmp_path / "a.db"
     path.with_name("a.db-head").mkdir()
     ledger = Ledger(path, BUDGET, **HOLDER)

@@ -8,7 +8,7 @@ from pathlib import Path
 WRITER = """
 import os, sys
 from pathlib import Path
-from pausefl_process.lifetime import rotate_output, write_output_to
+from pausefl_process.log_file import rotate_output, write_output_to
 path = Path(sys.argv[1])
 write_output_to(path)
 for line in sys.stdin:
@@ -39,9 +39,9 @@ def test_processes_that_share_a_log_rotate_it_together(tmp_path: Path) -> None:
 OVERTAKEN = """
 import fcntl, sys
 from pathlib import Path
-from pausefl_process import lifetime
+from pausefl_process import log_file
 path = Path(sys.argv[1])
-lifetime._redirect_output(path)
+log_file._redirect_output(path)
 print("mine" * 500, flush=True)
 
 def lock(*_):  # while this process waited, another has rotated the log and written to the new one
@@ -49,7 +49,7 @@ def lock(*_):  # while this process waited, another has rotated the log and writ
     path.write_text("of another\\n" * 200)
 
 fcntl.flock = lock
-lifetime.rotate_output(path, 1000)
+log_file.rotate_output(path, 1000)
 print("mine again", flush=True)
 """
 

@@ -17,47 +17,47 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import digest, pack_job
 from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.model.norm_bound import UpdateLimits
-from pausefl_server.pings import PingRota
+from pausefl_server.pings import PingSchedule
 from pausefl_server.records import Observation, RoundRecord
 from pausefl_server.rounds.messages import Dispatch, Pinged, SendPing, Update
 from rigs.client_actor import ClientActorRig, upload, vector
 
 
 def test_everybody_is_pinged_in_turn_at_the_rate_asked_for() -> None:
-    rota = PingRota(4.0)
+    schedule = PingSchedule(4.0)
     for client_id in "abc":
-        rota.join(client_id)
-    assert rota.due(0.0, ()) == []
-    assert rota.due(0.5, ()) == ["a", "b"]
-    assert rota.due(0.6, ()) == []
-    assert rota.due(0.75, ()) == ["c"]
-    assert sum(len(rota.due(1.0 + 0.01 * i, ())) for i in range(1000)) == pytest.approx(40, abs=1)
+        schedule.join(client_id)
+    assert schedule.due(0.0, ()) == []
+    assert schedule.due(0.5, ()) == ["a", "b"]
+    assert schedule.due(0.6, ()) == []
+    assert schedule.due(0.75, ()) == ["c"]
+    assert sum(len(schedule.due(1.0 + 0.01 * i, ())) for i in range(1000)) == pytest.approx(40, abs=1)
 
 
 def test_a_long_pause_earns_no_more_than_a_seconds_worth() -> None:
-    rota = PingRota(2.0)
+    schedule = PingSchedule(2.0)
     for client_id in "abcdef":
-        rota.join(client_id)
-    rota.due(0.0, ())
-    assert rota.due(3600.0, ()) == ["a", "b"]
+        schedule.join(client_id)
+    schedule.due(0.0, ())
+    assert schedule.due(3600.0, ()) == ["a", "b"]
 
 
 def test_the_busy_stay_first_in_line_and_the_gone_are_not_pinged() -> None:
-    rota = PingRota(1.0)
+    schedule = PingSchedule(1.0)
     for client_id in "abc":
-        rota.join(client_id)
-    rota.due(0.0, ())
-    assert rota.due(1.0, {"a"}) == ["b"]
-    rota.leave("c")
-    assert rota.due(2.0, ()) == ["a"]
-    assert rota.due(3.0, {"a", "b"}) == []
-    assert rota.due(4.0, ()) == ["b"]
+        schedule.join(client_id)
+    schedule.due(0.0, ())
+    assert schedule.due(1.0, {"a"}) == ["b"]
+    schedule.leave("c")
+    assert schedule.due(2.0, ()) == ["a"]
+    assert schedule.due(3.0, {"a", "b"}) == []
+    assert schedule.due(4.0, ()) == ["b"]
 
 
 def test_a_rate_of_none_pings_nobody() -> None:
-    rota = PingRota(0.0)
-    rota.join("a")
-    assert [rota.due(t, ()) for t in (0.0, 1e6)] == [[], []]
+    schedule = PingSchedule(0.0)
+    schedule.join("a")
+    assert [schedule.due(t, ()) for t in (0.0, 1e6)] == [[], []]
 
 
 def test_no_policy_can_see_a_ping() -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 from pausefl.config.experiment import load_experiment
 from pausefl.runtime.client.forks import client_context
 from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.client.process import run_host
+from pausefl.runtime.client.process import run_client_process
 from pausefl_client.privacy.mechanism import NumpyLaplace
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_proto.draws import generator
@@ -80,7 +80,8 @@ def play(tmp_path: Path, wiretap: Wiretap, unit: str, more: str = "") -> Any:
         plan = client_plan(load_experiment(str(config)))
         forked = client_context(needs_torch=False)
         clients = [
-            forked.Process(target=run_host, args=(plan, [f"client-{k:03}"], address, tmp_path)) for k in range(CLIENTS)
+            forked.Process(target=run_client_process, args=(plan, [f"client-{k:03}"], address, tmp_path))
+            for k in range(CLIENTS)
         ]
         for client in clients:
             client.start()

@@ -19,7 +19,7 @@ from pausefl_client.privacy.ledger import KEPT_BYTES_MAX, Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import ExactLaplace, Mechanism, NumpyLaplace, entropy_rng
 from pausefl_client.privacy.release import Released, ReleasePrivacy, Releaser, schedule_key
 from pausefl_client.session import ClientSession
-from pausefl_client.surroundings import ClientSettings, HostResources
+from pausefl_client.session_settings import ClientSettings, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator

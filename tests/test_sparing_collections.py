@@ -8,7 +8,7 @@ import pytest
 
 from pausefl.runtime.server.process import sparing_clients
 from pausefl_process.events import Notice, ProgressEvent, RoundCommitted
-from pausefl_process.lifetime import collect_seldom
+from pausefl_process.resources import collect_seldom
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_server.connections.entrance import Entrance
+from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.messages import Register
@@ -39,7 +39,7 @@ async def listening(tls: Tls | None) -> AsyncIterator[int]:
     """A server's port."""
     greeter = Greeter("greeter")
     running = asyncio.ensure_future(greeter.run())
-    server = FederationServer(Entrance(greeter, UpdateLimits(1)), tls)  # type: ignore[arg-type]
+    server = FederationServer(ClientStreamHandler(greeter, UpdateLimits(1)), tls)  # type: ignore[arg-type]
     try:
         yield await server.start("127.0.0.1", 0)
     finally:

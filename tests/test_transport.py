@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from pausefl_client.surroundings import StreamToServer
+from pausefl_client.session_settings import StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
 from pausefl_proto.errors import ConfigError, PauseflError

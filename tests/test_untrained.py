@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pausefl.cli import parser
-from pausefl.exit_status import BAD_INPUT, FAILED
-from pausefl_process.ending import INTERRUPTED
+from pausefl.exit_status import FAILED
+from pausefl_process.ending import BAD_INPUT, INTERRUPTED
 from pausefl_process.events import Notice
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.policies.everyone import All

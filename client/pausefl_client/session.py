@@ -11,7 +11,7 @@ from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
 from pausefl_client.link import Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser
-from pausefl_client.surroundings import ClientSettings, Connect, HostResources, StreamToServer
+from pausefl_client.session_settings import ClientSettings, Connect, HostResources, StreamToServer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable

@@ -1,4 +1,4 @@
-"""The client's only door to gRPC: bytes in, bytes out."""
+"""The client's only module that imports gRPC: bytes in, bytes out."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ _QUICKLY = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_bac
 
 
 class GrpcStreamToServer:
-    """`surroundings.StreamToServer` over one gRPC call."""
+    """`session_settings.StreamToServer` over one gRPC call."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", address: str, tls: Tls | None) -> None:
         self._call = call

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pausefl.exit_status import BAD_INPUT, EPILOG
+from pausefl.exit_status import EPILOG
 from pausefl.version import __version__
+from pausefl_process.ending import BAD_INPUT
 
 _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 """Adds a subcommand: its name and its help."""

@@ -23,7 +23,7 @@ from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.events import MetricsServed
 from pausefl_process.logs import ask_for, set_up_log
 from pausefl_process.outbox import posted_output
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, first_error
 
 if TYPE_CHECKING:
     from pausefl.campaigns.campaign import Player, Show
@@ -217,7 +217,7 @@ def _server(options: argparse.Namespace) -> None:
     from pausefl.runtime.server.plan import server_plan
     from pausefl.runtime.server.process import serve_run
     from pausefl.runtime.terminal import printed_events
-    from pausefl_process.lifetime import allow_many_files
+    from pausefl_process.resources import allow_many_files
 
     set_up_log()
     allow_many_files()
@@ -255,9 +255,9 @@ def _client(options: argparse.Namespace) -> None:
     # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pausefl.runtime.client.plan import client_plan
-    from pausefl.runtime.client.process import take_part
+    from pausefl.runtime.client.process import run_clients_over_grpc
     from pausefl.runtime.terminal import printed_events
-    from pausefl_process.lifetime import allow_many_files, first_error, keep_freed_memory
+    from pausefl_process.resources import allow_many_files, keep_freed_memory
     from pausefl_process.waits import run_telling_waits
 
     check_address("--server", options.server)
@@ -275,7 +275,9 @@ def _client(options: argparse.Namespace) -> None:
         def tell(address: str) -> None:
             report(MetricsServed(f"http://{address}/metrics"))
 
-        run_telling_waits(take_part(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell))
+        run_telling_waits(
+            run_clients_over_grpc(client_plan(experiment), client_ids, options.server, ledgers, on_metrics=tell)
+        )
 
 
 def _experiment_of_client(options: argparse.Namespace) -> Experiment:

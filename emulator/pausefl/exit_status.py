@@ -1,4 +1,4 @@
-"""The exit statuses of the commands, in one place; docs/events.md describes them."""
+"""The exit status of a command by how it ended; docs/events.md describes them."""
 
 import os
 import sys
@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.extras import missing_package
-from pausefl_process.ending import INTERRUPTED
+from pausefl_process.ending import BAD_INPUT, INTERRUPTED
 from pausefl_process.events import Outcome
 from pausefl_process.plugins import errors_of_own_code
 from pausefl_proto.errors import ConfigError, PauseflError
 
 FAILED = 1
-BAD_INPUT = 2
 
 EPILOG = (
     f"exit status: 0: done (a run: every round was played, or privacy budgets ended it as planned); {FAILED}: it"

@@ -1,4 +1,4 @@
-"""How a process ends that is asked to: in order, and within a bound."""
+"""How a process ends: with which status and, where it is asked to, in order and within a bound."""
 
 import os
 import signal
@@ -10,6 +10,9 @@ from types import FrameType
 
 INTERRUPTED = 130
 """Exit status of a process that a signal ended."""
+
+BAD_INPUT = 2
+"""Exit status of a process that ended with a ConfigError."""
 
 DRAIN_S = 20.0
 """How long a process may take to end in order, from SIGTERM on or, where rounds are played, from SIGINT on."""

@@ -16,28 +16,28 @@ _GRACE_S = 2.0
 _AGAIN_EVERY_S = 0.05
 
 
-class _Durability:
-    """What this process's writes survive."""
+class _Fsync:
+    """Whether this process syncs what it writes to the disk."""
 
-    process_alone = False
+    is_skipped = False
 
 
-def survive_this_process_alone() -> None:
-    """Let what is written from now on survive this process, kill -9 included, but not the machine: it is not synced.
+def skip_fsync() -> None:
+    """Sync nothing from now on: what is written survives this process, kill -9 included, but not the machine.
 
     For a run whose parts all lie in one process: nothing has left it that its files could fall behind of.
     """
-    _Durability.process_alone = True
+    _Fsync.is_skipped = True
 
 
 def sqlite_synchronous() -> str:
     """The value of SQLite's pragma `synchronous` for a database that must not lose a commit."""
-    return "OFF" if _Durability.process_alone else "FULL"
+    return "OFF" if _Fsync.is_skipped else "FULL"
 
 
 def sync_data(file: int) -> None:
     """Make what was written to an open file durable."""
-    if not _Durability.process_alone:
+    if not _Fsync.is_skipped:
         os.fdatasync(file)
 
 
@@ -77,7 +77,7 @@ def reason(error: Exception) -> str:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
-    if _Durability.process_alone:
+    if _Fsync.is_skipped:
         return
     directory = os.open(folder, os.O_RDONLY)
     try:
@@ -117,8 +117,8 @@ def locked(path: Path, user: str) -> Iterator[Lock]:
 def _acquired(path: Path, user: str) -> int:
     until = time.monotonic() + _GRACE_S
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    while not (_is_free(file) and _is_at(file, path)):
-        if not _is_at(file, path):  # its last user has deleted it
+    while not (_is_free(file) and is_at(file, path)):
+        if not is_at(file, path):  # its last user has deleted it
             os.close(file)
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         elif time.monotonic() > until:
@@ -138,8 +138,9 @@ def _is_free(file: int) -> bool:
     return True
 
 
-def _is_at(file: int, path: Path) -> bool:
+def is_at(file: int, path: Path) -> bool:
+    """Whether `path` still names this open file, rather than none or another that was put in its place."""
     try:
-        return path.stat().st_ino == os.fstat(file).st_ino
+        return os.path.samestat(path.stat(), os.fstat(file))
     except FileNotFoundError:
         return False

@@ -3,6 +3,9 @@
 A command ends with exit status 2 on a `ConfigError` and with 1 on any other `PauseflError`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PauseflError(Exception):
     """A failure whose message is fit for a user: one line that names what to change."""
@@ -34,3 +37,19 @@ class BudgetError(PauseflError):
 
 class LedgerError(PauseflError):
     """A ledger cannot be opened, is another experiment's, or does not hold together."""
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Raise the first PauseflError of an exception group as itself: a user needs one line, not a tree."""
+    # Not by except*: Python 3.11.2, Debian 12's, puts whatever is raised there into a group again.
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        ours, others = group.split(PauseflError)
+        if ours is None or others is not None:
+            raise
+        error: BaseException = ours
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

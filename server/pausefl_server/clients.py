@@ -109,7 +109,7 @@ class ClientTable:
         return self.estimated_tau_min_s if self.tau_min_s is None else self.tau_min_s
 
     def eligible(self) -> IntArray:
-        """Rows that can be asked now, ascending: connected and not retired. `resting.awake` says who should be."""
+        """Rows that can be asked now, ascending: connected and not retired. See `backoff.selectable_rows`."""
         return np.flatnonzero(self.connected & ~self.retired)
 
     def rows(self, ids: Iterable[str]) -> IntArray:

@@ -15,7 +15,7 @@ class Ping:
     ping_s: float
 
 
-class PingRota:
+class PingSchedule:
     """`per_s` pings a second on average, and no more than a second's worth at once."""
 
     def __init__(self, per_s: float) -> None:

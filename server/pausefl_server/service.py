@@ -18,8 +18,8 @@ from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector
-from pausefl_server.connections.entrance import Entrance
-from pausefl_server.connections.reception import HELLO_TIMEOUT_S, ConnectionBounds
+from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S, ConnectionBounds
+from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.interruption import Interruption, interruptible
 from pausefl_server.model.norm_bound import UpdateLimits
@@ -81,7 +81,7 @@ class Endpoints:
 
 
 class Transport(Protocol):
-    """Carries clients' streams to the entrance."""
+    """Carries clients' streams to their handler."""
 
     async def start(self, host: str, port: int) -> int:
         """Let clients come from now on; returns the port, where there is such a thing."""
@@ -90,9 +90,9 @@ class Transport(Protocol):
         """Give clients `grace_s` to close their streams after the goodbye, then cut them off."""
 
 
-def _grpc_transport(entrance: Entrance, endpoints: Endpoints, most_clients: int) -> Transport:
+def _grpc_transport(handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> Transport:
     bounds = ConnectionBounds(most_clients, endpoints.dead_after_s, endpoints.hello_timeout_s)
-    return FederationServer(entrance, endpoints.tls, offer=endpoints.offer, bounds=bounds)
+    return FederationServer(handler, endpoints.tls, offer=endpoints.offer, bounds=bounds)
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Platform:
 
     clock: Callable[[], float] = time.monotonic
     watch: Callable[[], ClosableWatch] = HostMonitor
-    transport: Callable[[Entrance, Endpoints, int], Transport] = _grpc_transport
-    """Made for an entrance and at most so many clients."""
+    transport: Callable[[ClientStreamHandler, Endpoints, int], Transport] = _grpc_transport
+    """Made for the handler of its streams and at most so many clients."""
 
 
 REAL = Platform()
@@ -176,8 +176,8 @@ async def serve(
         closing.callback(monitor.close)
         stopwatch = RunStopwatch(monitor, platform.clock)
         coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, stopwatch=stopwatch)
-        entrance = _entrance(coordinator, theta_0.size, settings, endpoints, platform.clock)
-        transport = platform.transport(entrance, endpoints, settings.clients or _MANY_CLIENTS)
+        handler = _stream_handler(coordinator, theta_0.size, settings, endpoints, platform.clock)
+        transport = platform.transport(handler, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()
         actors = _Actors(store_actor, evaluator, transport, coordinator)
         final, best = await _run_actors(actors, endpoints, report, interruption, missing)
@@ -195,15 +195,17 @@ async def serve(
         return result
 
 
-def _entrance(
+def _stream_handler(
     coordinator: Coordinator,
     model_size: int,
     settings: ServerSettings,
     endpoints: Endpoints,
     clock: Callable[[], float],
-) -> Entrance:
+) -> ClientStreamHandler:
     limits = UpdateLimits(model_size, settings.privacy.norm_bound if settings.privacy else None, settings.encoding)
-    return Entrance(coordinator, limits, endpoints.admission, hello_timeout_s=endpoints.hello_timeout_s, clock=clock)
+    return ClientStreamHandler(
+        coordinator, limits, endpoints.admission, hello_timeout_s=endpoints.hello_timeout_s, clock=clock
+    )
 
 
 @contextmanager

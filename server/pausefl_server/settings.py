@@ -87,7 +87,7 @@ class ServerSettings:
     rounds_without_update_max: int = 3
     """The run ends after so many attempts in a row without a single update."""
     rest_rounds_max: int = 64
-    """The longest rest after misses in a row, in rounds (`resting.awake`); 0: no client rests."""
+    """The longest rest after misses in a row, in rounds (`backoff.selectable_rows`); 0: no client rests."""
     examples_max: int | None = None
     """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
     disclosed: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
-from pausefl_client.surroundings import ClientSettings, HostResources, StreamToServer
+from pausefl_client.session_settings import ClientSettings, HostResources, StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
 from pausefl_process.events import ProgressEvent, Ready, to_json

@@ -11,7 +11,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.rounds.resting import awake
+from pausefl_server.rounds.backoff import selectable_rows
 from pausefl_server.selection import Context, Oracle, Policy, Selection, policy_class
 from pausefl_server.selection.observed import seen_by_policy
 
@@ -109,7 +109,7 @@ class Play:
     def select(self) -> Selection:
         """The policy's choice of the next round."""
         t = len(self.records) + 1
-        eligible = awake(self.table, t, self.policy.m, rest_rounds_max=64)
+        eligible = selectable_rows(self.table, t, self.policy.m, rest_rounds_max=64)
         return self.policy.select(self.state, context_of(self.table, t, self.seed, eligible=eligible))
 
     def answers(self, selection: Selection, t: int) -> tuple[Observation, ...]:

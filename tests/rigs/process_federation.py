@@ -8,7 +8,7 @@ from typing import Any
 
 from pausefl.config.experiment import Experiment
 from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.client.process import run_host
+from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.server.plan import server_plan
 from pausefl.runtime.server.process import run_server_process
 from pausefl_process.events import Ready
@@ -42,7 +42,7 @@ class ProcessFederation:
             assert self._listening.wait(PATIENCE_S), "the server did not come up"
         else:
             address = f"127.0.0.1:{self._wiretap.port}"
-            self._start(name, run_host, client_plan(self.experiment), [name], address, self._folder)
+            self._start(name, run_client_process, client_plan(self.experiment), [name], address, self._folder)
 
     def kill(self, name: str) -> None:
         """kill -9."""

@@ -18,7 +18,7 @@ from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
-from pausefl_client.surroundings import ClientSettings, HostResources
+from pausefl_client.session_settings import ClientSettings, HostResources
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError

@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from pausefl_process.commit_count import CommitCount
 from pausefl_process.files import sqlite_synchronous, sync_folder
-from pausefl_process.head import Head
 from pausefl_proto.budget import Budget, is_same_epsilon
 from pausefl_proto.errors import BudgetError, LedgerError
 
@@ -97,7 +97,7 @@ class Ledger:
         self._path = path
         self._chain = ""
         self._is_settled = False
-        self._head = Head(path)
+        self._commit_count = CommitCount(path)
         with self._errors():
             make_durable(path.parent)
             has_log = _has_log(path)
@@ -140,7 +140,7 @@ class Ledger:
             if keeps:
                 self._db.execute("INSERT INTO kept VALUES (?, ?)", (charge.participation, noised))
         self.released, self.epsilon_spent, self._chain = charge.participation, charge.epsilon_spent, chain
-        self._head.write(self.released)
+        self._commit_count.write(self.released)
         self._log_bytes += _ROW_BYTES + (len(noised) if keeps else 0)
         self._is_settled = False
 
@@ -175,7 +175,7 @@ class Ledger:
                 with self._transaction():
                     self._close_open_release()
             self._db.close()
-            self._head.close()
+            self._commit_count.close()
 
     def _open(self, belongs_to: dict[str, str], has_log: bool) -> None:
         with self._errors():
@@ -195,7 +195,7 @@ class Ledger:
             if self._db.execute("SELECT 1 FROM meta").fetchone() is None:
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", belongs_to.items())
             self.released, self.epsilon_spent, self._chain = _walk(self._path, self._db)
-            _refuse_behind(self._path, self.released, self._head.read())
+            _refuse_behind(self._path, self.released, self._commit_count.read())
             known = dict(self._db.execute("SELECT key, value FROM meta"))
         if "data" in known.keys() - belongs_to.keys():
             raise LedgerError(
@@ -269,7 +269,7 @@ def make_durable(folder: Path) -> None:
 
 def verified_spend(path: Path) -> tuple[int, float]:
     """Releases and ε spent in a ledger, read only; LedgerError where it does not hold together."""
-    has_log, charged = _has_log(path), Head(path).read()
+    has_log, charged = _has_log(path), CommitCount(path).read()
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
             _refuse_alone(path, db, has_log)

@@ -22,12 +22,14 @@ import numpy as np
 from pausefl.bench.runs import BARE
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.client.plan import client_plan
-from pausefl.runtime.client.process import run_host
+from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import serve_run
 from pausefl_client.transport import connect
 from pausefl_process.events import ProgressEvent, Ready
-from pausefl_process.lifetime import allow_many_files, die_with_parent, start, write_output_to
+from pausefl_process.lifetime import die_with_parent, start
+from pausefl_process.log_file import write_output_to
+from pausefl_process.resources import allow_many_files
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, unpack
@@ -84,7 +86,7 @@ def _case(case: str, others: int, load: Load) -> dict[str, Any]:
         ids: dict[str, list[str]] = {"honest": [], "other": []}
         for client_id, group in experiment.group_of_client.items():
             ids[group].append(client_id)
-        begin(run_host, client_plan(experiment), ids["honest"], f"127.0.0.1:{port}", folder)
+        begin(run_client_process, client_plan(experiment), ids["honest"], f"127.0.0.1:{port}", folder)
         while not _rounds(folder):
             time.sleep(0.1)
         time.sleep(_WARM_UP_S)

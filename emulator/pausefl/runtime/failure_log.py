@@ -31,7 +31,7 @@ class FailureLog:
                 yield f"client {match[1]} failed at round {match[2]}: {match[3]}"
 
     def _unread(self) -> bytes:
-        """Whole lines written since the last call, also those before the log was rotated (`lifetime`)."""
+        """Whole lines written since the last call, also those before the log was rotated (`log_file`)."""
         try:
             with self._path.open("rb") as file:
                 found, rest = os.fstat(file.fileno()), b""

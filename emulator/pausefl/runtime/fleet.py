@@ -19,13 +19,13 @@ from pausefl.config.links import processes
 from pausefl.config.tables import ClientGroup
 from pausefl.runtime.client.forks import client_context
 from pausefl.runtime.client.plan import ClientPlan, client_plan
-from pausefl.runtime.client.process import Told, run_host
+from pausefl.runtime.client.process import FleetPipes, run_client_process
 from pausefl.runtime.failure_log import FailureLog
 from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
-from pausefl_process.ending import DRAIN_S, end_within, signals_to
+from pausefl_process.ending import BAD_INPUT, DRAIN_S, end_within, signals_to
 from pausefl_process.events import (
     Done,
     Failed,
@@ -39,7 +39,7 @@ from pausefl_process.events import (
     RoundCommitted,
 )
 from pausefl_process.files import Lock
-from pausefl_process.lifetime import BAD_INPUT, start
+from pausefl_process.lifetime import start
 from pausefl_process.logs import add_warning
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -91,7 +91,7 @@ class OneAtATime:
 
 
 @dataclass
-class _Host:
+class _ClientProcess:
     """A client process to be: its clients belong to one group."""
 
     client_ids: list[str]
@@ -142,9 +142,9 @@ class Fleet:
         self._address = ""
         self._is_virtual = experiment.experiment.clock == "virtual"
         self._clients_log = run_dir / ("server.log" if self._is_virtual else "clients.log")
-        self._hosts = [] if self._is_virtual else list(_hosts(experiment))
-        self._clients: dict[int, ForkServerProcess] = {}  # by sentinel
-        self._returning: list[_Host] = []  # those to be started again
+        self._client_processes = [] if self._is_virtual else list(_client_processes(experiment))
+        self._running: dict[int, ForkServerProcess] = {}  # by sentinel
+        self._returning: list[_ClientProcess] = []  # those to be started again
         self._called = 0  # the last round with which clients came or went
         self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
         self._failures = FailureLog(self._clients_log) if experiment.privacy.enabled else None
@@ -152,10 +152,10 @@ class Fleet:
         self._ends_by_s: float | None = None  # when the server, which was asked to end, is given up
         self.was_terminated = False
         """Whether SIGTERM ended the run: its sender waits for no figures."""
-        if experiment.metrics.client_port > 0 and len(self._hosts) > 1:
+        if experiment.metrics.client_port > 0 and len(self._client_processes) > 1:
             raise ConfigError(
-                f"metrics.client_port = {experiment.metrics.client_port}: {len(self._hosts)} client processes run here,"
-                " each at a port of its own; 0 takes any free ones"
+                f"metrics.client_port = {experiment.metrics.client_port}: {len(self._client_processes)} client"
+                " processes run here, each at a port of its own; 0 takes any free ones"
             )
 
     def run(self, view: View) -> None:
@@ -201,18 +201,18 @@ class Fleet:
             if self._is_late():
                 raise KeyboardInterrupt
             expected = self._targets.expected if self._targets else ()
-            for ready in wait([events, *self._clients, *expected], self._patience_s()):
+            for ready in wait([events, *self._running, *expected], self._patience_s()):
                 if self._targets is not None and ready in self._targets.expected:
                     self._targets.hear(ready)
                     continue
                 if ready is not events:
-                    self._on_exit(self._clients.pop(ready), view, playing)  # type: ignore[arg-type]  # a sentinel
+                    self._on_exit(self._running.pop(ready), view, playing)  # type: ignore[arg-type]  # a sentinel
                     continue
                 match event := self._next(events):
                     case Ready(port):
                         self._address = f"{self._experiment.server.host}:{port}"
                         if self._presence is None:
-                            self._start_hosts(self._hosts)
+                            self._start_clients(self._client_processes)
                     case RollCall(round):
                         self._sync_clients(round)
                     case Failed(message, bad_input):
@@ -251,48 +251,50 @@ class Fleet:
 
         Python goes on with a wait that a signal interrupts: without an end, it would not hear of the signal.
         """
-        due_s = (host.starts_at_s - time.monotonic() for host in self._returning)
+        due_s = (client.starts_at_s - time.monotonic() for client in self._returning)
         return max(0.0, min((*due_s, _LOOKS_EVERY_S)))
 
     def _start_again(self) -> None:
-        due = [host for host in self._returning if host.starts_at_s <= time.monotonic()]
-        self._returning = [host for host in self._returning if host not in due]
-        self._start_hosts(host for host in due if not host.has_left(self._called))
+        due = [client for client in self._returning if client.starts_at_s <= time.monotonic()]
+        self._returning = [client for client in self._returning if client not in due]
+        self._start_clients(client for client in due if not client.has_left(self._called))
 
-    def _start_hosts(self, hosts: Iterable[_Host]) -> None:
+    def _start_clients(self, clients: Iterable[_ClientProcess]) -> None:
         context = client_context(needs_torch=self._experiment.workload.model != "synthetic")
-        for host in hosts:
-            theirs, host.roll_calls = context.Pipe(duplex=False) if self._presence else (None, None)
-            told = self._targets.expect(context) if self._targets else None
-            arguments = (self._plan, host.client_ids, self._address, self._run_dir, Told(theirs, told))
-            name = f"pausefl-{host.client_ids[0]}"
-            host.process = context.Process(target=run_host, args=arguments, name=name)
-            start(host.process)
-            host.starts_at_s = time.monotonic()
-            self._clients[host.process.sentinel] = host.process
-            for end in (theirs, told):
+        for client in clients:
+            theirs, client.roll_calls = context.Pipe(duplex=False) if self._presence else (None, None)
+            metrics = self._targets.expect(context) if self._targets else None
+            arguments = (self._plan, client.client_ids, self._address, self._run_dir, FleetPipes(theirs, metrics))
+            name = f"pausefl-{client.client_ids[0]}"
+            client.process = context.Process(target=run_client_process, args=arguments, name=name)
+            start(client.process)
+            client.starts_at_s = time.monotonic()
+            self._running[client.process.sentinel] = client.process
+            for end in (theirs, metrics):
                 if end is not None:
                     end.close()
-            self._call(host)
+            self._call(client)
 
     def _sync_clients(self, round: int) -> None:
         """Start, notify and end processes, so that the clients of this round are there."""
         assert self._presence is not None
         self._called, present = round, self._presence.at(round)
-        for host in self._hosts:
-            if not host.has_left(round):
-                self._call(host)
-            elif host.process is not None and host.roll_calls is not None:
-                if host.group.leave == "kill":
-                    host.process.kill()
-                host.stop_calling()
-        self._start_hosts(h for h in self._hosts if h.process is None and not present.isdisjoint(h.client_ids))
+        for client in self._client_processes:
+            if not client.has_left(round):
+                self._call(client)
+            elif client.process is not None and client.roll_calls is not None:
+                if client.group.leave == "kill":
+                    client.process.kill()
+                client.stop_calling()
+        self._start_clients(
+            c for c in self._client_processes if c.process is None and not present.isdisjoint(c.client_ids)
+        )
 
-    def _call(self, host: _Host) -> None:
+    def _call(self, client: _ClientProcess) -> None:
         """Tell a process which round was called last, if it is there and is told of rounds."""
-        if host.roll_calls is not None:
+        if client.roll_calls is not None:
             with suppress(OSError):  # it has died, which `_on_exit` reports
-                host.roll_calls.send(self._called)
+                client.roll_calls.send(self._called)
 
     def _on_exit(self, process: ForkServerProcess, view: View, playing: bool) -> None:
         """A client process has ended: expected at the end of a run, fatal before its first round."""
@@ -304,21 +306,21 @@ class Fleet:
             raise ConfigError(f"{process.name}: {last_line(self._clients_log)}")
         if not playing:
             raise PauseflError(f"{message}: {last_line(self._clients_log)}")
-        host = next(h for h in self._hosts if h.process is process)
-        was_asked_to = self._presence is not None and host.roll_calls is None
-        host.stop_calling()
+        client = next(c for c in self._client_processes if c.process is process)
+        was_asked_to = self._presence is not None and client.roll_calls is None
+        client.stop_calling()
         may_return = not was_asked_to and process.exitcode != BAD_INPUT and not self._interrupts
-        if may_return and host.is_to_return():
-            self._returning.append(host)
-            message += f"; it is started again in {2 ** (host.restarts - 1)} s ({host.restarts} of {_RESTARTS_MAX})"
+        if may_return and client.is_to_return():
+            self._returning.append(client)
+            message += f"; it is started again in {2 ** (client.restarts - 1)} s ({client.restarts} of {_RESTARTS_MAX})"
         add_warning(self._clients_log, message)  # a view shows no more than some of many messages
         view.show(Notice(message))
 
     def _end_all(self) -> None:
         """Wait a while for all processes to end by themselves, then kill those that remain."""
-        for host in self._hosts:
-            host.stop_calling()
-        processes = [p for p in (self._server, *self._clients.values()) if p is not None]
+        for client in self._client_processes:
+            client.stop_calling()
+        processes = [p for p in (self._server, *self._running.values()) if p is not None]
         at_once = self._interrupts > 1 or self._is_late()
         until_s = time.monotonic() + (0.0 if at_once else _END_WITHIN_S)
         for process in processes:
@@ -346,7 +348,7 @@ class Fleet:
             if self._server.pid is None:
                 return  # a process half started cannot be ended: `_start_server` does it
             if self._interrupts > 1:
-                for process in (self._server, *self._clients.values()):
+                for process in (self._server, *self._running.values()):
                     process.kill()
                 raise KeyboardInterrupt
             view.show(Interrupted("finishing; once more ends it at once"))
@@ -367,11 +369,11 @@ def _play_virtually(clients: ClientPlan, server: ServerPlan, *arguments: Any) ->
     run_virtual_process(server, clients, *arguments)
 
 
-def _hosts(experiment: Experiment) -> Iterator[_Host]:
+def _client_processes(experiment: Experiment) -> Iterator[_ClientProcess]:
     links, each = experiment.links(), experiment.clients_per_process
     for name, group in experiment.groups.items():
         of_group = {client_id: links[client_id] for client_id in group.client_ids(name)}
-        yield from (_Host(client_ids, group) for client_ids in processes(of_group, each))
+        yield from (_ClientProcess(client_ids, group) for client_ids in processes(of_group, each))
 
 
 def last_line(path: Path) -> str:

@@ -22,8 +22,8 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.rounds.backoff import selectable_rows
 from pausefl_server.rounds.deadline import LEAST_S, derived_deadline_s
-from pausefl_server.rounds.resting import awake
 from pausefl_server.selection import Context, Oracle, Policy, Selection, checked
 from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.genie import Genie
@@ -54,7 +54,7 @@ class Setting:
     time_scale: float = 1.0
     """Real seconds for one of the laws' seconds: a server derives its deadlines from real seconds."""
     rest_rounds_max: int = 64
-    """The longest rest after misses in a row, in rounds (`pausefl_server.rounds.resting`)."""
+    """The longest rest after misses in a row, in rounds (`pausefl_server.rounds.backoff`)."""
     latency_seed: int | None = None
     """Of the latencies alone; None: `seed`."""
     examples_max: int | None = None
@@ -144,7 +144,7 @@ def simulate(
             context = Context(
                 round=t,
                 table=table,
-                eligible=awake(table, t, policy.m, setting.rest_rounds_max),
+                eligible=selectable_rows(table, t, policy.m, setting.rest_rounds_max),
                 rng=generator(setting.seed, "selection", t, 0),
                 epsilon_budget=setting.budget.epsilon_budget if setting.budget else None,
                 oracle=setting.oracle if policy.needs_oracle else None,

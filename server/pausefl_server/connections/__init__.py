@@ -1,1 +1,1 @@
-"""The server's doors: streams, one actor for each connected client, and what bounds strangers."""
+"""Client streams: the gRPC transport, an actor for each connected client, limits on what peers may cost."""

@@ -9,8 +9,8 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
-from pausefl_server.connections.conduct import AbuseError, Conduct
-from pausefl_server.connections.statements import durations_of, host_of, loss_of, release_of, shown, statistics_of
+from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
+from pausefl_server.connections.reported_values import durations_of, host_of, loss_of, release_of, shown, statistics_of
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import TIMING_TOLERANCE_S, Timing
 from pausefl_server.release_checks import Release
@@ -98,9 +98,9 @@ class ClientActor(Actor[_Order]):
         clock: Callable[[], float],
         *,
         released: int = 0,
-        conduct: Conduct | None = None,
+        rate_limit: ClientRateLimit | None = None,
     ) -> None:
-        """`released` is how many releases the client's ledger counts at hello; `conduct` is kept over its streams."""
+        """`released` is how many releases the client's ledger counts at hello; `rate_limit` outlives its streams."""
         super().__init__(f"client {client_id}")
         self.client_id = client_id
         self._stream = stream
@@ -113,7 +113,7 @@ class ClientActor(Actor[_Order]):
         self._withdrawn: set[tuple[int, int]] = set()
         self._nonce = 0  # the last ping's
         self._pinged_s: float | None = None  # when it was sent; None once it is answered, or followed by a job
-        self._conduct = conduct or Conduct(clock)
+        self._rate_limit = rate_limit or ClientRateLimit(clock)
         self._allowed_messages = 0
         self.may_return = True
         """False once it has said goodbye, or has to rest."""
@@ -185,7 +185,7 @@ class ClientActor(Actor[_Order]):
             try:
                 return await self._read_on()
             except DamageError as damage:
-                self._conduct.offend(str(damage))
+                self._rate_limit.count_rejection(str(damage))
                 raise
         except AbuseError:
             self.may_return = False
@@ -197,7 +197,7 @@ class ClientActor(Actor[_Order]):
             if self._allowed_messages:
                 self._allowed_messages -= 1
             else:
-                self._conduct.spend_free_message()
+                self._rate_limit.count_unsolicited()
             message, payload = decode(pb.ClientMessage, data)
             match message.WhichOneof("kind"):
                 case "result":
@@ -231,7 +231,7 @@ class ClientActor(Actor[_Order]):
             reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
             if exchange is None or answered < self._last_job:
                 is_late = answered <= self._last_job
-                await self._reject(reason, answered, release_of(result), is_offence=not is_late)
+                await self._reject(reason, answered, release_of(result), is_counted=not is_late)
             else:
                 await self._ask_again(exchange, DamageError(reason))
         elif result.status != pb.STATUS_OK:
@@ -342,15 +342,15 @@ class ClientActor(Actor[_Order]):
             )
         return release
 
-    async def _reject(self, reason: str, job: tuple[int, int], release: Release, *, is_offence: bool = True) -> None:
+    async def _reject(self, reason: str, job: tuple[int, int], release: Release, *, is_counted: bool = True) -> None:
         """Tell the coordinator of an answer to this job that is over and not used. AbuseError once too often."""
         if release.participation > self._most_released:
             release = Release()  # it cannot be, and is not believed
         round_, attempt = job
         refusal = Refusal(self.client_id, round_, reason, rejected=True, release=release, attempt=attempt)
         await self._coordinator.tell(refusal)
-        if is_offence:
-            self._conduct.offend(reason)
+        if is_counted:
+            self._rate_limit.count_rejection(reason)
 
     async def _relay_refusal(self, result: pb.Result) -> None:
         exhausted = result.status == pb.STATUS_BUDGET_EXHAUSTED

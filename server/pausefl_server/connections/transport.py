@@ -1,4 +1,4 @@
-"""The server's only door to gRPC: bytes in, bytes out, one stream a client."""
+"""The server's only module that imports gRPC: bytes in, bytes out, one stream a client."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ from pausefl_proto.errors import WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, encode
-from pausefl_server.connections.entrance import Entrance, Visitor
-from pausefl_server.connections.reception import ConnectionBounds
+from pausefl_server.connections.hello_limits import ConnectionBounds
+from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 
 
 class GrpcStreamToClient:
@@ -48,7 +48,7 @@ class FederationServer:
 
     def __init__(
         self,
-        entrance: Entrance,
+        handler: ClientStreamHandler,
         tls: Tls | None = None,
         *,
         offer: str = "",
@@ -56,7 +56,7 @@ class FederationServer:
     ) -> None:
         """`offer` is what clients without a file may ask for."""
         self._tls = tls
-        self._entrance = entrance
+        self._handler = handler
         self._offer = encode(pb.ExperimentOffer(experiment=offer))
         bounds = bounds or ConnectionBounds()
         self._server = make_server(bounds.dead_after_s, _limits(bounds.most_clients, bounds.hello_timeout_s))
@@ -81,13 +81,13 @@ class FederationServer:
     async def _show_offer(self, _: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """The experiment, for those who may say hello."""
         try:
-            self._entrance.check_known(_visitor(context))
+            self._handler.check_known(_peer(context))
         except WireError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         return self._offer
 
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        await self._entrance.join(GrpcStreamToClient(context), _visitor(context))
+        await self._handler.handle(GrpcStreamToClient(context), _peer(context))
 
 
 def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int], ...]:
@@ -102,9 +102,9 @@ def _limits(most_clients: int, hello_timeout_s: float) -> tuple[tuple[str, int],
     )
 
 
-def _visitor(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Visitor:
+def _peer(context: "grpc.aio.ServicerContext[bytes, bytes]") -> PeerIdentity:
     names = context.auth_context().get("x509_subject_alternative_name", ())
-    return Visitor(context.peer(), tuple(name.decode("utf-8", "replace") for name in names), _token(context))
+    return PeerIdentity(context.peer(), tuple(name.decode("utf-8", "replace") for name in names), _token(context))
 
 
 def _token(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from pausefl_proto.draws import generator
-from pausefl_server.rounds.resting import awake
+from pausefl_server.rounds.backoff import selectable_rows
 from pausefl_server.selection.base import Context, Oracle, Selection
 from pausefl_server.selection.validation import checked
 from pausefl_server.settings import ServerSettings
@@ -41,7 +41,7 @@ def context_of(
     return Context(
         round=round,
         table=table,
-        eligible=awake(table, round, state.policy.m, settings.rest_rounds_max),
+        eligible=selectable_rows(table, round, state.policy.m, settings.rest_rounds_max),
         rng=generator(settings.seed, "selection", round, attempt),
         epsilon_budget=settings.budget.epsilon_budget if settings.budget else None,
         weight_share_max=settings.aggregation.weight_share_max,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Container
 from pausefl_proto.errors import WireError
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.observer import RunObserver
-from pausefl_server.pings import PingRota
+from pausefl_server.pings import PingSchedule
 from pausefl_server.records import LogEvent
 from pausefl_server.rounds.admission import check_hello, joined
 from pausefl_server.rounds.messages import (
@@ -33,7 +33,7 @@ class Membership:
         self._table = table
         self._observer = observer
         self._peers: dict[str, Peer] = {}
-        self._rota = PingRota(settings.pings_per_s)
+        self._ping_schedule = PingSchedule(settings.pings_per_s)
         self._claims: dict[str, int] = {}  # how many releases each client counted when it first joined
         self._jobs: Counter[str] = Counter()  # how many each client was handed
         self._last_jobs: dict[str, Withdraw] = {}  # how to take each client's last job back, until it answers
@@ -57,7 +57,7 @@ class Membership:
             raise
         self._claims.setdefault(client_id, hello.ledger.released)
         self._peers[client_id] = message.peer
-        self._rota.join(client_id)
+        self._ping_schedule.join(client_id)
         self._observer.arrived(client_id, len(self._peers), round)
         return joined(hello, message.is_owner)
 
@@ -87,7 +87,7 @@ class Membership:
         if self._peers.get(client_id) is not peer:
             return None
         del self._peers[client_id]
-        self._rota.leave(client_id)
+        self._ping_schedule.leave(client_id)
         self._observer.departed(client_id, reason, len(self._peers), round)
         return LogEvent("left", client_id, reason)
 
@@ -113,7 +113,7 @@ class Membership:
 
     def send_pings(self, now_s: float, busy: Container[str]) -> None:
         """Ping the idle clients whose turn it is."""
-        for client_id in self._rota.due(now_s, busy):
+        for client_id in self._ping_schedule.due(now_s, busy):
             self._peers[client_id].offer(SendPing())
 
     def dismiss_all(self, reason: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pausefl_process.commit_count import CommitCount
 from pausefl_process.files import sqlite_synchronous
-from pausefl_process.head import Head
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
@@ -49,10 +49,10 @@ class Store:
 
         `verify`: read all of it and compare it with what was written.
         """
-        self._head = Head(path)
+        self._commit_count = CommitCount(path)
         try:
             if verify and path.exists():
-                verify_log(path, self._head.read())
+                verify_log(path, self._commit_count.read())
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 self._open(path)
@@ -184,7 +184,7 @@ class Store:
     def close(self) -> None:
         """Close the database, which takes its write-ahead log in."""
         self._db.close()
-        self._head.close()
+        self._commit_count.close()
 
     def _forget_round(self, round: int) -> None:
         (attempt,) = self._db.execute(_SELECT_LAST_ATTEMPT, (round,)).fetchone()
@@ -240,7 +240,7 @@ class Store:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
-        self._head.write(commits + 1)
+        self._commit_count.write(commits + 1)
 
     def _write_attempt(self, insert: str, record: RoundRecord, pings: Iterable[Ping]) -> None:
         key = record.round, record.attempt

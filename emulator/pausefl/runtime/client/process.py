@@ -26,28 +26,23 @@ from pausefl_client.answered_job import AnsweredJob, Observe
 from pausefl_client.link import SPIN_S, Link
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
-from pausefl_client.surroundings import ClientSettings, Connect, HostResources
+from pausefl_client.session_settings import ClientSettings, Connect, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.transport import connect
+from pausefl_process.ending import BAD_INPUT
 from pausefl_process.health import health_routes
 from pausefl_process.host_monitor import ClosableWatch, HostMonitor
 from pausefl_process.http_server import WebServer
-from pausefl_process.lifetime import (
-    BAD_INPUT,
-    allow_many_files,
-    die_with_parent,
-    first_error,
-    ignore_interrupts,
-    keep_freed_memory,
-    write_output_to,
-)
+from pausefl_process.lifetime import die_with_parent, ignore_interrupts
+from pausefl_process.log_file import write_output_to
 from pausefl_process.logs import is_verbose, set_up_log
 from pausefl_process.plugins import OWN_CODE_ERRORS, errors_of_own_code
+from pausefl_process.resources import allow_many_files, keep_freed_memory
 from pausefl_process.tokens import read_token
 from pausefl_process.waits import run_telling_waits
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.privacy_unit import vector_epsilon
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
@@ -71,8 +66,8 @@ def _ignore(_: object) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
-    """How a client process and the fleet that started it speak to each other."""
+class FleetPipes:
+    """The pipes between a client process and the fleet that started it."""
 
     roll_calls: "Connection[Any, Any] | None" = None
     """Brings the rounds in which clients come and go; None: all are there, always."""
@@ -80,12 +75,12 @@ class Told:
     """Takes the HOST:PORT at which the process can be scraped."""
 
 
-def run_host(
+def run_client_process(
     plan: ClientPlan,
     client_ids: Sequence[str],
     address: str,
     run_dir: Path,
-    told: Told = Told(),
+    pipes: FleetPipes = FleetPipes(),
 ) -> None:
     """The main function of a client process that `fleet` started."""
     die_with_parent()
@@ -102,16 +97,18 @@ def run_host(
 
             enter_namespace(plan.latency, plan.links, run_dir, client_ids[0])
         with errors_of_own_code(), first_error():
-            on_metrics = told.metrics.send if told.metrics is not None else _ignore
-            run_telling_waits(take_part(plan, client_ids, address, run_dir / "ledgers", told.roll_calls, on_metrics))
+            on_metrics = pipes.metrics.send if pipes.metrics is not None else _ignore
+            run_telling_waits(
+                run_clients_over_grpc(plan, client_ids, address, run_dir / "ledgers", pipes.roll_calls, on_metrics)
+            )
     except PauseflError as error:
         log.error("%s", error)
         sys.exit(BAD_INPUT if isinstance(error, ConfigError) else 1)
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What the clients of one process find around them."""
+class ClientPlatform:
+    """What the clients of one process run on: their way to the server, threads, a clock, a watch over the host."""
 
     connect: Callable[[str], Connect]
     """client id -> what opens its stream to the server."""
@@ -134,7 +131,7 @@ class _Shared:
     """The folder of the ledgers, and of what trainers remember."""
 
 
-async def take_part(
+async def run_clients_over_grpc(
     plan: ClientPlan,
     client_ids: Sequence[str],
     address: str,
@@ -142,22 +139,22 @@ async def take_part(
     roll_calls: "Connection[Any, Any] | None" = None,
     on_metrics: Callable[[str], None] = _ignore,
 ) -> None:
-    """Run these clients over gRPC until the server at HOST:PORT dismisses them; errors as in `live`.
+    """Run these clients over gRPC until the server at HOST:PORT dismisses them; errors as in `run_clients`.
 
     With `roll_calls`, each takes part only in the rounds it is there, until the calls end. `on_metrics` hears at which
     HOST:PORT they can be scraped, if they can.
     """
     called = None if roll_calls is None else _rounds(roll_calls)
     with trainer_pool(plan) as executor:
-        surroundings = Surroundings(partial(_connect, plan.connection, address), executor)
-        await live(plan, client_ids, ledgers, surroundings, called, on_metrics)
+        platform = ClientPlatform(partial(_connect, plan.connection, address), executor)
+        await run_clients(plan, client_ids, ledgers, platform, called, on_metrics)
 
 
-async def live(
+async def run_clients(
     plan: ClientPlan,
     client_ids: Sequence[str],
     ledgers: Path,
-    surroundings: Surroundings,
+    platform: ClientPlatform,
     rounds: AsyncIterator[int] | None = None,
     on_metrics: Callable[[str], None] = _ignore,
 ) -> None:
@@ -171,20 +168,20 @@ async def live(
             raise ConfigError(f"client id {client_id!r}: must be one of {known[0]} to {known[-1]} (clients.count)")
     batched = _batched_host(plan.training)
     trainers, sessions = make_trainers(plan.training, client_ids, batched), dict[str, ClientSession]()
-    links = make_links(plan.latency, plan.links, client_ids, plan.latency_seed, surroundings.spin_s)
+    links = make_links(plan.latency, plan.links, client_ids, plan.latency_seed, platform.spin_s)
     # Ledgers are closed last, when no trainer can write to them any more.
     with ExitStack() as closing:
         size = trainers[client_ids[0]].manifest.size
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
-        closing.callback(surroundings.executor.shutdown)
-        monitor = surroundings.watch()
+        closing.callback(platform.executor.shutdown)
+        monitor = platform.watch()
         closing.callback(monitor.close)
         observe = _logged(_expose(plan.scrape, privacies, size, sessions, on_metrics, closing))
-        host = HostResources(surroundings.executor, surroundings.clock, monitor, observe)
+        host = HostResources(platform.executor, platform.clock, monitor, observe)
         if batched is not None:
             host = replace(host, expecting=batched.expecting)
-        shared = _Shared(plan, surroundings.connect, host, ledgers)
-        attendance = _Attendance(sessions)
+        shared = _Shared(plan, platform.connect, host, ledgers)
+        runner = _SessionRunner(sessions)
         async with asyncio.TaskGroup() as group:
             for client_id in client_ids:
                 sessions[client_id] = _make_session(
@@ -192,10 +189,10 @@ async def live(
                 )
             if rounds is None:
                 for client_id in sessions:
-                    group.create_task(attendance.take_part(client_id))
+                    group.create_task(runner.run(client_id))
             else:
-                await _attend(plan.presence, attendance, rounds)
-        attendance.raise_first_failure()
+                await _run_present(plan.presence, runner, rounds)
+        runner.raise_first_failure()
 
 
 def make_trainers(
@@ -302,14 +299,14 @@ def _logged(observe: Observe) -> Observe:
     return log_and_observe
 
 
-class _Attendance:
-    """The sessions of one process, and how those of them failed that could not go on."""
+class _SessionRunner:
+    """Runs the sessions of one process, and keeps the errors of those that could not go on."""
 
     def __init__(self, sessions: Mapping[str, ClientSession]) -> None:
         self.sessions = sessions
         self._failures: list[PauseflError] = []
 
-    async def take_part(self, client_id: str) -> None:
+    async def run(self, client_id: str) -> None:
         """Run one client to its end; its failure is no end of the others."""
         try:
             reason = await self.sessions[client_id].run()
@@ -325,18 +322,18 @@ class _Attendance:
             raise self._failures[0]
 
 
-async def _attend(presence: Presence | None, attendance: _Attendance, rounds: AsyncIterator[int]) -> None:
+async def _run_present(presence: Presence | None, runner: _SessionRunner, rounds: AsyncIterator[int]) -> None:
     """Run the sessions of those who are there in the round last called; end all of them with the calls."""
     assert presence is not None
     running: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         async for called in rounds:
             present = presence.at(called)
-            for client_id in attendance.sessions:
+            for client_id in runner.sessions:
                 if client_id not in present and client_id in running:
                     running.pop(client_id).cancel()
                 elif client_id in present and client_id not in running:
-                    running[client_id] = group.create_task(attendance.take_part(client_id))
+                    running[client_id] = group.create_task(runner.run(client_id))
         for task in running.values():
             task.cancel()
 
@@ -358,8 +355,8 @@ async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
         yield called
 
 
-class AtOnce(Executor):
-    """Runs what it is handed at once, for work that is shorter than the way to a thread and back (0.1 ms)."""
+class InlineExecutor(Executor):
+    """Runs work in the thread that submits it, for work shorter than the way to another and back (0.1 ms)."""
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
         future: Future[Result] = Future()
@@ -372,7 +369,7 @@ class AtOnce(Executor):
 
 def trainer_pool(plan: ClientPlan) -> Executor:
     """Training, noise, the ledger and checking a great model have threads of their own, away from the event loop."""
-    return AtOnce() if takes_no_time(plan) else ThreadPoolExecutor(plan.training.trainers, "trainer", _be_nice)
+    return InlineExecutor() if takes_no_time(plan) else ThreadPoolExecutor(plan.training.trainers, "trainer", _be_nice)
 
 
 def takes_no_time(plan: ClientPlan) -> bool:

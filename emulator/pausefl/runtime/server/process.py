@@ -23,19 +23,14 @@ from pausefl.runtime.server.model_files import ModelFiles
 from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
 from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Report, RoundCommitted, to_json, to_line
 from pausefl_process.files import Lock, write_durably
-from pausefl_process.lifetime import (
-    allow_many_files,
-    collect_seldom,
-    die_with_parent,
-    first_error,
-    keep_freed_memory,
-    write_output_to,
-)
+from pausefl_process.lifetime import die_with_parent
+from pausefl_process.log_file import write_output_to
 from pausefl_process.logs import is_json, set_up_log
 from pausefl_process.outbox import posted
 from pausefl_process.plugins import errors_of_own_code
+from pausefl_process.resources import allow_many_files, collect_seldom, keep_freed_memory
 from pausefl_process.waits import run_telling_waits
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan
 from pausefl.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.client.plan import ClientPlan
-from pausefl.runtime.client.process import AtOnce, Surroundings, live, takes_no_time
+from pausefl.runtime.client.process import ClientPlatform, InlineExecutor, run_clients, takes_no_time
 from pausefl.runtime.server.plan import ServerPlan
 from pausefl.runtime.server.process import play, work_for_fleet
 from pausefl.runtime.virtual.batching import with_batching
@@ -21,13 +21,13 @@ from pausefl.runtime.virtual.steps import with_step_time
 from pausefl.runtime.virtual.transport import InProcessTransport
 from pausefl.runtime.virtual.workers import Workers
 from pausefl_process.events import ProgressEvent, Ready, Report, RollCall
-from pausefl_process.files import Lock, survive_this_process_alone
+from pausefl_process.files import Lock, skip_fsync
 from pausefl_process.host_monitor import UNWATCHED
-from pausefl_process.lifetime import first_error, keep_freed_memory
 from pausefl_process.plugins import errors_of_own_code
-from pausefl_proto.errors import PauseflError
+from pausefl_process.resources import keep_freed_memory
+from pausefl_proto.errors import PauseflError, first_error
 from pausefl_proto.wire import Manifest, Vector
-from pausefl_server.connections.entrance import Entrance
+from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.records import SPLITS, Evaluation
 from pausefl_server.service import Endpoints, Platform, RunResult
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pausefl.evaluator.model import Evaluator
 
 
-class _Stage:
-    """Where server and clients meet: the transport once it is there, and the rounds that are called."""
+class _Rendezvous:
+    """What clients wait for of their server: its transport, that it listens, and the rounds it calls."""
 
     def __init__(self) -> None:
         self.listening = asyncio.Event()
@@ -48,14 +48,14 @@ class _Stage:
         """Whether the server has listened, and does so no longer."""
         return self.listening.is_set() and self._transport is not None and not self._transport.is_open
 
-    def transport(self, entrance: Entrance, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
+    def transport(self, handler: ClientStreamHandler, endpoints: Endpoints, most_clients: int) -> InProcessTransport:
         """As `Platform.transport`."""
         del endpoints, most_clients
-        self._transport = InProcessTransport(entrance)
+        self._transport = InProcessTransport(handler)
         return self._transport
 
     def connect(self, client_id: str) -> Callable[[], AbstractAsyncContextManager[Any]]:
-        """As `Surroundings.connect`."""
+        """As `ClientPlatform.connect`."""
         assert self._transport is not None
         return partial(self._transport.connect, client_id)
 
@@ -83,7 +83,7 @@ def run_virtual_process(
 ) -> None:
     """The main function of the process that plays a run on the virtual clock; tells its parent through `events`."""
     if clients.privacy is None or clients.privacy.ledger_dir is None:  # a shared budget outlives the run
-        survive_this_process_alone()
+        skip_fsync()
     keep_freed_memory()
     work_for_fleet(run_dir, events, lambda report: play_virtually(server, clients, run_dir, report, back_to))
 
@@ -102,32 +102,34 @@ async def _play(
 ) -> RunResult:
     training = with_step_time(clients.training, run_dir)
     clients = replace(clients, training=with_batching(training, server.selection.asked, run_dir, report))
-    stage, clock = _Stage(), asyncio.get_running_loop().time
+    rendezvous, clock = _Rendezvous(), asyncio.get_running_loop().time
 
     def hear(event: ProgressEvent) -> None:
-        stage.hear(event)
+        rendezvous.hear(event)
         report(event)
 
-    platform = Platform(clock, lambda: UNWATCHED, stage.transport)
+    platform = Platform(clock, lambda: UNWATCHED, rendezvous.transport)
     async with asyncio.TaskGroup() as group:
-        living = group.create_task(_live(stage, clients, run_dir, workers, clock))
+        clients_task = group.create_task(_run_clients_once_listening(rendezvous, clients, run_dir, workers, clock))
         try:
             return await play(server, run_dir, hear, back_to, platform, _evaluator)
         finally:
-            stage.rounds.put_nowait(None)
-            if not stage.listening.is_set():
-                living.cancel()
+            rendezvous.rounds.put_nowait(None)
+            if not rendezvous.listening.is_set():
+                clients_task.cancel()
 
 
-async def _live(stage: _Stage, plan: ClientPlan, run_dir: Path, workers: Workers, clock: Callable[[], float]) -> None:
-    await stage.listening.wait()
-    executor = AtOnce() if takes_no_time(plan) else workers
-    surroundings = Surroundings(stage.connect, executor, clock, lambda: UNWATCHED, spin_s=0.0)
-    rounds = None if plan.presence is None else stage.called()
+async def _run_clients_once_listening(
+    rendezvous: _Rendezvous, plan: ClientPlan, run_dir: Path, workers: Workers, clock: Callable[[], float]
+) -> None:
+    await rendezvous.listening.wait()
+    executor = InlineExecutor() if takes_no_time(plan) else workers
+    platform = ClientPlatform(rendezvous.connect, executor, clock, lambda: UNWATCHED, spin_s=0.0)
+    rounds = None if plan.presence is None else rendezvous.called()
     try:
-        await live(plan, plan.training.client_ids, run_dir / "ledgers", surroundings, rounds)
+        await run_clients(plan, plan.training.client_ids, run_dir / "ledgers", platform, rounds)
     except PauseflError:
-        if not stage.is_over:  # else they were away when it ended, as clients that rest are; their log says so
+        if not rendezvous.is_over:  # else they were away when it ended, as clients that rest are; their log says so
             raise
 
 

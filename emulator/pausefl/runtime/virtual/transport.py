@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from pausefl_server.connections.entrance import Entrance, Visitor
+from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 
 
 class _Way:
@@ -46,7 +46,7 @@ class _Way:
 
 
 class _End:
-    """One side's end of a stream: `surroundings.StreamToServer`, and `client_actor.StreamToClient`."""
+    """One side's end of a stream: `session_settings.StreamToServer`, and `client_actor.StreamToClient`."""
 
     def __init__(self, incoming: _Way, outgoing: _Way) -> None:
         self._incoming = incoming
@@ -64,8 +64,8 @@ class _End:
 class InProcessTransport:
     """`pausefl_server.service.Transport` for clients on the server's own event loop."""
 
-    def __init__(self, entrance: Entrance) -> None:
-        self._entrance = entrance
+    def __init__(self, handler: ClientStreamHandler) -> None:
+        self._handler = handler
         self._streams: set[asyncio.Task[None]] = set()
         self.is_open = False
         """Whether clients may come."""
@@ -86,11 +86,11 @@ class InProcessTransport:
 
     @asynccontextmanager
     async def connect(self, client_id: str) -> AsyncIterator[_End]:
-        """Open a stream (`surroundings.Connect`), closed with the block; OSError while the server does not listen."""
+        """Open a stream (`session_settings.Connect`) for the block; OSError while the server does not listen."""
         if not self.is_open:
             raise OSError("the server does not listen")
         down, up = _Way(), _Way()
-        serving = asyncio.ensure_future(self._serve(_End(up, down), down, Visitor(client_id)))
+        serving = asyncio.ensure_future(self._serve(_End(up, down), down, PeerIdentity(client_id)))
         self._streams.add(serving)
         serving.add_done_callback(self._streams.discard)
         try:
@@ -100,8 +100,8 @@ class InProcessTransport:
             serving.cancel()
             await asyncio.wait({serving})
 
-    async def _serve(self, stream: _End, down: _Way, visitor: Visitor) -> None:
+    async def _serve(self, stream: _End, down: _Way, peer: PeerIdentity) -> None:
         try:
-            await self._entrance.join(stream, visitor)
+            await self._handler.handle(stream, peer)
         finally:
             down.close()

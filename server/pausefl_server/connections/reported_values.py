@@ -1,4 +1,4 @@
-"""What a client states of itself beside its update, checked and kept short."""
+"""What a client reports beside its update, checked and kept short: WireError for values that cannot be."""
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import WireError
@@ -15,26 +15,29 @@ _MOST_STATISTICS, _LONGEST_NAME = 1024, 64
 
 
 def release_of(result: pb.Result) -> Release:
-    """The release that it says it made."""
+    """The release that the client says it made, unchecked: the coordinator compares it with the schedule."""
     release = result.release
     return Release(release.participation, release.epsilon, release.epsilon_spent)
 
 
 def shown(text: str) -> str:
-    """The beginning of a text that a client wrote, fit for logs and terminals."""
+    """The first 200 characters of a text that a client wrote, with "?" for each that is not printable."""
     return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])
 
 
 def loss_of(result: pb.Result) -> float | None:
-    """The training loss it discloses; None without one, and for a training that diverged.
+    """The training loss that the client discloses; None without one, and where it is NaN, infinite or too great.
 
-    What was clipped and noised of such a training may still be sound.
+    It is no error: what was clipped and noised of a training that diverged may still be sound.
     """
     return result.loss if result.HasField("loss") and abs(result.loss) <= GREATEST_STATED else None
 
 
 def statistics_of(result: pb.Result) -> dict[str, float]:
-    """What it discloses of its data; WireError for more than any data set has, or values that cannot be."""
+    """The statistics of its data that the client discloses, by name.
+
+    WireError for more than 1024 of them, a name of more than 64 characters, or a value that is NaN or too great.
+    """
     if len(result.statistics) > _MOST_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
         raise WireError(f"reports statistics of more than {_MOST_STATISTICS} labels, or of too long names")
     for name, value in result.statistics.items():
@@ -44,13 +47,13 @@ def statistics_of(result: pb.Result) -> dict[str, float]:
 
 
 def durations_of(result: pb.Result) -> pb.Timing:
-    """How long its parts took and what delays were drawn; WireError for what cannot be, in seconds."""
+    """How long the job's parts took and what delays were drawn, in seconds; WireError for one not in [0, 10⁶]."""
     _check_range(result.timing, _LONGEST_S)
     return result.timing
 
 
 def host_of(result: pb.Result) -> HostReport:
-    """How well its host kept time; WireError for what cannot be."""
+    """How well the client's host kept time; WireError for a number that is negative, NaN or too great."""
     reported = result.host
     _check_range(reported, GREATEST_STATED)
     return HostReport(reported.loop_lag_s, reported.timer_overshoot_s, reported.steal_share, reported.compute_share)

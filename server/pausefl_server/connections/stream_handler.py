@@ -1,4 +1,4 @@
-"""Where clients come in, whatever carries their bytes: hello, admission, an actor of their own, and their loss."""
+"""Serves a client's stream, whatever carries its bytes: hello, admission, an actor of its own, and its loss."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,8 @@ from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import decode, encode
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
-from pausefl_server.connections.conduct import AbuseError, Conduct
-from pausefl_server.connections.reception import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Places, Reception
+from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, HelloLimiter, StreamQuota
+from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
@@ -23,8 +23,8 @@ _GOODBYE_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True)
-class Visitor:
-    """What is known of a stream before its hello."""
+class PeerIdentity:
+    """What is known of a stream's peer before its hello."""
 
     connection: str
     """The same for all streams of one connection."""
@@ -33,8 +33,8 @@ class Visitor:
     token: str = ""
 
 
-class Entrance:
-    """Takes in streams, and gives each to an actor of its own."""
+class ClientStreamHandler:
+    """Serves each client stream from its hello to its end, by an actor of its own."""
 
     def __init__(
         self,
@@ -50,45 +50,47 @@ class Entrance:
         self._limits = limits
         self._admission = admission or Admission()
         self._clock = clock
-        self._reception = Reception(hello_timeout_s)
-        self._farewells = Places()  # gRPC keeps a stream until its goodbye is taken, or its connection ends
-        self._conducts: dict[str, Conduct] = {}  # of every id that was let in once
+        self._hellos = HelloLimiter(hello_timeout_s)
+        self._pending_goodbyes = StreamQuota()  # gRPC keeps a stream until its goodbye is taken, or its connection ends
+        self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was let in once
 
-    def check_known(self, visitor: Visitor) -> None:
+    def check_known(self, peer: PeerIdentity) -> None:
         """WireError from one who can be no id's owner."""
-        self._admission.check_known(visitor.names, visitor.token)
+        self._admission.check_known(peer.names, peer.token)
 
-    async def join(self, stream: StreamToClient, visitor: Visitor) -> None:
+    async def handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
         """Serve one stream from its hello to its end, or until it breaks."""
         with contextlib.suppress(ConnectionError):
-            await self._join(stream, visitor)
+            await self._handle(stream, peer)
 
-    async def _join(self, stream: StreamToClient, visitor: Visitor) -> None:
+    async def _handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
         try:
             # Nothing is read from a client that can be no id's owner: however many they are, no owner waits for them.
-            self.check_known(visitor)
-            async with self._reception.turn(visitor.connection):
+            self.check_known(peer)
+            async with self._hellos.slot(peer.connection):
                 hello = _hello(await stream.read())
-            is_owner = self._admission.check(hello.client_id, visitor.names, visitor.token)
-            if (conduct := self._conducts.get(hello.client_id)) is not None:
-                conduct.check_rested()
-                conduct.greet()
+            is_owner = self._admission.check(hello.client_id, peer.names, peer.token)
+            if (rate_limit := self._rate_limits.get(hello.client_id)) is not None:
+                rate_limit.check_allowed()
+                rate_limit.count_hello()
         except WireError as error:
-            await self._send_away(stream, visitor, error)
+            await self._send_away(stream, peer, error)
             return
         try:
-            await self._serve(stream, hello, is_owner, conduct or Conduct(self._clock))
+            await self._serve(stream, hello, is_owner, rate_limit or ClientRateLimit(self._clock))
         except (WireError, ActorStopped) as error:
-            await self._send_away(stream, visitor, error)
+            await self._send_away(stream, peer, error)
 
-    async def _send_away(self, stream: StreamToClient, visitor: Visitor, error: Exception) -> None:
+    async def _send_away(self, stream: StreamToClient, peer: PeerIdentity, error: Exception) -> None:
         """Say goodbye, without a word where too many peers have not taken theirs."""
         is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
         goodbye = pb.Goodbye(reason=str(error), final=is_final)
-        with contextlib.suppress(TryLaterError), self._farewells.held_by(visitor.connection):
+        with contextlib.suppress(TryLaterError), self._pending_goodbyes.reserved(peer.connection):
             await stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
 
-    async def _serve(self, stream: StreamToClient, hello: pb.Hello, is_owner: bool, conduct: Conduct) -> None:
+    async def _serve(
+        self, stream: StreamToClient, hello: pb.Hello, is_owner: bool, rate_limit: ClientRateLimit
+    ) -> None:
         """Register the client, relay what it and the coordinator say, and tell of its loss.
 
         WireError or ActorStopped when the coordinator takes no such client.
@@ -100,13 +102,13 @@ class Entrance:
             self._limits,
             self._clock,
             released=hello.ledger.released,
-            conduct=conduct,
+            rate_limit=rate_limit,
         )
         writer: asyncio.Future[None] | None = None
         reason = "its connection broke"
         try:
             welcome = await self._coordinator.ask(Register(hello, actor, is_owner))
-            self._conducts[hello.client_id] = conduct
+            self._rate_limits[hello.client_id] = rate_limit
             await stream.write(encode(pb.ServerMessage(welcome=welcome)))
             writer = asyncio.ensure_future(actor.run())
             reason = await _listen(actor, writer)
@@ -116,7 +118,7 @@ class Entrance:
             actor.stop()
             await self._tell_lost(actor, reason)
             if writer is not None:
-                with conduct.parting():
+                with rate_limit.draining():
                     await asyncio.gather(writer, return_exceptions=True)
 
     async def _tell_lost(self, actor: ClientActor, reason: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.client_actor import ClientActor
-from pausefl_server.connections.conduct import AbuseError, Conduct
+from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.model.norm_bound import UpdateLimits
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
@@ -16,9 +16,9 @@ from rigs.clock import Clock
 
 async def test_a_client_whose_streams_always_end_in_garbage_has_to_rest() -> None:
     rig = ClientActorRig()
-    conduct = Conduct(rig.clock)
+    rate_limit = ClientRateLimit(rig.clock)
     for _ in range(9):
-        actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, conduct=conduct)
+        actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, rate_limit=rate_limit)
         rig.stream.give(b"\xff\xff\xff")
         with pytest.raises((DamageError, AbuseError)) as caught:
             await actor.listen()
@@ -28,24 +28,24 @@ async def test_a_client_whose_streams_always_end_in_garbage_has_to_rest() -> Non
 async def test_a_client_that_sends_too_much_that_is_rejected_rests_longer_each_time() -> None:
     rig = ClientActorRig()
     running = asyncio.ensure_future(rig.coordinator.run())
-    conduct, rests_s = Conduct(rig.clock), []
+    rate_limit, rests_s = ClientRateLimit(rig.clock), []
     for _ in range(12):
-        actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, conduct=conduct)
+        actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, rate_limit=rate_limit)
         for _ in range(9):
             rig.stream.give(upload(vector(5))[0])
         with pytest.raises(AbuseError, match="which it was not asked for now, once too often: rests for"):
             await actor.listen()
-        rests_s.append(rest_of(conduct, rig.clock))
+        rests_s.append(rest_of(rate_limit, rig.clock))
     rig.coordinator.stop()
     await running
     assert rests_s == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
 
 
-def rest_of(conduct: Conduct, clock: Clock) -> int:
+def rest_of(rate_limit: ClientRateLimit, clock: Clock) -> int:
     """How many seconds pass until the client may come back."""
     for seconds in itertools.count():
         try:
-            conduct.check_rested()
+            rate_limit.check_allowed()
         except TryLaterError:
             clock.advance(1.0)
         else:

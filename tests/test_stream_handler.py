@@ -1,4 +1,4 @@
-"""The entrance where a stream breaks in the midst of a message, or its peer takes none."""
+"""The stream handler where a stream breaks in the midst of a message, or its peer takes none."""
 
 import asyncio
 import struct
@@ -11,8 +11,8 @@ import pytest
 from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, call, frame, message, opening
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import unpack
-from pausefl_server.connections.entrance import Entrance, Visitor
-from pausefl_server.connections.reception import MOST_WAITING
+from pausefl_server.connections.hello_limits import MOST_WAITING
+from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
 from pausefl_server.model.norm_bound import UpdateLimits
 from rigs.federation import SIZE, hello
@@ -41,17 +41,17 @@ class BreakingContext:
     ("given", "breaks_at"), [(b"", "read"), (b"\xff", "write"), (hello("client"), "write")], ids=str
 )
 async def test_a_stream_that_breaks_ends_its_coroutine_in_silence(given: bytes, breaks_at: str) -> None:
-    async with entered() as entrance:
+    async with stream_handler() as handler:
         stream = GrpcStreamToClient(BreakingContext(given, breaks_at))  # type: ignore[arg-type]
-        await entrance.join(stream, Visitor("peer"))
+        await handler.handle(stream, PeerIdentity("peer"))
 
 
 @asynccontextmanager
-async def entered(coordinator: OneJob | None = None) -> AsyncIterator[Entrance]:
-    """An entrance to a coordinator that gives every client a job."""
+async def stream_handler(coordinator: OneJob | None = None) -> AsyncIterator[ClientStreamHandler]:
+    """A handler for a coordinator that gives every client a job."""
     coordinator = coordinator or OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    yield Entrance(coordinator, UpdateLimits(SIZE))  # type: ignore[arg-type]
+    yield ClientStreamHandler(coordinator, UpdateLimits(SIZE))  # type: ignore[arg-type]
     coordinator.stop()
     await running
 
@@ -81,14 +81,14 @@ class SilentStream:
 
 async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
     coordinator = OneJob(SIZE)
-    async with entered(coordinator) as entrance:
+    async with stream_handler(coordinator) as handler:
         stuck = []
         for _ in range(4):
-            stuck.append(asyncio.create_task(entrance.join(SilentStream(takes=1), Visitor("peer"))))
+            stuck.append(asyncio.create_task(handler.handle(SilentStream(takes=1), PeerIdentity("peer"))))
             await coordinator.lost.get()
         last = SilentStream(takes=1)
         async with asyncio.timeout(5):
-            await entrance.join(last, Visitor("peer"))
+            await handler.handle(last, PeerIdentity("peer"))
         (answer,) = last.taken
         assert (answer.goodbye.final, "takes nothing" in answer.goodbye.reason) == (False, True)
         assert not any(task.done() for task in stuck)
@@ -96,15 +96,15 @@ async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
             task.cancel()
         await asyncio.gather(*stuck, return_exceptions=True)
         again = SilentStream(takes=9)
-        await entrance.join(again, Visitor("peer"))
+        await handler.handle(again, PeerIdentity("peer"))
         assert again.taken[0].WhichOneof("kind") == "welcome"
 
 
 async def test_goodbyes_that_nobody_takes_are_few() -> None:
     """A peer may set its windows to 0; gRPC then keeps each stream with an unsent message, also a cancelled one."""
     opened = MOST_WAITING + 72
-    async with entered() as entrance:
-        server = FederationServer(entrance)
+    async with stream_handler() as handler:
+        server = FederationServer(handler)
         reader, writer = await asyncio.open_connection("127.0.0.1", await server.start("127.0.0.1", 0))
         try:
             writer.write(opening(struct.pack(">HI", 4, 0)))

@@ -1,4 +1,4 @@
-"""The time before the hello: what an unknown peer may cost the server until it has said who it is."""
+"""Limits on unauthenticated peers: what one may cost the server until its hello has said who it is."""
 
 import asyncio
 from collections import Counter
@@ -30,16 +30,16 @@ MOST_WAITING = 128
 not it is read."""
 
 
-class Places:
-    """Places for streams, of which a connection has at most as many as are left: few of them cannot take all."""
+class StreamQuota:
+    """Bounds a number of streams; a connection has at most as many as are left, so that a few cannot take all."""
 
     def __init__(self, most: int = MOST_WAITING) -> None:
         self._most = most
         self._held: Counter[str] = Counter()
 
     @contextmanager
-    def held_by(self, connection: str) -> Iterator[None]:
-        """Hold a place during the block; TryLaterError where none is left."""
+    def reserved(self, connection: str) -> Iterator[None]:
+        """Count a stream of this connection during the block; TryLaterError where the quota is used up."""
         if self._held[connection] >= self._most - self._held.total():
             raise TryLaterError("too many clients say hello at once")
         self._held[connection] += 1
@@ -51,26 +51,26 @@ class Places:
                 del self._held[connection]
 
 
-class Reception:
-    """Lets so many streams at a time say hello, few of one connection; others wait, and too many are sent away."""
+class HelloLimiter:
+    """Bounds the hellos that are read at a time, in all and of one connection; others wait, too many are rejected."""
 
     def __init__(self, timeout_s: float = HELLO_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
-        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
-        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._places = Places()
+        self._slots = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._slots_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._waiting = StreamQuota()
 
     @asynccontextmanager
-    async def turn(self, connection: str) -> AsyncIterator[None]:
-        """Hold a turn of the connection of this name while the block reads the hello.
+    async def slot(self, connection: str) -> AsyncIterator[None]:
+        """Hold a slot of the connection of this name while the block reads the hello.
 
-        TryLaterError when the hello, or the turn, does not come in time (its length may have been damaged on the way),
+        TryLaterError when the hello, or the slot, does not come in time (its length may have been damaged on the way),
         or when too many wait for that.
         """
-        with self._places.held_by(connection):
-            turns = self._turns_of.setdefault(connection, asyncio.Semaphore(HELLOS_AT_ONCE))
+        with self._waiting.reserved(connection):
+            slots = self._slots_of.setdefault(connection, asyncio.Semaphore(HELLOS_AT_ONCE))
             try:
-                async with asyncio.timeout(self._timeout_s), turns, self._turns:
+                async with asyncio.timeout(self._timeout_s), slots, self._slots:
                     yield
             except TimeoutError:
                 raise TryLaterError(f"said no hello within {self._timeout_s:g} s") from None

@@ -1,4 +1,4 @@
-"""Who is asked again after misses: a client that keeps silent rests for a growing number of rounds."""
+"""Backoff after misses: a client that keeps silent is not selected for a growing number of rounds."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ from pausefl_proto.arrays import IntArray
 from pausefl_server.clients import ClientTable
 
 
-def awake(table: ClientTable, round: int, m: int, rest_rounds_max: int) -> IntArray:
-    """Rows that may be chosen in `round`, ascending: connected, not retired and not at rest.
+def selectable_rows(table: ClientTable, round: int, m: int, rest_rounds_max: int) -> IntArray:
+    """Rows that may be selected in `round`, ascending: connected, not retired and not at rest.
 
     A client that missed k times in a row rests min(2^(k-1), rest_rounds_max) rounds, as a binary exponential backoff
     (Metcalfe and Boggs, CACM 1976). An answer ends that. With fewer than m others, resting clients are asked after

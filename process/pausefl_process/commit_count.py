@@ -7,8 +7,8 @@ from pathlib import Path
 _DIGITS = 20
 
 
-class Head:
-    """The count of a database's commits, in a file beside it for as long as the database is open or was not closed.
+class CommitCount:
+    """The count of a database's commits, in NAME-head beside it while the database is open or was not closed.
 
     It is written after each commit, and so never ahead of what is durable: it needs no fsync of its own. A database
     that holds fewer has lost the end of its log. A file that was itself lost or torn says 0. A full disk may leave too

@@ -1,0 +1,52 @@
+"""A log file that takes the output of one or several processes, and is rotated once it is full."""
+
+import fcntl
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from pausefl_process.files import is_at
+
+_MOST_LOG_BYTES = 64 << 20
+_ROTATE_EVERY_S = 5.0
+
+
+def write_output_to(path: Path) -> None:
+    """Send this process's standard output and error to a file that others append to as well.
+
+    From 64 MiB on the file is renamed to NAME.1, in place of an earlier one, and begun anew.
+    """
+    _redirect_output(path)
+    threading.Thread(target=_rotate_for_ever, args=(path,), name="log-rotation", daemon=True).start()
+
+
+def _redirect_output(path: Path) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _rotate_for_ever(path: Path) -> None:
+    while True:
+        time.sleep(_ROTATE_EVERY_S)
+        with suppress(OSError):  # the folder may be gone
+            rotate_output(path, _MOST_LOG_BYTES)
+
+
+def rotate_output(path: Path, most_bytes: int) -> None:
+    """Rename the file this process writes to once it is full, or follow another process that has done so."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # Another process may have renamed it while this one waited for the lock, and then holds that of the new file.
+        is_current = is_at(1, path)
+        if is_current and os.fstat(1).st_size > most_bytes:
+            path.replace(path.with_name(f"{path.name}.1"))
+            is_current = False
+        if not is_current:
+            _redirect_output(path)
