@@ -12,7 +12,9 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation, capped_shares
 from pausefl_server.records import LogEvent
 from pausefl_server.selection.observed import seen_by_policy
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.terms import generalisation
+from rigs.coordinator import MakeRig
 from rigs.policies import Play, context_of, every_policy, policy_of
 
 
@@ -74,6 +76,17 @@ def test_capped_shares_are_shares(weights: list[float], share_max: float) -> Non
     assert shares.sum() == pytest.approx(1)
     assert shares.max() <= max(share_max, 1 / len(weights)) + 1e-9
     assert (np.diff(shares[np.argsort(weights)]) >= -1e-9).all()
+
+
+async def test_a_client_states_label_counts_and_none_of_the_policys_statistics(rig: MakeRig) -> None:
+    disclosed = frozenset({"labels"})
+    async with rig(All(1), rounds=1, minimum_clients=1, privacy=None, disclosed=disclosed).running() as r:
+        a = await r.join("a", manual=True)
+        await a.next_job()
+        await a.answer(1, statistics={"label_0": 3.0, "label_1": 7.0, "cosine": 1e9, "drift": 0.0})
+        await r.played()
+        ((observation,),) = [record.observations for record in r.store.rounds()]
+    assert observation.statistics == {"label_0": 3.0, "label_1": 7.0}
 
 
 @pytest.mark.parametrize("share_max", [0.0, 1.5])
