@@ -323,7 +323,7 @@ class Coordinator(Actor[_Message]):
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Handle messages until `condition` holds or the run is to end; False after `timeout_s`."""
         patience = Patience(timeout_s, self._now_s())
-        while not condition() and not self.stopped_because:
+        while not condition() and not self.stopped_because and not self.stopped:
             if (left_s := patience.left_s(self._now_s())) <= 0:
                 return False
             await self.pump(left_s)
@@ -377,7 +377,8 @@ class Coordinator(Actor[_Message]):
         client_id = refusal.client_id
         if refusal.rejected:
             self._observer.rejected(f"client {client_id} {refusal.reason}: rejected")
-        kind: EventKind = "retired" if refusal.exhausted else "rejected" if refusal.rejected else "missed"
+        is_spent = refusal.exhausted and self._settings.budget is not None
+        kind: EventKind = "retired" if is_spent else "rejected" if refusal.rejected else "missed"
         self._unlogged.events.add(LogEvent(kind, client_id, refusal.reason))
         if is_plausible(refusal.release, self._settings.budget):
             self._unlogged.events.add(reconciled(refusal))
