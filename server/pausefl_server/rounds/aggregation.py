@@ -56,8 +56,7 @@ def aggregate(
     updates, rejected = _without_outliers(updates, settings.aggregation.norm_limit, model.model_size)
     if not updates:
         return AggregatedRound(model, observations, (), rejected)
-    client_ids = [u.client_id for u in updates]
-    shares, capped = _capped(np.array([u.weight for u in updates]), client_ids, settings.aggregation.weight_share_max)
+    shares, capped = _capped(updates, settings.aggregation.weight_share_max)
     vectors, clients = [u.vector for u in updates], len(state.table)
     model = model.updated(vectors, shares, settings.aggregation, settings.optimizer, clients=clients)
     return AggregatedRound(model, observations, capped, rejected)
@@ -93,11 +92,19 @@ def _without_outliers(
     return kept, tuple(LogEvent("rejected", client_id, reason) for client_id, reason in reasons.items())
 
 
-def _capped(weights: FloatArray, client_ids: list[str], share_max: float) -> tuple[FloatArray, tuple[LogEvent, ...]]:
-    """The weights, no client's share above `share_max`, and the events of those that were cut."""
+def _capped(updates: list[WeightedUpdate], share_max: float) -> tuple[FloatArray, tuple[LogEvent, ...]]:
+    """The weights, no client's share above `share_max`, and the events of those that were cut.
+
+    A client's several updates divide its share in proportion to their weights.
+    """
+    weights = np.array([update.weight for update in updates])
     if share_max == 1:
         return weights, ()
-    shares = capped_shares(weights, share_max)
-    parts = zip(client_ids, weights / weights.sum(), shares, strict=True)
+    place = {client_id: i for i, client_id in enumerate(dict.fromkeys(update.client_id for update in updates))}
+    client = np.array([place[update.client_id] for update in updates])
+    stated = np.bincount(client, weights)
+    shares = capped_shares(stated, share_max)
+    parts = zip(place, stated / stated.sum(), shares, strict=True)
     cut = (client_id for client_id, share, capped in parts if capped < share * (1 - 1e-9))
-    return shares, tuple(LogEvent("capped", client_id, "weight in the average") for client_id in cut)
+    events = tuple(LogEvent("capped", client_id, "weight in the average") for client_id in cut)
+    return shares[client] * (weights / stated[client]), events
