@@ -96,7 +96,7 @@ async def test_a_client_drawn_twice_has_no_greater_share_than_the_limit(rig: Mak
         for client_id in "abc":
             await r.join(client_id)
         await r.played()
-        mean = sum(share * update_of(c, 1).astype(float) for c, share in (("a", 0.4), ("b", 0.3), ("c", 0.3)))
+        mean = 0.4 * update_of("a", 1) + 0.3 * update_of("b", 1) + 0.3 * update_of("c", 1)
         np.testing.assert_allclose(r.coordinator.theta - r.theta_0, mean, atol=1e-6)
         assert r.events() == [("capped", "a")]
 

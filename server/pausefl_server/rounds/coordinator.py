@@ -166,8 +166,9 @@ class Coordinator(Actor[_Message]):
         open_round.observations.update(combined.observations)
         for event in combined.rejected:
             self._observer.rejected(f"client {event.client_id} {event.detail}: rejected")
-        merged = (update.merged(round) for update in late)
-        self._unlogged.events.add(*combined.rejected, *open_round.capped, *combined.capped, *merged)
+        rejected = combined.late_rejected
+        fates = (u.dropped(rejected[i]) if i in rejected else u.merged(round) for i, u in enumerate(late))
+        self._unlogged.events.add(*combined.rejected, *open_round.capped, *combined.capped, *fates)
         await self._commit(self._record(open_round, combined.model, started), combined.model)
 
     def _record(self, open_round: OpenRound, model: GlobalModel, started: RoundStart) -> RoundRecord:
