@@ -240,6 +240,24 @@ def test_optimizers_are_the_papers_formulas(kind: str, seed: int, rate: float, b
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
+@quickly
+@given(
+    great=st.lists(st.sampled_from([0.0, 1e-30, 1.0, 1e18, 1e19, 2e19, 1e25, 1e30]), min_size=1, max_size=6),
+    sign=st.sampled_from([-1.0, 1.0]),
+    b2=st.sampled_from([0.0, 0.5, 0.99]),
+)
+def test_no_change_that_the_wire_takes_makes_a_model_or_moments_that_are_not_finite(
+    kind: str, great: list[float], sign: float, b2: float
+) -> None:
+    optimizer = ServerOptimizer(kind, 0.1, beta_2=b2)  # type: ignore[arg-type]
+    theta, state = np.zeros(2, np.float32), optimizer.start(2)
+    for change in great:
+        theta, state = optimizer.step(theta, np.array([sign * change, 1.0], np.float32), state)
+        assert np.isfinite(theta).all()
+        assert np.isfinite(state).all()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_step_leaves_its_arguments_as_they_were(kind: str) -> None:
     theta, change = vectors(2, 20, seed=1)
     optimizer = ServerOptimizer(kind)  # type: ignore[arg-type]

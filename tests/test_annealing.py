@@ -12,6 +12,7 @@ from pausefl_server.search import annealing, brute_force
 from pausefl_server.search.annealing import Cooling, anneal, anneal_additive
 from pausefl_server.selection.set_values import Additive, LabelDiversity, followed
 from rigs.clock import Clock
+from rigs.policies import Play, context_of, policy_of
 
 
 def problem(seed: int, n: int = 12, m: int = 4) -> dict[str, Any]:
@@ -186,3 +187,12 @@ def test_label_diversity_is_one_for_complementary_clients() -> None:
     diversity = LabelDiversity(np.array([[10.0, 0.0], [0.0, 10.0], [10.0, 0.0]]))
     assert diversity(np.array([0, 1])) == pytest.approx(1.0)
     assert diversity(np.array([0, 2])) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_single_label_has_no_diversity() -> None:
+    play = Play(policy_of("sa-pause labels")).rounds(1)
+    play.table.label_counts = {0: np.array([5.0])}  # as its client states
+    context = context_of(play.table, 2)
+    diversity = LabelDiversity.of(context, context.eligible)
+    assert diversity(np.array([0])) == pytest.approx(0.0, abs=1e-6)
+    assert diversity(np.array([1])) == pytest.approx(1.0)

@@ -1,5 +1,6 @@
 """The round loop with fake clients and a real log: what is committed, what is charged, and how a run ends."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,35 @@ async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: 
         found = {o.client_id: o.statistics for o in record.observations}
         assert found == {c: {"first": float(update_of(c, 1)[0])} for c in "abc"}
         assert r.spent("b") == (1, BUDGET.spent(1))  # it was released all the same
+
+
+@dataclass(frozen=True)
+class Unprepared(All):
+    """Cannot load what it needs."""
+
+    def warm_up(self) -> None:
+        raise RuntimeError("no such search")
+
+
+async def test_a_policy_that_cannot_warm_up_ends_the_run_at_once(rig: MakeRig) -> None:
+    began_s = time.monotonic()
+    async with rig(Unprepared(2), connect_timeout_s=5.0).running() as r:
+        with pytest.raises(RuntimeError, match="no such search"):
+            await r.played()
+        assert time.monotonic() - began_s < 5, "the event loop was busy with a wait that nothing could end"
+
+
+async def test_without_privacy_no_client_says_that_a_budget_is_spent(rig: MakeRig) -> None:
+    async with rig(rounds=2, privacy=None).running() as r:
+        await r.join("a")
+        b = await r.join("b", manual=True)
+        await b.next_job()
+        await r.coordinator.tell(Refusal("b", 1, "spent", rejected=False, exhausted=True, attempt=1))
+        await b.next_job()
+        await b.answer(2)
+        await r.played()
+        assert r.events() == [("missed", "b")]
+        assert r.coordinator.outcome == "completed"
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ def test_further_attempts_at_a_round_wait_longer_up_to_the_cap() -> None:
     assert deadline_s({"a": []}, failed_attempts=1) == RETRY_FACTOR * UNSEEN_S
     assert deadline_s({"a": []}, failed_attempts=9) == GREATEST_S
     assert deadline_s({"a": [1e4]}) == GREATEST_S
+    assert deadline_s({"a": []}, failed_attempts=10**6) == GREATEST_S
 
 
 def test_stretched_delays_stretch_what_is_not_measured() -> None:

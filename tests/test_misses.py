@@ -84,6 +84,21 @@ async def test_an_answer_of_a_client_that_returned_counts_from_the_first_hand_ov
         assert sent_again.ready_s == job.ready_s
 
 
+async def test_a_stream_lost_with_an_earlier_rounds_job_starts_no_round_trip(rig: MakeRig) -> None:
+    async with rig(rounds=2, quorum=0.5).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        stuck = await b.next_job()
+        await a.next_job()
+        await a.answer(1)  # enough: b's job of round 1 is withdrawn
+        assert (await a.next_job()).round == 2
+        await r.lose(b, handed_over_s=stuck.ready_s + 1e-6)
+        again = await r.join("b", manual=True)
+        job = await again.next_job()
+        await a.answer(2)
+        await r.played()
+        assert (job.round, job.handed_over_s) == (2, None)
+
+
 async def test_coming_back_does_not_move_the_deadline(rig: MakeRig) -> None:
     async with rig(rounds=1, round_timeout_s=0.3).running() as r:
         await r.join("a")

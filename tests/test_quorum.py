@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl_proto.errors import ConfigError
+from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.rounds.deadline import answers_needed
 from pausefl_server.rounds.messages import Pinged, Shutdown
 from pausefl_server.selection.policies.everyone import All
-from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, update_of
+from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, averaged, update_of
 
 # -- how many
 
@@ -124,6 +125,27 @@ async def test_a_kept_late_update_enters_the_next_model_with_a_smaller_weight(ri
         assert ("merged", "b") in r.events()
         assert r.coordinator.state.table.used.tolist() == [2, 1]
         assert r.spent("b") == (1, BUDGET.spent(1))
+
+
+async def test_a_kept_late_update_that_is_an_outlier_is_logged_as_dropped(rig: MakeRig) -> None:
+    changes = {"quorum": 0.5, "keeps_late_updates": True, "aggregation": Aggregation(norm_limit=3.0)}
+    async with rig(All(3), rounds=2, minimum_clients=3, **changes).running() as r:
+        peers = await ask(r, "abc")
+        await peers["a"].answer(1)
+        await peers["b"].answer(1)
+        for peer in peers.values():
+            await peer.next_job()  # round 2
+        model = r.coordinator.theta
+        await peers["c"].answer(1, vector=1000 * update_of("c", 1))  # late
+        r.coordinator.offer(peers["c"].update(2, peers["c"].release()))
+        r.coordinator.offer(peers["a"].update(2, peers["a"].release()))
+        await r.played()
+        np.testing.assert_allclose(r.coordinator.theta, averaged(model, 2, "ac"), atol=1e-5)
+        assert [e for e in r.events() if e[0] in ("rejected", "merged", "dropped")] == [
+            ("rejected", "c"),
+            ("dropped", "c"),
+        ]
+        assert r.coordinator.state.table.used[r.coordinator.state.table.row_of["c"]] == 2
 
 
 async def test_a_kept_update_that_a_kill_loses_is_logged_as_dropped_and_stays_paid_for(rig: MakeRig) -> None:

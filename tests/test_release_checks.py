@@ -1,5 +1,7 @@
 """What the server believes of a client's releases."""
 
+from dataclasses import replace
+
 import pytest
 
 from pausefl_proto.budget import Budget
@@ -27,6 +29,8 @@ def test_a_release_that_fits_is_taken() -> None:
         (Release(), BUDGET, "without a private release"),
         (reported(4), BUDGET, "counts 4 releases, the server knows of 5"),
         (reported(5), BUDGET, "sends release 5 once more"),
+        (reported(20_000), BUDGET, "made release 20000, for which its budget leaves nothing"),  # its epsilon is 0
+        (reported(6), replace(BUDGET, epsilon_floor=BUDGET.epsilon(5)), "made release 6, for which"),
         (Release(6, BUDGET.epsilon(7), BUDGET.spent(6)), BUDGET, "spent epsilon .* on release 6, the schedule says"),
         (Release(6, BUDGET.epsilon(6), BUDGET.spent(5)), BUDGET, "has spent .* after 6 releases, the schedule says"),
     ],

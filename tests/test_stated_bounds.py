@@ -1,6 +1,8 @@
 """What clients say of themselves is bounded before it is used."""
 
 import dataclasses
+import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ from pausefl.results.tally import RunTally
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation, capped_shares
 from pausefl_server.records import LogEvent
+from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import seen_by_policy
+from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.terms import generalisation
+from rigs.coordinator import MakeRig, update_of
 from rigs.policies import Play, context_of, every_policy, policy_of
 
 
@@ -74,6 +79,56 @@ def test_capped_shares_are_shares(weights: list[float], share_max: float) -> Non
     assert shares.sum() == pytest.approx(1)
     assert shares.max() <= max(share_max, 1 / len(weights)) + 1e-9
     assert (np.diff(shares[np.argsort(weights)]) >= -1e-9).all()
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated(Policy):
+    """The first client twice, all others once."""
+
+    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+        rows = np.sort(np.append(context.eligible, context.eligible[0]))
+        return Selection(rows, weights=np.ones(len(rows)))
+
+
+async def test_a_client_drawn_twice_has_no_greater_share_than_the_limit(rig: MakeRig) -> None:
+    rule = Aggregation(weight_share_max=0.4)
+    async with rig(Repeated(3), rounds=1, minimum_clients=3, privacy=None, aggregation=rule).running() as r:
+        for client_id in "abc":
+            await r.join(client_id)
+        await r.played()
+        mean = 0.4 * update_of("a", 1) + 0.3 * update_of("b", 1) + 0.3 * update_of("c", 1)
+        np.testing.assert_allclose(r.coordinator.theta - r.theta_0, mean, atol=1e-6)
+        assert r.events() == [("capped", "a")]
+
+
+async def test_a_late_update_adds_nothing_to_its_clients_greatest_share(rig: MakeRig) -> None:
+    changes = {"quorum": 0.5, "keeps_late_updates": True, "aggregation": Aggregation(weight_share_max=0.5)}
+    async with rig(All(2), rounds=2, privacy=None, **changes).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        await b.next_job()
+        await a.next_job()
+        await a.answer(1)
+        await a.next_job()
+        before = r.coordinator.theta
+        r.coordinator.offer(b.update(1, b.release()))
+        r.coordinator.offer(b.update(2, b.release()))
+        r.coordinator.offer(a.update(2, a.release()))
+        await r.played()
+        late = 1 / (1 + math.sqrt(2))  # of b's half, as it counts 1/√2
+        mean = 0.5 * (1 - late) * update_of("b", 2) + 0.5 * late * update_of("b", 1)
+        assert len(r.store.rounds()[1].observations) == 2
+        np.testing.assert_allclose(r.coordinator.theta - before, 0.5 * update_of("a", 2) + mean, atol=1e-6)
+
+
+async def test_a_client_states_label_counts_and_none_of_the_policys_statistics(rig: MakeRig) -> None:
+    disclosed = frozenset({"labels"})
+    async with rig(All(1), rounds=1, minimum_clients=1, privacy=None, disclosed=disclosed).running() as r:
+        a = await r.join("a", manual=True)
+        await a.next_job()
+        await a.answer(1, statistics={"label_0": 3.0, "label_1": 7.0, "cosine": 1e9, "drift": 0.0})
+        await r.played()
+        ((observation,),) = [record.observations for record in r.store.rounds()]
+    assert observation.statistics == {"label_0": 3.0, "label_1": 7.0}
 
 
 @pytest.mark.parametrize("share_max", [0.0, 1.5])

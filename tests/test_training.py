@@ -20,6 +20,8 @@ from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, norma
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.reported_values import statistics_of
 
 CPU = torch.device("cpu")
 DIGITS = load_dataset("digits", seed=1)
@@ -41,6 +43,16 @@ def make_trainer(
 THETA = flatten(build_model("mlp", DIGITS.input_shape, 10, 1))
 SGD = TrainingSettings("sgd", learning_rate=0.1, batch_size=20, epochs=1, max_steps=None)
 ADAM = TrainingSettings("adam", learning_rate=0.01, batch_size=20, epochs=1, max_steps=100)
+
+
+@pytest.mark.parametrize(("classes", "counted"), [(1024, 1024), (1025, 0)])
+def test_label_counts_of_any_data_set_are_taken_by_the_server(classes: int, counted: int) -> None:
+    data = LocalData(EXAMPLES, classes)
+    model = build_model("mlp", DIGITS.input_shape, 10, 1)
+    trainer = TorchTrainer(model, data, SGD, device=CPU, seed=1, client_id="c1")
+    result = pb.Result()
+    result.statistics.update(trainer.label_counts)
+    assert len(statistics_of(result)) == counted
 
 
 def test_one_step_over_all_examples_is_the_gradient() -> None:

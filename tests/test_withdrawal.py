@@ -1,6 +1,8 @@
 """A job whose round is over is taken back: nothing is paid for it that was not paid before."""
 
 import asyncio
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from pausefl_client.training.withdrawal import Withdrawn
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
 from pausefl_server.release_checks import Release
-from pausefl_server.rounds.messages import JobDropped, SendPing, Update, Withdraw
+from pausefl_server.rounds.messages import Dispatch, JobDropped, SendPing, Update, Withdraw
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
@@ -275,6 +277,24 @@ async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
         r.stream.give(pb.ClientMessage(result=result).SerializeToString())
         assert await r.told() == JobDropped("client-1", 1, 1)
         await r.accepts_the_next_job()
+
+
+async def test_a_job_that_is_late_keeps_no_model() -> None:
+    class Messages(list[bytes]):
+        """A list that can be told to be gone."""
+
+    async with ClientActorRig().running() as r:
+        model = np.zeros(r.size, np.float32)
+        messages = Messages(pack_job(1, 1, model, digest(model)))
+        is_there = weakref.ref(messages)
+        await r.actor.ask(Dispatch(1, 1, messages, 0.0, r.clock()))
+        del messages
+        r.actor.offer(Withdraw(1, 1))
+        await r.dispatch(round=2)
+        gc.collect()
+        assert is_there() is None
+        r.stream.give(upload(vector(5))[0])  # it may have been paid for before
+        assert isinstance(await r.told(), Update)
 
 
 async def test_dropping_a_job_of_an_earlier_stream_leaves_the_job_at_hand_alone() -> None:

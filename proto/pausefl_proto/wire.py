@@ -27,6 +27,8 @@ NOT_FINITE = "holds values that are not finite, or too great to be averaged"
 MAX_FRAME_BYTES = 1 << 20
 # A message holds one frame and its header.
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + (64 << 10)
+MAX_STATISTICS = 1024
+"""So many statistics fit beside a frame; clients of data sets with more labels disclose no label counts."""
 
 _DTYPE = np.dtype("<f4")
 # A mean of such values is still finite.

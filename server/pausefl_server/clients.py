@@ -5,7 +5,7 @@ Three counts are kept apart: `chosen` (for g), `measured` (for ucb and μ̄) and
 measurement: it counts in `measured`, and in `missed` as well.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -146,7 +146,7 @@ class ClientTable:
             if o.loss is not None:
                 self.last_loss[row] = np.clip(o.loss, -GREATEST_STATED, GREATEST_STATED)
             if "label_0" in o.statistics:
-                labels = sum(name.startswith("label_") for name in o.statistics)
+                labels = len(only_labels(o.statistics))
                 # A client may leave some out: it is not believed to have said all.
                 counts = np.array([o.statistics.get(f"label_{c}", 0.0) for c in range(labels)])
                 self.label_counts[int(row)] = np.clip(counts, 0.0, GREATEST_STATED)
@@ -215,6 +215,11 @@ class ClientTable:
             setattr(self, name, np.concatenate([getattr(self, name), _filled(len(ids), row)]))
         self.joined_round[start:] = round
         self.tie_key[start:] = [stable_hash(self.seed, "tie", client_id) for client_id in ids]
+
+
+def only_labels(statistics: Mapping[str, float]) -> dict[str, float]:
+    """Of an update's statistics those that its client may state: label counts. All others are the policy's own."""
+    return {name: value for name, value in statistics.items() if name.startswith("label_")}
 
 
 # Name -> what a new client begins with.

@@ -50,6 +50,8 @@ def check_release(release: Release, budget: Budget | None, proven: int, used: in
         raise WireError(f"counts {i} releases, the server knows of {proven}: its ledger is older than the server's")
     if i <= used:
         raise WireError(f"sends release {i} once more, it has been used in an earlier round")
+    if not budget.affords(i):
+        raise WireError(f"made release {i}, for which its budget leaves nothing")
     if not is_same_epsilon(release.epsilon, budget.epsilon(i)):
         raise WireError(f"spent epsilon {release.epsilon} on release {i}, the schedule says {budget.epsilon(i)}")
     if not is_same_epsilon(release.epsilon_spent, budget.spent(i)):

@@ -242,10 +242,7 @@ class CoordinatorRig:
         replayed.before_round(replayed.round + 1, self.store.late_events())
         for field in dataclasses.fields(live.table):
             mine, theirs = getattr(live.table, field.name), getattr(replayed.table, field.name)
-            if isinstance(mine, np.ndarray):
-                np.testing.assert_array_equal(mine, theirs, err_msg=field.name)
-            else:
-                assert mine == theirs, field.name
+            np.testing.assert_equal(mine, theirs, err_msg=field.name)
         for name in ("round", "total_latency_s", "wall_clock_s", "policy_state"):
             assert getattr(live, name) == getattr(replayed, name), name
 

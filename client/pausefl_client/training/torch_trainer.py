@@ -24,7 +24,7 @@ from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_client.training.withdrawal import stop_if_withdrawn
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
-from pausefl_proto.wire import Vector
+from pausefl_proto.wire import MAX_STATISTICS, Vector
 
 # Of inputs in float32: enough for a round of small images, and no more than a processor's cache holds of greater ones.
 _GATHERED_BYTES = 1 << 20
@@ -66,7 +66,7 @@ class TorchTrainer:
         examples = data.examples
         self.n_examples = len(examples)
         counts = np.bincount(examples.labels, minlength=data.classes) if examples.has_classes else ()
-        self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts)}
+        self.label_counts = {f"label_{c}": float(n) for c, n in enumerate(counts) if len(counts) <= MAX_STATISTICS}
         self._tensors = manifest_of(model)
         self.holding = data.holding or holding_of(examples, dealing="")
         self.inputs = torch.from_numpy(examples.inputs).to(device)

@@ -59,7 +59,7 @@ class Trainer(Protocol):
 
     @property
     def label_counts(self) -> dict[str, float]:
-        """Examples by label as "label_<class>", for runs that disclose them; empty where there are no labels."""
+        """Examples by label as "label_<class>", for runs that disclose them; empty without labels or with over 1024."""
 
     @property
     def manifest(self) -> Manifest:

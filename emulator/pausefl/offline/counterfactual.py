@@ -22,7 +22,7 @@ from pausefl.runtime.server.plan import oracle_of, settings_of
 from pausefl.simulation.engine import releases_of_misses
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.draws import generator
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, only_labels
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.budget_exhaustion import used_up
 from pausefl_server.rounds.choosing import choose
@@ -176,7 +176,7 @@ def _observation(
         epsilon=budget.epsilon(i) if budget else 0.0,
         epsilon_spent=budget.spent(i) if budget else 0.0,
         loss=outcomes.loss(answer.client_id, round),
-        statistics={name: value for name, value in answer.statistics.items() if name.startswith("label_")},
+        statistics=only_labels(answer.statistics),
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pausefl_proto.actor import Actor
@@ -254,7 +254,11 @@ class ClientActor(Actor[_Order]):
         self._late.pop(job, None)
 
     def _keep_late(self, exchange: _Exchange) -> None:
-        """Remember a withdrawn job while the next one is under way; a client that answers none keeps a few at most."""
+        """Remember a withdrawn job while the next one is under way; a client that answers none keeps a few at most.
+
+        It is never sent again, so its model is not kept.
+        """
+        exchange.job = replace(exchange.job, messages=())
         self._late[exchange.key] = exchange
         if len(self._late) > _MOST_LATE:
             del self._late[min(self._late)]
@@ -277,8 +281,7 @@ class ClientActor(Actor[_Order]):
         A job that is withdrawn, or followed by another, is not sent again.
         """
         result, exchange.result, exchange.frames = exchange.result, None, None
-        is_last = self._exchange is None or self._exchange is exchange
-        is_wanted = is_last and exchange.key not in self._withdrawn
+        is_wanted = exchange.key == self._last_job and exchange.key not in self._withdrawn
         if is_wanted and exchange.times_asked < _MOST_TIMES_ASKED and self.offer(_AskAgain(exchange)):
             exchange.times_asked += 1
             self._exchange = exchange

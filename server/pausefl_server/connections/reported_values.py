@@ -3,6 +3,7 @@
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import WireError
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import MAX_STATISTICS
 from pausefl_server.clients import GREATEST_STATED
 from pausefl_server.release_checks import Release
 
@@ -10,8 +11,7 @@ from pausefl_server.release_checks import Release
 _LONGEST_TEXT = 200
 # No exchange takes longer: some 11 days.
 _LONGEST_S = 1e6
-# No data set has more labels, nor labels of longer names.
-_MOST_STATISTICS, _LONGEST_NAME = 1024, 64
+_LONGEST_NAME = 64
 
 
 def release_of(result: pb.Result) -> Release:
@@ -38,8 +38,8 @@ def statistics_of(result: pb.Result) -> dict[str, float]:
 
     WireError for more than 1024 of them, a name of more than 64 characters, or a value that is NaN or too great.
     """
-    if len(result.statistics) > _MOST_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
-        raise WireError(f"reports statistics of more than {_MOST_STATISTICS} labels, or of too long names")
+    if len(result.statistics) > MAX_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
+        raise WireError(f"reports statistics of more than {MAX_STATISTICS} labels, or of too long names")
     for name, value in result.statistics.items():
         if not abs(value) <= GREATEST_STATED:  # NaN neither
             raise WireError(f"reports {name} = {value}: must be a number, at most {GREATEST_STATED:g}")

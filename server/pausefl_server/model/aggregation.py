@@ -53,8 +53,8 @@ class Aggregation:
     clip_norm: float | None = None
     """norm-clip: the greatest L2 norm of an update; the median of the round's norms unless said otherwise."""
     weight_share_max: float = 1.0
-    """The greatest share of a round's average, and of |D| in g, that one client has; 1: no limit. Where n updates came
-    and this is below 1/n, all weigh 1/n."""
+    """The greatest share of a round's average, and of |D| in g, that one client has; 1: no limit. Where updates of n
+    clients came and this is below 1/n, each has 1/n."""
 
     norm_limit: float | None = None
     """An update whose L2 norm exceeds so many times the median of its round's is rejected; None: none is."""

@@ -14,6 +14,10 @@ OptimizerName = Literal["sgd", "fedavgm", "fedadam", "fedyogi"]
 
 _MOMENTS: dict[OptimizerName, int] = {"sgd": 0, "fedavgm": 1, "fedadam": 2, "fedyogi": 2}
 
+# The wire takes greater changes than can be squared in float32. This one's square is 2¹²⁶, and fedyogi's v, which never
+# exceeds twice the greatest square, stays finite too.
+_GREATEST_CHANGE = np.float32(2.0**63)
+
 
 class Optimizer(ABC):
     """A server's optimizer, a pure function with explicit state; its fields are its table's parameters."""
@@ -65,7 +69,8 @@ class ServerOptimizer(Optimizer):
 
     sgd: θ + λ Δ, plain averaging with λ = 1. fedavgm: m ← β₁ m + Δ, θ + λ m (Hsu, Qi and Brown, 2019).
     fedadam, fedyogi: m ← β₁ m + (1 − β₁) Δ, θ + λ m/(√v + τ) (Reddi et al., ICLR 2021, Algorithm 2), where v starts at
-    τ² and becomes β₂ v + (1 − β₂) Δ² (fedadam) or v − (1 − β₂) Δ² sign(v − Δ²) (fedyogi).
+    τ² and becomes β₂ v + (1 − β₂) Δ² (fedadam) or v − (1 − β₂) Δ² sign(v − Δ²) (fedyogi). For these two
+    no value of Δ counts for more than 2⁶³, about 10¹⁹.
     """
 
     kind: OptimizerName = "sgd"
@@ -106,6 +111,7 @@ class ServerOptimizer(Optimizer):
         if self.kind == "fedavgm":
             m = beta_1 * m + change
             return theta + rate * m, m
+        change = np.clip(change, -_GREATEST_CHANGE, _GREATEST_CHANGE)
         m = beta_1 * m + (1 - beta_1) * change
         squared = change * change
         if self.kind == "fedadam":

@@ -34,7 +34,9 @@ class AggregatedRound:
     capped: tuple[LogEvent, ...]
     """One for each client whose weight was cut."""
     rejected: tuple[LogEvent, ...]
-    """One for each client whose update was too great beside the others."""
+    """One for each update that was too great beside the others."""
+    late_rejected: Mapping[int, str]
+    """Those of them that were late, by their places among these, and why."""
 
 
 def aggregate(
@@ -53,14 +55,18 @@ def aggregate(
         weights = selection.weights[admitted]
     fresh = [open_round.updates[open_round.chosen[i]] for i in admitted]
     updates = [*(WeightedUpdate(u.client_id, u.vector, w) for u, w in zip(fresh, weights, strict=True)), *late]
-    updates, rejected = _without_outliers(updates, settings.aggregation.norm_limit, model.model_size)
+    found = _outliers(updates, settings.aggregation.norm_limit, model.model_size)
+    # One that was drawn twice has one fresh update, and may have a late one besides.
+    reasons = {(updates[i].client_id, i < len(fresh)): reason for i, reason in found.items()}
+    events = tuple(LogEvent("rejected", client_id, reason) for (client_id, _), reason in reasons.items())
+    late_rejected = {i - len(fresh): reason for i, reason in found.items() if i >= len(fresh)}
+    updates = [update for i, update in enumerate(updates) if i not in found]
     if not updates:
-        return AggregatedRound(model, observations, (), rejected)
-    client_ids = [u.client_id for u in updates]
-    shares, capped = _capped(np.array([u.weight for u in updates]), client_ids, settings.aggregation.weight_share_max)
+        return AggregatedRound(model, observations, (), events, late_rejected)
+    shares, capped = _capped(updates, settings.aggregation.weight_share_max)
     vectors, clients = [u.vector for u in updates], len(state.table)
     model = model.updated(vectors, shares, settings.aggregation, settings.optimizer, clients=clients)
-    return AggregatedRound(model, observations, capped, rejected)
+    return AggregatedRound(model, observations, capped, events, late_rejected)
 
 
 def _inspect(open_round: OpenRound, state: RunState, model_size: int) -> tuple[list[int], dict[str, Observation]]:
@@ -81,23 +87,25 @@ def _inspect(open_round: OpenRound, state: RunState, model_size: int) -> tuple[l
     return [i for i, is_admitted in zip(arrived, inspection.admitted, strict=True) if is_admitted], observations
 
 
-def _without_outliers(
-    updates: list[WeightedUpdate], norm_limit: float | None, model_size: int
-) -> tuple[list[WeightedUpdate], tuple[LogEvent, ...]]:
-    """The updates but for those that are too great beside the others, and an event for each client of these."""
-    if norm_limit is None:
-        return updates, ()
-    found = outliers([update.vector[:model_size] for update in updates], norm_limit)
-    kept = [update for i, update in enumerate(updates) if i not in found]
-    reasons = {updates[i].client_id: reason for i, reason in found.items()}  # one client may have given several
-    return kept, tuple(LogEvent("rejected", client_id, reason) for client_id, reason in reasons.items())
+def _outliers(updates: list[WeightedUpdate], norm_limit: float | None, model_size: int) -> dict[int, str]:
+    """The places of the updates that are too great beside the others, and why each is."""
+    return {} if norm_limit is None else outliers([update.vector[:model_size] for update in updates], norm_limit)
 
 
-def _capped(weights: FloatArray, client_ids: list[str], share_max: float) -> tuple[FloatArray, tuple[LogEvent, ...]]:
-    """The weights, no client's share above `share_max`, and the events of those that were cut."""
+def _capped(updates: list[WeightedUpdate], share_max: float) -> tuple[FloatArray, tuple[LogEvent, ...]]:
+    """The weights, no client's share above `share_max`, and the events of those that were cut.
+
+    A client's several updates divide its share in proportion to their weights.
+    """
+    weights = np.array([update.weight for update in updates])
     if share_max == 1:
         return weights, ()
-    shares = capped_shares(weights, share_max)
-    parts = zip(client_ids, weights / weights.sum(), shares, strict=True)
+    place = {client_id: i for i, client_id in enumerate(dict.fromkeys(update.client_id for update in updates))}
+    client = np.array([place[update.client_id] for update in updates])
+    stated = np.zeros(len(place))
+    np.add.at(stated, client, weights)
+    shares = capped_shares(stated, share_max)
+    parts = zip(place, stated / stated.sum(), shares, strict=True)
     cut = (client_id for client_id, share, capped in parts if capped < share * (1 - 1e-9))
-    return shares, tuple(LogEvent("capped", client_id, "weight in the average") for client_id in cut)
+    events = tuple(LogEvent("capped", client_id, "weight in the average") for client_id in cut)
+    return shares[client] * (weights / stated[client]), events

@@ -166,8 +166,9 @@ class Coordinator(Actor[_Message]):
         open_round.observations.update(combined.observations)
         for event in combined.rejected:
             self._observer.rejected(f"client {event.client_id} {event.detail}: rejected")
-        merged = (update.merged(round) for update in late)
-        self._unlogged.events.add(*combined.rejected, *open_round.capped, *combined.capped, *merged)
+        rejected = combined.late_rejected
+        fates = (u.dropped(rejected[i]) if i in rejected else u.merged(round) for i, u in enumerate(late))
+        self._unlogged.events.add(*combined.rejected, *open_round.capped, *combined.capped, *fates)
         await self._commit(self._record(open_round, combined.model, started), combined.model)
 
     def _record(self, open_round: OpenRound, model: GlobalModel, started: RoundStart) -> RoundRecord:
@@ -323,7 +324,7 @@ class Coordinator(Actor[_Message]):
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Handle messages until `condition` holds or the run is to end; False after `timeout_s`."""
         patience = Patience(timeout_s, self._now_s())
-        while not condition() and not self.stopped_because:
+        while not condition() and not self.stopped_because and not self.stopped:
             if (left_s := patience.left_s(self._now_s())) <= 0:
                 return False
             await self.pump(left_s)
@@ -377,7 +378,8 @@ class Coordinator(Actor[_Message]):
         client_id = refusal.client_id
         if refusal.rejected:
             self._observer.rejected(f"client {client_id} {refusal.reason}: rejected")
-        kind: EventKind = "retired" if refusal.exhausted else "rejected" if refusal.rejected else "missed"
+        is_spent = refusal.exhausted and self._settings.budget is not None
+        kind: EventKind = "retired" if is_spent else "rejected" if refusal.rejected else "missed"
         self._unlogged.events.add(LogEvent(kind, client_id, refusal.reason))
         if is_plausible(refusal.release, self._settings.budget):
             self._unlogged.events.add(reconciled(refusal))

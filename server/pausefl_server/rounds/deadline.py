@@ -14,6 +14,8 @@ UNSEEN_S = 60.0
 LEAST_S, GREATEST_S = 10.0, 600.0
 RETRY_FACTOR = 3.0
 """How much longer each further attempt at a round waits: all clients may be slower than they were thought to be."""
+# More failed attempts make no deadline longer: it has long been GREATEST_S, and a greater power would overflow.
+_MOST_RETRIES = 100
 # A server that notices the end of a wait so late has stood still.
 _STALL_S = 0.25
 
@@ -31,7 +33,7 @@ def derived_deadline_s(
     expected_s = FACTOR * _upper_quantile(table.recent_round_trips_s[rows])
     is_unseen = np.isnan(expected_s) | (table.misses_in_a_row[rows] > 0)
     expected_s = np.where(is_unseen, np.fmax(expected_s, UNSEEN_S * stretch), expected_s)
-    deadline_s = RETRY_FACTOR**failed_attempts * max(LEAST_S, float(expected_s.max()))
+    deadline_s = RETRY_FACTOR ** min(failed_attempts, _MOST_RETRIES) * max(LEAST_S, float(expected_s.max()))
     return min(GREATEST_S * stretch, deadline_s)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pausefl_server.clients import ClientTable
+from pausefl_server.clients import ClientTable, only_labels
 from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Observation, Timing
 from pausefl_server.rounds.messages import Refusal, Update
 from pausefl_server.settings import ServerSettings
@@ -31,7 +31,7 @@ def observe(update: Update, table: ClientTable, settings: ServerSettings, now_s:
         drawn_down_s=update.drawn_down_s,
         drawn_up_s=update.drawn_up_s,
         loss=update.loss if "loss" in settings.disclosed else None,
-        statistics=update.statistics if "labels" in settings.disclosed else {},
+        statistics=only_labels(update.statistics) if "labels" in settings.disclosed else {},
         host=update.host,
     )
 

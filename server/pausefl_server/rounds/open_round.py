@@ -98,14 +98,18 @@ class OpenRound:
         return replace(self.job, handed_over_s=first_s) if first_s is not None else replace(self.job, ready_s=now_s)
 
     def lost(self, client_id: str, until_s: float, handed_over_s: float | None) -> None:
-        """Wait for a client that lost its stream no longer than until `until_s`; not at all if it does so often."""
+        """Wait for a client that lost its stream no longer than until `until_s`; not at all if it does so often.
+
+        It may have lost it with an earlier round's job, which took up all of its stream: this round's round trip does
+        not run from when that one was handed over.
+        """
         if client_id not in self.due:
             return
         self.gone.add(client_id)
         self.breaks[client_id] += 1
         is_often = self.breaks[client_id] > _MOST_BREAKS
         self.due[client_id] = -math.inf if is_often else min(self.due[client_id], until_s)
-        if handed_over_s is not None:
+        if handed_over_s is not None and handed_over_s >= self.job.ready_s:
             self.handed_over.setdefault(client_id, handed_over_s)
 
     def give_up(self, now_s: float) -> list[str]:

@@ -145,7 +145,7 @@ class LabelDiversity:
         """From what clients disclosed under privacy.disclose = ["labels"]."""
         table = context.table
         known = {row: counts for row in rows.tolist() if (counts := table.label_counts.get(row)) is not None}
-        classes = max((len(counts) for counts in known.values()), default=2)
+        classes = max([2, *(len(counts) for counts in known.values())])  # the logarithm of 1 divides nothing
         histograms = np.repeat(table.n_examples[rows, None] / classes, classes, axis=1)
         for i, row in enumerate(rows.tolist()):
             if row in known:
