@@ -1,4 +1,4 @@
-"""A ledger whose -wal is lost stays refused, whoever looked at the file alone meanwhile, and however that look ended."""
+"""A ledger whose -wal is lost stays refused, whoever looked at the file alone meanwhile, however that look ended."""
 
 import shutil
 import signal
