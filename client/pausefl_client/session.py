@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
-from pausefl_client.link import Link
+from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources, StreamToServer
@@ -190,7 +190,7 @@ class ClientSession:
                 with self._host.monitor.watching(), self._host.expecting(me, job.round, job.model.digest):
                     await self._answer(stream, download)
             except Withdrawn:
-                if self._kept is not None and self._kept[0].round == download.job.round:
+                if self._kept is not None and self._kept[0] == self._key_of(download.job):
                     self._kept = None  # nothing was released
                 await self._refuse(stream, download.job, pb.STATUS_WITHDRAWN, "")
             except BudgetError as error:
@@ -205,12 +205,9 @@ class ClientSession:
 
     async def _answer(self, stream: StreamToServer, download: Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""
-        if download.withdrawn.is_set():
-            raise Withdrawn("the job was withdrawn")
         job, link, first_s = download.job, self._link, download.first_s
         delays = link.draw(job.round)
-        hold = link.hold_model(delays, first_s, download.last_s, job.model.size_bytes, self._host.clock)
-        drawn_down_s = await download.withdrawn.guard(hold)
+        drawn_down_s = await self._hold_model(download, delays)
         started_s = self._host.clock()
         try:
             work = await self._work(download, started_s)
@@ -251,10 +248,32 @@ class ClientSession:
         status, me = "resent" if work.is_resent else "ok", self._settings.client_id
         self._host.observe(AnsweredJob(status, *parts, host.loop_lag_s, round=job.round, client_id=me))
 
+    async def _hold_model(self, download: Download, delays: Delays) -> float:
+        """Hold the model back; returns the seconds it was to be held. Withdrawn, unless its update is released."""
+        job = download.job
+        try:
+            if download.withdrawn.is_set():
+                raise Withdrawn("the job was withdrawn")
+            times = download.first_s, download.last_s, job.model.size_bytes, self._host.clock
+            return await download.withdrawn.guard(self._link.hold_model(delays, *times))
+        except Withdrawn:
+            if not await self._is_released(self._key_of(job)):
+                raise
+            return delays.down_s
+
+    async def _is_released(self, key: ReleaseKey) -> bool:
+        """Whether the work for a job, on a stream that broke, came to its release: what is paid for is sent."""
+        if (kept := self._kept) is None or kept[0] != key:
+            return False
+        await asyncio.wait([kept[1]])
+        return self._kept is kept and not kept[1].cancelled() and kept[1].exception() is None
+
+    def _key_of(self, job: pb.Job) -> ReleaseKey:
+        return ReleaseKey(self._run_id, job.round, job.attempt, job.model.digest)
+
     async def _work(self, download: Download, submitted_s: float) -> Work:
         """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
-        job = download.job
-        key = ReleaseKey(self._run_id, job.round, job.attempt, job.model.digest)
+        key = self._key_of(download.job)
         if self._kept is not None and self._kept[0] == key:
             # Its times belong to the exchange before; whatever is left of the work is a wait in this one.
             with contextlib.suppress(Withdrawn):  # then, and asked for again since
