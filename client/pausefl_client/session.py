@@ -17,7 +17,7 @@ from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
 from pausefl_process.host_monitor import HostReport
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
-from pausefl_proto.errors import BudgetError, DamageError, PauseflError
+from pausefl_proto.errors import BudgetError, DamageError, LedgerError, PauseflError, WrittenOff
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
@@ -194,12 +194,11 @@ class ClientSession:
                     self._kept = None  # nothing was released
                 await self._refuse(stream, download.job, pb.STATUS_WITHDRAWN, "")
             except BudgetError as error:
-                await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
+                reason = self._in_public(error, download.job.round)
+                await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, reason)
             except (DamageError, OSError):
                 raise  # the stream is of no use any more
-            except PauseflError as error:
-                await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
-            except OWN_CODE_ERRORS as error:  # of a link
+            except OWN_CODE_ERRORS as error:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
             self._withdrawals.answered(download.job)
 
@@ -214,7 +213,7 @@ class ClientSession:
         except PauseflError:
             raise
         except OWN_CODE_ERRORS as error:  # of a trainer
-            raise PauseflError(self._in_public(error, job.round)) from error
+            raise PauseflError(with_place(error)) from error
         done_s = self._host.clock()
         update_bytes = work.released.vector.nbytes
         drawn_up_s = await link.hold_update(delays, first_s, done_s, update_bytes, self._host.clock)
@@ -346,12 +345,15 @@ class ClientSession:
         self._host.observe(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
 
     def _in_public(self, error: BaseException, round: int) -> str:
-        """What the server is told of an error in code that may be a user's own: such a text may hold data."""
-        said, who = with_place(error), {"client_id": self._settings.client_id, "round": round}
-        log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=error, extra=who)
-        if self._releaser.ledger is None:
-            return said
-        return "it failed at the job; its own log says why"
+        """What the server is told of an error: in a private run not its text, which may hold data."""
+        is_ours, is_private = isinstance(error, PauseflError), self._releaser.ledger is not None
+        said, cause = (str(error), error.__cause__) if is_ours else (with_place(error), error)
+        who = {"client_id": self._settings.client_id, "round": round}
+        if isinstance(error, BudgetError):  # no failure: it is told of every client in the end
+            log.info("%s: round %d: %s", *who.values(), said, extra=who)
+        elif is_private or cause is not None:
+            log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=cause, extra=who)
+        return _in_general(error) if is_private else said
 
     async def _write(
         self, stream: StreamToServer, message: pb.ClientMessage, payload: memoryview | None = None
@@ -359,6 +361,18 @@ class ClientSession:
         data = encode(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
             await stream.write(data)
+
+
+def _in_general(error: BaseException) -> str:
+    """What kind of error it is, in words that do not depend on any data."""
+    match error:
+        case BudgetError():
+            return "its privacy budget allows no further release"
+        case WrittenOff():
+            return "it was answered before, and its bytes are gone: written off"
+        case LedgerError():
+            return "its ledger takes no release; its own log says why"
+    return "it failed at the job; its own log says why"
 
 
 def _host(report: HostReport) -> pb.Host:
