@@ -178,7 +178,7 @@ def test_dropping_out_happens_after_training_with_its_probability() -> None:
     dropped = [drops(t) for t in range(1, 301)]
     assert 0.2 < np.mean(dropped) < 0.4
     assert dropped[:50] == [drops(t) for t in range(1, 51)]
-    with pytest.raises(PauseflError, match=f"dropped out of round {1 + dropped.index(True)}"):
+    with pytest.raises(PauseflError, match="dropped out"):
         trainer.train(HONEST[0], round=1 + dropped.index(True))
 
 

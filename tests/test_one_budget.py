@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,8 +81,11 @@ def test_other_examples_have_another_digest(other: Examples) -> None:
 
 def test_a_dealing_is_told_by_the_rows_of_every_client() -> None:
     parts = [np.arange(3), np.arange(3, 7)]
-    assert dealing_of(parts) == dealing_of(iter(parts))
-    assert dealing_of(parts) != dealing_of([np.arange(4), np.arange(4, 7)])
+    how: dict[str, Any] = {"dataset": "digits", "examples": 7, "split_seed": 1}
+    assert dealing_of(parts, **how) == dealing_of(iter(parts), **how)
+    assert dealing_of(parts, **how) != dealing_of([np.arange(4), np.arange(4, 7)], **how)
+    for other in ({"dataset": "mnist"}, {"examples": None}, {"split_seed": 2}):
+        assert dealing_of(parts, **how | other) != dealing_of(parts, **how)
 
 
 def test_without_data_the_id_stands_for_them() -> None:
@@ -133,6 +137,15 @@ def test_two_clients_that_hold_the_same_examples_are_not_given_two_budgets(tmp_p
         open_privacies(plan.privacy, {"client-000": trainers["client-000"]}, tmp_path, closing)
         with pytest.raises(ConfigError, match="is open in another process"):
             open_privacies(plan.privacy, {"client-001": trainers["client-001"]}, tmp_path, closing)
+
+
+def test_the_same_rows_of_another_split_begin_no_ledger(tmp_path: Path) -> None:
+    """One client holds all rows; which examples these are is drawn by the seed, and two seeds have most in common."""
+    all_rows = "[clients]\ncount = 1\n[selection]\nm = 1\n"
+    release(all_rows, tmp_path)
+    with pytest.raises(ConfigError, match=r"dealt out otherwise \(by another seed, data set,"):
+        release(all_rows, tmp_path, "experiment.seed=2")
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def begin(path: Path, **identity: str) -> None:

@@ -184,6 +184,34 @@ async def test_an_update_that_is_paid_for_is_sent_all_the_same(tmp_path: Path) -
     assert (rig.trainer.rounds, privacy.ledger.released) == ([1], 1)
 
 
+@pytest.mark.parametrize("size", [6, BIG], ids=["held by the link", "still arriving"])
+@pytest.mark.parametrize("is_charged", [True, False])
+async def test_work_of_a_broken_stream_is_sent_if_it_was_paid_for(tmp_path: Path, size: int, is_charged: bool) -> None:
+    """The job is given again, and withdrawn before its model is here; the hello has not counted its release."""
+    privacy, delays = private(tmp_path, Clock()), iter([Delays(), Delays(down_s=3600.0)])
+    with ThreadPoolExecutor(1) as executor:
+        rig = SessionRig(privacy=privacy, executor=executor, size=size, delays=lambda _: next(delays))
+        rig.trainer.gate.clear()
+        async with rig.running():
+            stream = await rig.server.welcome()
+            stream.give_job(rig.model, 1, SCHEDULE)
+            await asyncio.to_thread(rig.trainer.begun.wait, 20)
+            stream.give(None)
+            stream = await rig.server.welcome()
+            stream.give(pack_job(1, 1, rig.model, digest(rig.model), SCHEDULE)[0])
+            if is_charged:
+                rig.trainer.gate.set()
+                await asyncio.to_thread(executor.submit(lambda: None).result, 20)
+            withdraw(stream, 1)
+            if not is_charged:
+                stream.say(ping=pb.Ping(nonce=5))
+                assert (await stream.heard()).pong.nonce == 5
+                rig.trainer.gate.set()
+            status = (await stream.heard()).result.status
+            assert status == (pb.STATUS_OK if is_charged else pb.STATUS_WITHDRAWN)
+    assert privacy.ledger.released == int(is_charged)
+
+
 class Remembering(SyntheticTrainer):
     """Remembers the rounds it was trained in; each training is stopped half-way if its job is withdrawn."""
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
-from pausefl_client.link import Link
+from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources, StreamToServer
@@ -17,7 +17,7 @@ from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
 from pausefl_process.host_monitor import HostReport
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
-from pausefl_proto.errors import BudgetError, DamageError, PauseflError
+from pausefl_proto.errors import BudgetError, DamageError, LedgerError, PauseflError, WrittenOff
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
@@ -190,34 +190,30 @@ class ClientSession:
                 with self._host.monitor.watching(), self._host.expecting(me, job.round, job.model.digest):
                     await self._answer(stream, download)
             except Withdrawn:
-                if self._kept is not None and self._kept[0].round == download.job.round:
+                if self._kept is not None and self._kept[0] == self._key_of(download.job):
                     self._kept = None  # nothing was released
                 await self._refuse(stream, download.job, pb.STATUS_WITHDRAWN, "")
             except BudgetError as error:
-                await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, str(error))
+                reason = self._in_public(error, download.job.round)
+                await self._refuse(stream, download.job, pb.STATUS_BUDGET_EXHAUSTED, reason)
             except (DamageError, OSError):
                 raise  # the stream is of no use any more
-            except PauseflError as error:
-                await self._refuse(stream, download.job, pb.STATUS_FAILED, str(error))
-            except OWN_CODE_ERRORS as error:  # of a link
+            except OWN_CODE_ERRORS as error:
                 await self._refuse(stream, download.job, pb.STATUS_FAILED, self._in_public(error, download.job.round))
             self._withdrawals.answered(download.job)
 
     async def _answer(self, stream: StreamToServer, download: Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""
-        if download.withdrawn.is_set():
-            raise Withdrawn("the job was withdrawn")
         job, link, first_s = download.job, self._link, download.first_s
         delays = link.draw(job.round)
-        hold = link.hold_model(delays, first_s, download.last_s, job.model.size_bytes, self._host.clock)
-        drawn_down_s = await download.withdrawn.guard(hold)
+        drawn_down_s = await self._hold_model(download, delays)
         started_s = self._host.clock()
         try:
             work = await self._work(download, started_s)
         except PauseflError:
             raise
         except OWN_CODE_ERRORS as error:  # of a trainer
-            raise PauseflError(self._in_public(error, job.round)) from error
+            raise PauseflError(with_place(error)) from error
         done_s = self._host.clock()
         update_bytes = work.released.vector.nbytes
         drawn_up_s = await link.hold_update(delays, first_s, done_s, update_bytes, self._host.clock)
@@ -251,10 +247,32 @@ class ClientSession:
         status, me = "resent" if work.is_resent else "ok", self._settings.client_id
         self._host.observe(AnsweredJob(status, *parts, host.loop_lag_s, round=job.round, client_id=me))
 
+    async def _hold_model(self, download: Download, delays: Delays) -> float:
+        """Hold the model back; returns the seconds it was to be held. Withdrawn, unless its update is released."""
+        job = download.job
+        try:
+            if download.withdrawn.is_set():
+                raise Withdrawn("the job was withdrawn")
+            times = download.first_s, download.last_s, job.model.size_bytes, self._host.clock
+            return await download.withdrawn.guard(self._link.hold_model(delays, *times))
+        except Withdrawn:
+            if not await self._is_released(self._key_of(job)):
+                raise
+            return delays.down_s
+
+    async def _is_released(self, key: ReleaseKey) -> bool:
+        """Whether the work for a job, on a stream that broke, came to its release: what is paid for is sent."""
+        if (kept := self._kept) is None or kept[0] != key:
+            return False
+        await asyncio.wait([kept[1]])
+        return self._kept is kept and not kept[1].cancelled() and kept[1].exception() is None
+
+    def _key_of(self, job: pb.Job) -> ReleaseKey:
+        return ReleaseKey(self._run_id, job.round, job.attempt, job.model.digest)
+
     async def _work(self, download: Download, submitted_s: float) -> Work:
         """Train and release in the trainer's thread; for a key already released, the same bytes once more."""
-        job = download.job
-        key = ReleaseKey(self._run_id, job.round, job.attempt, job.model.digest)
+        key = self._key_of(download.job)
         if self._kept is not None and self._kept[0] == key:
             # Its times belong to the exchange before; whatever is left of the work is a wait in this one.
             with contextlib.suppress(Withdrawn):  # then, and asked for again since
@@ -327,12 +345,15 @@ class ClientSession:
         self._host.observe(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
 
     def _in_public(self, error: BaseException, round: int) -> str:
-        """What the server is told of an error in code that may be a user's own: such a text may hold data."""
-        said, who = with_place(error), {"client_id": self._settings.client_id, "round": round}
-        log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=error, extra=who)
-        if self._releaser.ledger is None:
-            return said
-        return "it failed at the job; its own log says why"
+        """What the server is told of an error: in a private run not its text, which may hold data."""
+        is_ours, is_private = isinstance(error, PauseflError), self._releaser.ledger is not None
+        said, cause = (str(error), error.__cause__) if is_ours else (with_place(error), error)
+        who = {"client_id": self._settings.client_id, "round": round}
+        if isinstance(error, BudgetError):  # no failure: it is told of every client in the end
+            log.info("%s: round %d: %s", *who.values(), said, extra=who)
+        elif is_private or cause is not None:
+            log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=cause, extra=who)
+        return _in_general(error) if is_private else said
 
     async def _write(
         self, stream: StreamToServer, message: pb.ClientMessage, payload: memoryview | None = None
@@ -340,6 +361,18 @@ class ClientSession:
         data = encode(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
             await stream.write(data)
+
+
+def _in_general(error: BaseException) -> str:
+    """What kind of error it is, in words that do not depend on any data."""
+    match error:
+        case BudgetError():
+            return "its privacy budget allows no further release"
+        case WrittenOff():
+            return "it was answered before, and its bytes are gone: written off"
+        case LedgerError():
+            return "its ledger takes no release; its own log says why"
+    return "it failed at the job; its own log says why"
 
 
 def _host(report: HostReport) -> pb.Host:

@@ -35,6 +35,10 @@ class BudgetError(PauseflError):
     """A release would pass the client's privacy budget, or the two sides do not agree on it."""
 
 
+class WrittenOff(PauseflError):
+    """A release was charged and its bytes are gone: its job is not answered, as fresh noise would leak more."""
+
+
 class LedgerError(PauseflError):
     """A ledger cannot be opened, is another experiment's, or does not hold together."""
 

@@ -36,9 +36,13 @@ def holding_of(examples: Examples, dealing: str) -> Holding:
     return Holding(_digest(kind, *each, size=16), dealing)
 
 
-def dealing_of(parts: Iterable[npt.NDArray[np.int64]]) -> str:
-    """The digest of a partition: the rows of each client, in order."""
-    return _digest(*(part.tobytes() + b"|" for part in parts), size=8)
+def dealing_of(parts: Iterable[npt.NDArray[np.int64]], *, dataset: str, examples: int | None, split_seed: int) -> str:
+    """The digest of a partition: what decides which examples are dealt out, and the rows of each client, in order.
+
+    Rows alone do not tell: another seed may put other examples into the same rows.
+    """
+    kind = repr((dataset, examples, split_seed)).encode()
+    return _digest(kind, *(b"|" + part.tobytes() for part in parts), size=8)
 
 
 def synthetic_holding(client_id: str) -> Holding:

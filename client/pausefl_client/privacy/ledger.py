@@ -183,9 +183,9 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")
             self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_fold` does it
+            _refuse_alone(self._path, self._db, has_log)  # before anything is written, to a -wal of this process
             # Fails here, not at the first release, on a file or a file system that cannot be written.
             self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-            _refuse_alone(self._path, self._db, has_log)
         self._fold()
         self._agree_on(belongs_to)
 
@@ -270,8 +270,10 @@ def make_durable(folder: Path) -> None:
 def verified_spend(path: Path) -> tuple[int, float]:
     """Releases and ε spent in a ledger, read only; LedgerError where it does not hold together."""
     has_log, charged = _has_log(path), CommitCount(path).read()
+    # SQLite makes an empty -wal where there is none, unless it is told that nobody writes to the file.
+    access = "mode=ro" if has_log else "mode=ro&immutable=1"
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{access}", uri=True)) as db:
             _refuse_alone(path, db, has_log)
             released, spent, _ = _walk(path, db)
             _refuse_behind(path, released, charged)
@@ -281,7 +283,9 @@ def verified_spend(path: Path) -> tuple[int, float]:
 
 
 def _has_log(path: Path) -> bool:
-    return path.with_name(f"{path.name}-wal").exists()
+    """Whether there is a -wal with anything in it: an empty one is what a look at the file alone leaves."""
+    log = path.with_name(f"{path.name}-wal")
+    return log.exists() and log.stat().st_size > 0
 
 
 def _refuse_alone(path: Path, db: sqlite3.Connection, has_log: bool) -> None:

@@ -11,7 +11,7 @@ from pausefl_client.privacy.ledger import Charge, Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import LaplaceSource, Mechanism
 from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import FLOAT32, Encoding
-from pausefl_proto.errors import LedgerError, PauseflError
+from pausefl_proto.errors import LedgerError, WrittenOff
 from pausefl_proto.wire import Vector, digest
 
 NoiseFor = Callable[[ReleaseKey], LaplaceSource]
@@ -60,8 +60,8 @@ class Releaser:
     def recall(self, key: ReleaseKey) -> Released | None:
         """The bytes that were released for `key` before a crash; None when it may train and release afresh.
 
-        BudgetError when the budget allows no fresh release. PauseflError when `key` was answered but its bytes are
-        gone: that release is written off, and answering with fresh noise would leak the same update again.
+        BudgetError when the budget allows no fresh release. WrittenOff when `key` was answered but its bytes are gone:
+        answering with fresh noise would leak the same update again.
         """
         if self._privacy is None:
             return None
@@ -73,7 +73,7 @@ class Releaser:
                 raise LedgerError(f"the bytes kept for release {kept.charge.participation} are not those it charged")
             return self._encoded(vector, kept.update_digest, kept.charge)
         if ledger.has_answered(key):
-            raise PauseflError(f"round {key.round} was answered before a crash and its bytes are gone: written off")
+            raise WrittenOff(f"round {key.round} was answered before a crash and its bytes are gone: written off")
         ledger.next_charge()
         return None
 

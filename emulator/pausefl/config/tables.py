@@ -138,8 +138,8 @@ class PrivacyTable(TomlTable):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the (ε, δ) figure that reports show beside the sum of the ε_i."""
     ledger_dir: str | None = None
-    """The folder of ledgers that several runs charge, so that these runs share one budget. Without it, each run has
-    its own budget."""
+    """The folder of ledgers that several runs charge, so that these runs share one budget. The path is relative to the
+    experiment file's folder. Without it, each run has its own budget."""
     sampler: Sampler = "laplace"
     """ "laplace" draws noise with numpy, or torch on a GPU, seeded by the operating system. "opendp" is exact and
     1,000 times slower."""

@@ -94,6 +94,7 @@ def document_of(text: str, overrides: Overrides, file: str = "") -> dict[str, An
     _policy_of(document)
     _count_groups(document)
     _anchor_files(document, Path())
+    _anchor_ledgers(document, Path())
     _anchor_code(document, file, overrides)
     return document
 
@@ -109,6 +110,7 @@ def _parsed(text: str, file: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file or 'the experiment'}: not valid TOML: {error}") from error
     _anchor_files(document, Path(file).parent)
+    _anchor_ledgers(document, Path(file).parent)
     return document
 
 
@@ -175,6 +177,13 @@ def _anchor_files(value: object, folder: Path) -> None:
                 value[name] = str((folder / value[name]).absolute())
         for part in value.values():
             _anchor_files(part, folder)
+
+
+def _anchor_ledgers(document: dict[str, Any], folder: Path) -> None:
+    """Make `privacy.ledger_dir` absolute: ledgers that are not found begin anew, and with them their budgets."""
+    privacy = document.get("privacy")
+    if isinstance(privacy, dict) and privacy.get("ledger_dir") and isinstance(privacy["ledger_dir"], str):
+        privacy["ledger_dir"] = str((folder / privacy["ledger_dir"]).absolute())
 
 
 def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> None:

@@ -213,7 +213,7 @@ class Dropout(Behaviour):
 
         def drop(update: Vector, round: int) -> Vector:
             if draw(round).random() < self.probability:
-                raise PauseflError(f"dropped out of round {round}")
+                raise PauseflError("dropped out")  # in the same words each time: reasons are told once
             return update
 
         return _ChangedUpdates(trainer, drop)

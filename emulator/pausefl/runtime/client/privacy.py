@@ -92,9 +92,9 @@ def _shared_ledgers(folder: Path, holdings: Mapping[str, Holding]) -> dict[str, 
             raise ConfigError(f"{key}: {other} and {client_id} hold the same examples, and would both spend one budget")
         if holding.examples not in by_examples and dealings - {holding.dealing}:
             raise ConfigError(
-                f"{key}: its ledgers count for examples that were dealt out otherwise (by another seed, partition or"
-                f" number of clients or examples), and some may be {client_id}'s: change that back, or take another"
-                " folder, whose budgets add to these"
+                f"{key}: its ledgers count for examples that were dealt out otherwise (by another seed, data set,"
+                " partition or number of clients or examples, or by an earlier version), and some may be"
+                f" {client_id}'s: change that back, or take another folder, whose budgets add to these"
             )
     return {c: by_examples.get(h.examples, folder / f"{h.dealing}-{h.examples}.db") for c, h in holdings.items()}
 

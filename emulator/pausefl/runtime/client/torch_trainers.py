@@ -46,7 +46,8 @@ def make_torch_trainers(
         owners=data.train.owners,
     )
     rows = dict(zip(plan.client_ids, parts, strict=True))
-    device, dealing = resolve_device(w.device), dealing_of(parts)
+    device = resolve_device(w.device)
+    dealing = dealing_of(parts, dataset=w.dataset, examples=w.examples, split_seed=plan.split_seed)
 
     def trainer_of(client_id: str) -> Trainer:
         chain = BehaviourChain(plan.behaviours[client_id], seed=seed, client_id=client_id)

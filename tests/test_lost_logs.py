@@ -1,0 +1,87 @@
+"""A ledger whose -wal is lost stays refused, whoever looked at the file alone meanwhile, however that look ended."""
+
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey, verified_spend
+from pausefl_proto.budget import Budget
+from pausefl_proto.errors import LedgerError
+
+BUDGET = Budget(10.0, 0.04)
+OPEN = (
+    "import sys; from pathlib import Path; from pausefl_client.privacy.ledger import Ledger\n"
+    "from pausefl_proto.budget import Budget\n"
+    "Ledger(Path(sys.argv[1]), Budget(10.0, 0.04), unit='vector')"
+)
+# It is killed where SQLite is about to tell whether the file is marked: the files it opened are there by then.
+KILLED = f"""
+import os, signal, sqlite3
+def killed(db, connect=sqlite3.connect):
+    class Connection(sqlite3.Connection):
+        def execute(self, sql, *more):
+            found = super().execute(sql, *more)
+            if sql == "PRAGMA user_version":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+    return connect(db, isolation_level=None, factory=Connection)
+sqlite3.connect = lambda db, **_: killed(db)
+{OPEN}
+"""
+
+
+def played(path: Path) -> Ledger:
+    ledger = Ledger(path, BUDGET, unit="vector")
+    for round_ in range(1, 6):
+        key = ReleaseKey("run", round_, 1, "model")
+        ledger.record(key, ledger.next_charge(), "update", memoryview(b"noised"))
+    return ledger
+
+
+def audited(path: Path) -> None:
+    with pytest.raises(LedgerError, match="which is missing"):
+        verified_spend(path)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def read(path: Path) -> None:
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+        assert database.execute("SELECT count(*) FROM releases").fetchone() == (0,)
+    assert path.with_name("a.db-wal").stat().st_size == 0
+
+
+def opened_and_killed(path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.with_name("a.db-wal").exists()
+
+
+@pytest.mark.parametrize("look", [audited, read, opened_and_killed])
+def test_a_look_at_the_file_alone_does_not_make_it_a_ledger(tmp_path: Path, look: Callable[[Path], None]) -> None:
+    alone = tmp_path / "alone" / "a.db"
+    alone.parent.mkdir()
+    with closing(played(tmp_path / "ledgers" / "a.db")):
+        shutil.copy(tmp_path / "ledgers" / "a.db", alone)
+    look(alone)
+    for again in (lambda: Ledger(alone, BUDGET, unit="vector"), lambda: verified_spend(alone)):
+        with pytest.raises(LedgerError, match=r"stood in a\.db-wal, which is missing"):
+            again()
+
+
+def test_a_closed_ledger_can_be_audited_where_nothing_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "ledgers" / "a.db"
+    played(path).close()
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        assert verified_spend(path) == (5, BUDGET.spent(5))
+        assert list(path.parent.iterdir()) == [path]
+    finally:
+        path.parent.chmod(0o755)
