@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -382,5 +382,8 @@ def takes_no_time(plan: ClientPlan) -> bool:
 
 
 def _be_nice() -> None:
+    """Never less nice than the process is: only root may be, and a pool whose initializer fails trains nothing."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _TRAINER_NICENESS)
+        niceness = max(_TRAINER_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
