@@ -18,6 +18,7 @@ from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, wit
 from pausefl_process.host_monitor import HostReport
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
@@ -121,9 +122,9 @@ class ClientSession:
             case "welcome":
                 self._run_id = message.welcome.run_id
             case "goodbye" if message.goodbye.final:
-                raise PauseflError(f"the server refuses {self._settings.client_id}: {message.goodbye.reason}")
+                raise PauseflError(f"the server refuses {self._settings.client_id}: {shown(message.goodbye.reason)}")
             case "goodbye":
-                raise OSError(message.goodbye.reason)
+                raise OSError(shown(message.goodbye.reason))
             case _:
                 raise OSError("the server is not ready")
 
@@ -172,8 +173,10 @@ class ClientSession:
                 case "ping":
                     pong = pb.Pong(nonce=message.ping.nonce)
                     await self._write(stream, pb.ClientMessage(pong=pong))
+                case "goodbye" if message.goodbye.final:
+                    raise Dismissed(shown(message.goodbye.reason))
                 case "goodbye":
-                    raise Dismissed(message.goodbye.reason) if message.goodbye.final else OSError("asked to come back")
+                    raise OSError("asked to come back")
             if download is not None and (download.frames.complete or download.withdrawn.is_set()):
                 yield download
                 download = None
