@@ -302,7 +302,8 @@ class ServerTable(TomlTable):
     hello_timeout_s: Positive = 10.0
     """How long a connection may stay open before its client has said hello."""
     insecure: bool = False
-    """Lets the server listen where other machines can reach it, without TLS and admission (`--insecure`)."""
+    """Lets the server listen where other machines can reach it, without TLS and admission, and a client show such a
+    server its token without TLS (`--insecure`)."""
     pings_per_s: NonNegative = 5.0
     """How many idle round-trip probes the server sends, over all clients. They give unchosen clients a baseline; no
     policy sees them."""
