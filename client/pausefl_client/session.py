@@ -20,11 +20,15 @@ from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
+from pausefl_proto.wire import MOST_ROUNDS, PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
 log = logging.getLogger("pausefl.client")
 
 _LONGEST_RETRY_S = 5.0
+# An honest server gives one job at a time; those before it may be withdrawn and not answered yet.
+_MOST_WAITING = 4
+# Where writing has failed, a goodbye may still be on its way.
+_LAST_WORDS_S = 1.0
 
 
 class Dismissed(PauseflError):
@@ -133,14 +137,18 @@ class ClientSession:
 
         DamageError when what the server sent arrived damaged.
         """
-        jobs: asyncio.Queue[Download] = asyncio.Queue()
+        # Where it is full, the session reads no further: no more models are kept than these.
+        jobs: asyncio.Queue[Download] = asyncio.Queue(_MOST_WAITING)
         worker = asyncio.ensure_future(self._answer_jobs(stream, jobs))
         reader = asyncio.ensure_future(self._read_jobs(stream, jobs))
         try:
             await asyncio.wait({worker, reader}, return_when=asyncio.FIRST_COMPLETED)
-            if worker.done() and isinstance(damage := worker.exception(), DamageError):
-                raise damage
-            await reader
+            error = worker.exception() if worker.done() else None
+            if isinstance(error, OSError):
+                await asyncio.wait({reader}, timeout=_LAST_WORDS_S)
+            elif error is not None:
+                raise error
+            await (reader if reader.done() else worker)
         finally:
             for task in (worker, reader):
                 task.cancel()
@@ -148,7 +156,7 @@ class ClientSession:
 
     async def _read_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[Download]) -> None:
         async for download in self._downloads(stream):
-            jobs.put_nowait(download)
+            await jobs.put(download)
 
     async def _downloads(self, stream: StreamToServer) -> AsyncIterator[Download]:
         """Read messages; yield each job whose model has arrived whole."""
@@ -187,6 +195,7 @@ class ClientSession:
             if (asked := download.job.schedule) != (agreed := self._settings.schedule):
                 reason = f"the job is under {asked!r}, this client agreed to {agreed!r}"
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_MISMATCH, reason)
+                self._withdrawals.answered(download.job)
                 continue
             try:
                 me, job = self._settings.client_id, download.job
@@ -211,6 +220,8 @@ class ClientSession:
         if download.withdrawn.is_set():
             raise Withdrawn("the job was withdrawn")
         job, link, first_s = download.job, self._link, download.first_s
+        if not 1 <= job.round <= MOST_ROUNDS:
+            raise PauseflError(f"round {job.round}: must be from 1 to {MOST_ROUNDS}")
         delays = link.draw(job.round)
         hold = link.hold_model(delays, first_s, download.last_s, job.model.size_bytes, self._host.clock)
         drawn_down_s = await download.withdrawn.guard(hold)
@@ -324,7 +335,7 @@ class ClientSession:
         self._kept = None
 
     async def _refuse(self, stream: StreamToServer, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
-        result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
+        result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=shown(reason))
         await self._write(stream, pb.ClientMessage(result=result))
         name = pb.Status.Name(status).removeprefix("STATUS_").lower()
         self._host.observe(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
