@@ -6,16 +6,20 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from pausefl.certificates import make_certificates
 from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.client.connecting import token_for
+from pausefl.runtime.client.offer import fetch_experiment
+from pausefl.runtime.client.plan import connection_plan
 from pausefl.runtime.server.plan import server_plan
 from pausefl_client.transport import connect, fetch_offer
 from pausefl_process.tokens import read_token, read_token_digests
-from pausefl_proto.errors import ConfigError, TryLaterError
+from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds, HelloLimiter
@@ -282,3 +286,25 @@ def test_a_server_that_others_can_reach_needs_tls_and_admission(files: Path, mor
     experiment = parse_experiment(OPEN + more.format(files=files, tls=tls))
     with pytest.raises(ConfigError, match=r'server\.host = "0\.0\.0\.0": other machines can reach it'):
         server_plan(experiment, "run")
+
+
+ELSEWHERE = "192.0.2.2:50051"  # a documentation address, which nobody has
+
+
+def test_a_client_shows_its_token_to_other_machines_over_tls_alone(files: Path) -> None:
+    token = {"admission.token": f"{files}/clients/{{client_id}}.token"}
+    clear = connection_plan(parse_experiment(OPEN, token))
+    with pytest.raises(ConfigError, match=rf"admission\.token = .* and {ELSEWHERE} could read it; set tls\.ca, or say"):
+        token_for(clear, ELSEWHERE, "a")
+    own = read_token(f"{files}/clients/a.token")
+    assert {token_for(clear, f"{host}:1", "a") for host in ("127.0.0.1", "localhost", "[::1]")} == {own}
+    for lifted in ({"server.insecure": True}, {"tls.ca": f"{files}/ca.pem"}):
+        assert token_for(connection_plan(parse_experiment(OPEN, token | lifted)), ELSEWHERE, "a") == own
+
+
+def test_a_client_asks_no_other_machine_for_the_experiment_by_a_token_in_the_clear(files: Path) -> None:
+    own: dict[str, Any] = {"admission": {"token": f"{files}/clients/a.token"}, "clients": {"connect_timeout_s": 0.2}}
+    with pytest.raises(ConfigError, match="could read it"):
+        fetch_experiment(ELSEWHERE, "a", own)
+    with pytest.raises(PauseflError, match="the server cannot be reached"):
+        fetch_experiment("127.0.0.1:1", "a", own)

@@ -128,7 +128,7 @@ def test_a_client_may_name_the_code_itself() -> None:
     assert (experiment.workload.model, experiment.workload.epochs) == ("mine:make", 2)
 
 
-@pytest.mark.parametrize("offer", ["", "[]", "{", '"text"'])
+@pytest.mark.parametrize("offer", ["", "[]", "{", '"text"', "[" * 200_000, '{"workload": {"\\n": "\\u001b[2J"}}'])
 def test_what_is_no_offer_is_refused(offer: str) -> None:
     with pytest.raises(ConfigError, match="offers no experiment"):
         accepted(offer, {})

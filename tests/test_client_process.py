@@ -1,6 +1,8 @@
 """The clients of one process: what ends one of them ends no other."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,24 @@ async def test_a_refused_client_is_told_at_the_end_and_the_others_go_on(tmp_path
                     )
         assert (await run.finished()).state.round == 10
     assert "client-001" in {o.client_id for record in log_of(tmp_path) for o in record.observations}
+
+
+TRAINS_NICELY = f"""
+import os, threading
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import trainer_pool
+
+plan = client_plan(parse_experiment('''{TWO}train_s = 0.1'''))
+niceness = os.nice(15)
+if os.getuid() == 0:
+    os.setuid(65534)  # root may lower a niceness
+with trainer_pool(plan) as pool:
+    print(pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result() == niceness)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux alone")
+def test_clients_that_are_nicer_than_training_is_can_train() -> None:
+    played = subprocess.run([sys.executable, "-c", TRAINS_NICELY], capture_output=True, text=True, check=False)
+    assert played.stdout == "True\n", played.stderr

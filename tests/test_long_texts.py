@@ -1,11 +1,21 @@
-"""What a client says of itself is kept short in the log, however long it is on the wire."""
+"""What the other side says is kept short and printable, however long it is on the wire: in a log and on a terminal."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
 import pytest
 
+from pausefl_client.transport import connect, fetch_offer
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from rigs.client_actor import ClientActorRig, upload, vector
+from rigs.session import SessionRig
 
 LONGEST = 200
+COMMANDS = "\x1b]0;owned\x07\x1b[2J\nforged line" * 50_000
 
 
 def is_short_and_clean(text: str) -> bool:
@@ -41,3 +51,55 @@ async def test_more_statistics_than_a_data_set_has_labels_are_rejected(statistic
         await rig.dispatch()
         rig.stream.give(upload(vector(5), statistics=statistics)[0])
         assert "reports statistics" in (await rig.refused()).reason
+
+
+async def test_a_servers_reason_for_dismissing_is_cut() -> None:
+    rig = SessionRig()
+    async with rig.running() as task:
+        (await rig.server.welcome()).say(goodbye=pb.Goodbye(reason=COMMANDS, final=True))
+        reason = await asyncio.wait_for(task, 20)
+    assert reason.isprintable()
+    assert len(reason) <= 1000
+
+
+async def test_a_servers_reason_for_refusing_is_cut() -> None:
+    rig = SessionRig()
+    async with rig.running() as task:
+        (await rig.server.accept()).say(goodbye=pb.Goodbye(reason=COMMANDS, final=True))
+        with pytest.raises(PauseflError) as refused:
+            await asyncio.wait_for(task, 20)
+    assert str(refused.value).isprintable()
+
+
+class _Aborting(grpc.GenericRpcHandler):
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        async def abort(_: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:500])
+
+        async def abort_stream(_: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:500])
+
+        if details.method.endswith("Offer"):
+            return grpc.unary_unary_rpc_method_handler(abort)
+        return grpc.stream_stream_rpc_method_handler(abort_stream)
+
+
+@contextlib.asynccontextmanager
+async def aborting_server() -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Aborting(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def test_what_grpc_says_of_a_server_is_printable() -> None:
+    async with aborting_server() as address:
+        with pytest.raises(ConfigError, match="owned") as refused:
+            await fetch_offer(address, None, "", patience_s=0.0)
+        assert str(refused.value).isprintable()
+        async with connect(address) as stream:
+            with pytest.raises(OSError, match="owned") as broken:
+                await stream.read()
+        assert str(broken.value).isprintable()

@@ -11,7 +11,7 @@ from typing import Self
 TASK = "BENCHMARK_TASK"
 PROGRESS = "BENCHMARK_PROGRESS"
 """Variables of the environment: the task as JSON, and the pipe that takes lines of progress."""
-ENDLESS = 1_000_000_000
+ENDLESS = 1_000_000
 """Rounds of a play: it is ended from outside, while all of its processes are still there to be measured."""
 
 # Rounds may take half a millisecond: to tell of each would be work beside the measured one.

@@ -14,6 +14,9 @@ from pausefl_proto.wire import Assembler
 
 Result = TypeVar("Result")
 
+# More than wait at a time: a server that gives ever more jobs takes no memory.
+_MOST_WITHDRAWABLE = 64
+
 Expecting = Callable[[str, int, str], AbstractContextManager[None]]
 """(client id, round, digest of its model) -> a block during which the client waits for that job's training, or does it.
 """
@@ -87,6 +90,8 @@ class Withdrawals:
     def of(self, job: pb.Job) -> Withdrawal:
         """Set once the job is withdrawn; a job that is given again after that has a new one."""
         key = job.round, job.attempt
+        if len(self._of_job) >= _MOST_WITHDRAWABLE:
+            self._of_job.pop(next(iter(self._of_job)))  # one that was never answered: its stream broke
         if key not in self._of_job or self._of_job[key].is_set():
             self._of_job[key] = Withdrawal()
         return self._of_job[key]

@@ -18,12 +18,17 @@ from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, wit
 from pausefl_process.host_monitor import HostReport
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.errors import BudgetError, DamageError, LedgerError, PauseflError, WrittenOff
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
+from pausefl_proto.wire import MOST_ROUNDS, PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
 log = logging.getLogger("pausefl.client")
 
 _LONGEST_RETRY_S = 5.0
+# An honest server gives one job at a time; those before it may be withdrawn and not answered yet.
+_MOST_WAITING = 4
+# Where writing has failed, a goodbye may still be on its way.
+_LAST_WORDS_S = 1.0
 
 
 class Dismissed(PauseflError):
@@ -121,9 +126,9 @@ class ClientSession:
             case "welcome":
                 self._run_id = message.welcome.run_id
             case "goodbye" if message.goodbye.final:
-                raise PauseflError(f"the server refuses {self._settings.client_id}: {message.goodbye.reason}")
+                raise PauseflError(f"the server refuses {self._settings.client_id}: {shown(message.goodbye.reason)}")
             case "goodbye":
-                raise OSError(message.goodbye.reason)
+                raise OSError(shown(message.goodbye.reason))
             case _:
                 raise OSError("the server is not ready")
 
@@ -132,14 +137,18 @@ class ClientSession:
 
         DamageError when what the server sent arrived damaged.
         """
-        jobs: asyncio.Queue[Download] = asyncio.Queue()
+        # Where it is full, the session reads no further: no more models are kept than these.
+        jobs: asyncio.Queue[Download] = asyncio.Queue(_MOST_WAITING)
         worker = asyncio.ensure_future(self._answer_jobs(stream, jobs))
         reader = asyncio.ensure_future(self._read_jobs(stream, jobs))
         try:
             await asyncio.wait({worker, reader}, return_when=asyncio.FIRST_COMPLETED)
-            if worker.done() and isinstance(damage := worker.exception(), DamageError):
-                raise damage
-            await reader
+            error = worker.exception() if worker.done() else None
+            if isinstance(error, OSError):
+                await asyncio.wait({reader}, timeout=_LAST_WORDS_S)
+            elif error is not None:
+                raise error
+            await (reader if reader.done() else worker)
         finally:
             for task in (worker, reader):
                 task.cancel()
@@ -147,7 +156,7 @@ class ClientSession:
 
     async def _read_jobs(self, stream: StreamToServer, jobs: asyncio.Queue[Download]) -> None:
         async for download in self._downloads(stream):
-            jobs.put_nowait(download)
+            await jobs.put(download)
 
     async def _downloads(self, stream: StreamToServer) -> AsyncIterator[Download]:
         """Read messages; yield each job whose model has arrived whole."""
@@ -172,8 +181,10 @@ class ClientSession:
                 case "ping":
                     pong = pb.Pong(nonce=message.ping.nonce)
                     await self._write(stream, pb.ClientMessage(pong=pong))
+                case "goodbye" if message.goodbye.final:
+                    raise Dismissed(shown(message.goodbye.reason))
                 case "goodbye":
-                    raise Dismissed(message.goodbye.reason) if message.goodbye.final else OSError("asked to come back")
+                    raise OSError("asked to come back")
             if download is not None and (download.frames.complete or download.withdrawn.is_set()):
                 yield download
                 download = None
@@ -184,6 +195,7 @@ class ClientSession:
             if (asked := download.job.schedule) != (agreed := self._settings.schedule):
                 reason = f"the job is under {asked!r}, this client agreed to {agreed!r}"
                 await self._refuse(stream, download.job, pb.STATUS_BUDGET_MISMATCH, reason)
+                self._withdrawals.answered(download.job)
                 continue
             try:
                 me, job = self._settings.client_id, download.job
@@ -205,6 +217,8 @@ class ClientSession:
     async def _answer(self, stream: StreamToServer, download: Download) -> None:
         """One exchange: hold the model back, work, hold the update back, send it."""
         job, link, first_s = download.job, self._link, download.first_s
+        if not 1 <= job.round <= MOST_ROUNDS:
+            raise PauseflError(f"round {job.round}: must be from 1 to {MOST_ROUNDS}")
         delays = link.draw(job.round)
         drawn_down_s = await self._hold_model(download, delays)
         started_s = self._host.clock()
@@ -339,7 +353,7 @@ class ClientSession:
         self._kept = None
 
     async def _refuse(self, stream: StreamToServer, job: pb.Job, status: pb.Status.ValueType, reason: str) -> None:
-        result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=reason)
+        result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=shown(reason))
         await self._write(stream, pb.ClientMessage(result=result))
         name = pb.Status.Name(status).removeprefix("STATUS_").lower()
         self._host.observe(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))

@@ -10,6 +10,7 @@ import grpc
 
 from pausefl_proto.endpoint import DEAD_AFTER_S, failure, open_channel
 from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, decode
@@ -70,16 +71,17 @@ async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> str:
     async with open_channel(address, tls) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Offer")
         try:
-            data: Any = await call(b"", timeout=_ANSWER_WITHIN_S, metadata=_shown(token))
+            data: Any = await call(b"", timeout=_ANSWER_WITHIN_S, metadata=_metadata(token))
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED):
-                raise ConfigError(f"--server {address}: gives no experiment ({error.details()})") from error
+                because = shown(error.details() or "")
+                raise ConfigError(f"--server {address}: gives no experiment ({because})") from error
             raise failure(error, address, tls) from error
     offer, _ = decode(pb.ExperimentOffer, data)
     return offer.experiment
 
 
-def _shown(token: str) -> tuple[tuple[str, str], ...] | None:
+def _metadata(token: str) -> tuple[tuple[str, str], ...] | None:
     """The metadata by which a client shows its token."""
     return (("authorization", f"Bearer {token}"),) if token else None
 
@@ -95,7 +97,7 @@ async def connect(
     """
     async with open_channel(address, tls, dead_after_s, _QUICKLY) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(
-            metadata=_shown(token)
+            metadata=_metadata(token)
         )
         try:
             yield GrpcStreamToServer(call, address, tls)

@@ -13,6 +13,7 @@ from pausefl_process.ending import BAD_INPUT
 _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 """Adds a subcommand: its name and its help."""
 _CONFIG_HELP = "a TOML file, or the name of a preset (pausefl validate --list)"
+_LISTEN_INSECURELY = "listen where other machines can reach it although anyone there may join and read along"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -137,7 +138,7 @@ def _add_ends(command: _AddCommand) -> None:
     _add_config(sub)
     sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
     _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
-    _add_insecure(sub, "server.insecure")
+    _add_insecure(sub, "server.insecure", _LISTEN_INSECURELY)
     _add_log(sub)
 
     sub = command("client", "a client alone, or the clients of a slot; without CONFIG the server tells the experiment")
@@ -146,11 +147,12 @@ def _add_ends(command: _AddCommand) -> None:
     sub.add_argument("--own", metavar="FILE", help=own)
     _add_set(sub)
     _add_who(sub)
+    _add_insecure(sub, "server.insecure", "show its token without TLS although others on the network may read it")
     _add_log(sub)
 
     sub = command("evaluator", "the evaluator alone, for servers whose evaluation.address names it")
     _add_config(sub)
-    _add_insecure(sub, "evaluation.insecure")
+    _add_insecure(sub, "evaluation.insecure", _LISTEN_INSECURELY)
     _add_log(sub)
 
 
@@ -247,8 +249,7 @@ def _add_certs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", default="", metavar="N|A,B,C", help=text)
 
 
-def _add_insecure(parser: argparse.ArgumentParser, key: str) -> None:
-    text = "listen where other machines can reach it although anyone there may join and read along"
+def _add_insecure(parser: argparse.ArgumentParser, key: str, text: str) -> None:
     parser.add_argument(
         "--insecure", action="append_const", const=f"{key}=true", dest="overrides", default=[], help=text
     )

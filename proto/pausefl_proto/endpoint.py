@@ -5,6 +5,7 @@ import socket
 import grpc
 
 from pausefl_proto.errors import ConfigError
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.tls import Pem, Tls
 from pausefl_proto.wire import MAX_MESSAGE_BYTES
 
@@ -86,7 +87,7 @@ def open_channel(
 
 def failure(error: "grpc.aio.AioRpcError", address: str, tls: Tls | None) -> Exception:
     """Why a call to HOST:PORT failed: an OSError, or a ConfigError where trying again is of no use."""
-    details = error.details() or str(error.code())
+    details = shown(error.details() or str(error.code()))
     ca = tls.ca if tls else ""
     _, distrusted, because = details.partition("CERTIFICATE_VERIFY_FAILED: ")
     if distrusted:

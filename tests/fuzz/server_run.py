@@ -19,7 +19,7 @@ MODEL_BYTES = 4_000
 HONEST, M = 6, 3
 EXPERIMENT = """
 [experiment]
-rounds = 100000000
+rounds = 1000000
 [clients]
 minimum = {honest}
 connect_timeout_s = 60.0

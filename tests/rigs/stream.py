@@ -39,6 +39,10 @@ class FakeStream:
         async with asyncio.timeout(20):
             return await self._written.get()
 
+    def unread(self) -> int:
+        """How much of what was given has not been read."""
+        return self._given.qsize()
+
     def is_silent(self) -> bool:
         """Whether everything written has been heard."""
         return self._written.empty()

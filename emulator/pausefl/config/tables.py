@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 from pausefl.config.base import ClientCount, Count, NonNegative, Port, Positive, PositiveShare, Share, TomlTable
 from pausefl_client.privacy.mechanism import Sampler
 from pausefl_proto.privacy_unit import PrivacyUnit
+from pausefl_proto.wire import MOST_ROUNDS
 
 SeededPart = Literal["split", "model", "latency"]
 """What can be drawn anew while the rest of a run repeats."""
@@ -16,7 +17,7 @@ SeededPart = Literal["split", "model", "latency"]
 class ExperimentTable(TomlTable):
     """What is run and how long."""
 
-    rounds: Count = 100
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] = 100
     """How many rounds the run plays."""
     seed: Annotated[int, Field(ge=0)] = 1
     """The seed of every draw that a run repeats: data, links, selection, behaviours. Private noise never comes from
@@ -302,7 +303,8 @@ class ServerTable(TomlTable):
     hello_timeout_s: Positive = 10.0
     """How long a connection may stay open before its client has said hello."""
     insecure: bool = False
-    """Lets the server listen where other machines can reach it, without TLS and admission (`--insecure`)."""
+    """Lets the server listen where other machines can reach it, without TLS and admission, and a client show such a
+    server its token without TLS (`--insecure`)."""
     pings_per_s: NonNegative = 5.0
     """How many idle round-trip probes the server sends, over all clients. They give unchosen clients a baseline; no
     policy sees them."""

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from pausefl_proto.endpoint import failure, listen, make_server, open_channel
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError, WireError
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import evaluation_pb2 as pb
 from pausefl_proto.v1 import federation_pb2 as federation
@@ -189,7 +190,8 @@ class RemoteEvaluator:
 
     def _failure(self, error: "grpc.aio.AioRpcError") -> Exception:
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-            return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {error.details()}')
+            said = shown(error.details() or "")
+            return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {said}')
         return failure(error, self._address, self._tls)
 
 

@@ -7,10 +7,18 @@ from typing import Any, Protocol
 
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import DamageError, WireError
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
-from pausefl_server.connections.reported_values import durations_of, host_of, loss_of, release_of, shown, statistics_of
+from pausefl_server.connections.reported_values import (
+    LONGEST_TEXT,
+    durations_of,
+    host_of,
+    loss_of,
+    release_of,
+    statistics_of,
+)
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.records import TIMING_TOLERANCE_S, Timing
 from pausefl_server.release_checks import Release
@@ -206,7 +214,7 @@ class ClientActor(Actor[_Order]):
                     await self._take_frame(message.frame.index, payload, arrived_s, len(data))
                 case "goodbye":
                     self.may_return = False
-                    return shown(message.goodbye.reason)
+                    return shown(message.goodbye.reason, LONGEST_TEXT)
                 case "pong":
                     await self._take_pong(message.pong.nonce, arrived_s)
                 case kind:
@@ -357,7 +365,7 @@ class ClientActor(Actor[_Order]):
 
     async def _relay_refusal(self, result: pb.Result) -> None:
         exhausted = result.status == pb.STATUS_BUDGET_EXHAUSTED
-        reason = shown(result.reason)
+        reason = shown(result.reason, LONGEST_TEXT)
         refusal = Refusal(
             self.client_id, result.round, reason, rejected=False, exhausted=exhausted, attempt=result.attempt
         )

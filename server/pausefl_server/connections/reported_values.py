@@ -7,8 +7,9 @@ from pausefl_proto.wire import MAX_STATISTICS
 from pausefl_server.clients import GREATEST_STATED
 from pausefl_server.release_checks import Release
 
-# What is kept of a text that a client wrote, in characters.
-_LONGEST_TEXT = 200
+LONGEST_TEXT = 200
+"""What is kept of a text that a client wrote, in characters."""
+
 # No exchange takes longer: some 11 days.
 _LONGEST_S = 1e6
 _LONGEST_NAME = 64
@@ -18,11 +19,6 @@ def release_of(result: pb.Result) -> Release:
     """The release that the client says it made, unchecked: the coordinator compares it with the schedule."""
     release = result.release
     return Release(release.participation, release.epsilon, release.epsilon_spent)
-
-
-def shown(text: str) -> str:
-    """The first 200 characters of a text that a client wrote, with "?" for each that is not printable."""
-    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])
 
 
 def loss_of(result: pb.Result) -> float | None:

@@ -69,10 +69,7 @@ def accepted(offer: str, own: Mapping[str, Any]) -> Experiment:
     Taken are `_OFFERED` keys alone, and neither code nor files. ConfigError for an offer that makes no experiment, and
     where the client would have to agree to other privacy than its own.
     """
-    try:
-        document = json.loads(offer)
-    except ValueError:
-        document = None
+    document = _parsed(offer)
     if not isinstance(document, dict):
         raise ConfigError("the server offers no experiment; give the client a CONFIG")
     taken = {table: {**_taken(document, table), **own.get(table, {})} for table in _OFFERED}
@@ -80,6 +77,16 @@ def accepted(offer: str, own: Mapping[str, Any]) -> Experiment:
     experiment = experiment_of({**own, **taken, "selection": {"m": 1}})  # which is no client's business
     _check_privacy(document.get("privacy"), experiment)
     return experiment
+
+
+def _parsed(offer: str) -> Any:
+    """What the offer's JSON says; None where it is none, or has a text that no terminal should show."""
+    try:
+        document = json.loads(offer)
+        is_plain = all(text.isprintable() for _, text in _texts(document, ""))
+    except (ValueError, RecursionError):
+        return None
+    return document if is_plain else None
 
 
 def _taken(document: Mapping[str, Any], table: str) -> dict[str, Any]:

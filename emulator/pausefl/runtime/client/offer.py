@@ -6,8 +6,9 @@ from typing import Any
 from pausefl.config.client_records import tls_of
 from pausefl.config.experiment import Experiment, experiment_of
 from pausefl.runtime.client.agreement import accepted
+from pausefl.runtime.client.connecting import token_for
+from pausefl.runtime.client.plan import connection_plan
 from pausefl_client.transport import fetch_offer
-from pausefl_process.tokens import read_token
 from pausefl_process.waits import run_telling_waits
 
 
@@ -16,9 +17,8 @@ def fetch_experiment(address: str, client_id: str, own: Mapping[str, Any]) -> Ex
 
     ConfigError where the offer cannot be accepted, PauseflError where the server cannot be reached.
     """
-    tables = {table: own[table] for table in ("tls", "admission", "clients") if table in own}
+    tables = {table: own[table] for table in ("tls", "admission", "clients", "server") if table in own}
     how = experiment_of({**tables, "selection": {"m": 1}})
-    path = how.admission.token.replace("{client_id}", client_id)
-    token = read_token(path) if path else ""
+    token = token_for(connection_plan(how), address, client_id)
     offer = run_telling_waits(fetch_offer(address, tls_of(how.tls, client_id), token, how.clients.connect_timeout_s))
     return accepted(offer, own)

@@ -84,6 +84,8 @@ class ConnectionPlan:
     token: str
     """The file of a client's token, empty where it needs none (`admission.token`)."""
     dead_after_s: float
+    is_insecure: bool
+    """Whether a token may be shown without TLS (`server.insecure`)."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,15 @@ def client_plan(experiment: Experiment) -> ClientPlan:
         latency_seed=experiment.experiment.seed_of("latency"),
         presence=presence_of(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed),
         scrape=_scrape(experiment),
-        connection=ConnectionPlan(experiment.tls, experiment.admission.token, experiment.server.dead_after_s),
+        connection=connection_plan(experiment),
         give_up_after_s=experiment.clients.connect_timeout_s,
     )
+
+
+def connection_plan(experiment: Experiment) -> ConnectionPlan:
+    """How the clients reach the server."""
+    server = experiment.server
+    return ConnectionPlan(experiment.tls, experiment.admission.token, server.dead_after_s, server.insecure)
 
 
 def noise_plan(experiment: Experiment) -> NoisePlan:

@@ -8,19 +8,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pausefl.config.client_records import tls_of
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import BehaviourChain
+from pausefl.runtime.client.connecting import connect_over_grpc
 from pausefl.runtime.client.links import make_links
 from pausefl.runtime.client.pacing import paced
-from pausefl.runtime.client.plan import ClientPlan, ConnectionPlan, ScrapePlan, TrainingPlan
+from pausefl.runtime.client.plan import ClientPlan, ScrapePlan, TrainingPlan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl_client.answered_job import AnsweredJob, Observe
 from pausefl_client.link import SPIN_S, Link
@@ -30,7 +30,6 @@ from pausefl_client.session_settings import ClientSettings, Connect, HostResourc
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import Trainer
 from pausefl_client.training.trainer_state import TrainerStates
-from pausefl_client.transport import connect
 from pausefl_process.ending import BAD_INPUT
 from pausefl_process.health import health_routes
 from pausefl_process.host_monitor import ClosableWatch, HostMonitor
@@ -40,7 +39,6 @@ from pausefl_process.log_file import write_output_to
 from pausefl_process.logs import is_verbose, set_up_log
 from pausefl_process.plugins import OWN_CODE_ERRORS, errors_of_own_code
 from pausefl_process.resources import allow_many_files, keep_freed_memory
-from pausefl_process.tokens import read_token
 from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.privacy_unit import vector_epsilon
@@ -146,7 +144,7 @@ async def run_clients_over_grpc(
     """
     called = None if roll_calls is None else _rounds(roll_calls)
     with trainer_pool(plan) as executor:
-        platform = ClientPlatform(partial(_connect, plan.connection, address), executor)
+        platform = ClientPlatform(partial(connect_over_grpc, plan.connection, address), executor)
         await run_clients(plan, client_ids, ledgers, platform, called, on_metrics)
 
 
@@ -223,12 +221,6 @@ def _batched_host(plan: TrainingPlan) -> "BatchedHost | None":
     from pausefl_client.batched.host import BatchedHost
 
     return BatchedHost()
-
-
-def _connect(plan: ConnectionPlan, address: str, client_id: str) -> Connect:
-    """What opens a client's stream; ConfigError when its token cannot be read."""
-    path = plan.token.replace("{client_id}", client_id)
-    return partial(connect, address, tls_of(plan.tls, client_id), plan.dead_after_s, read_token(path) if path else "")
 
 
 def _make_session(
@@ -382,5 +374,8 @@ def takes_no_time(plan: ClientPlan) -> bool:
 
 
 def _be_nice() -> None:
+    """Never less nice than the process is: only root may be, and a pool whose initializer fails trains nothing."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _TRAINER_NICENESS)
+        niceness = max(_TRAINER_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -1,0 +1,94 @@
+"""What a server may say to a client costs it neither its memory nor its process."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pausefl_client.jobs import Withdrawals
+from pausefl_client.link import Delays
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import MOST_ROUNDS
+from rigs.session import SessionRig
+
+FLOOD = 20
+
+
+async def test_a_session_keeps_few_models_of_jobs_it_cannot_answer_yet() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        rig = SessionRig(executor=executor)
+        rig.trainer.gate.clear()
+        async with rig.running():
+            stream = await rig.server.welcome()
+            for t in range(1, FLOOD + 1):
+                stream.give_job(rig.model, round=t)
+            for _ in range(20 * FLOOD):
+                await asyncio.sleep(0)
+            n_unread = stream.unread()
+            rig.trainer.gate.set()
+            assert [(await stream.upload())[0].round for _ in range(FLOOD)] == list(range(1, FLOOD + 1))
+            assert n_unread > FLOOD / 2
+
+
+def test_jobs_that_are_never_answered_are_forgotten() -> None:
+    withdrawals = Withdrawals()
+    first = withdrawals.of(pb.Job(round=1))
+    for t in range(2, 1000):
+        withdrawals.of(pb.Job(round=t))
+    withdrawals.withdraw(pb.Withdraw(round=1))
+    assert not first.is_set()
+    last = withdrawals.of(pb.Job(round=999))
+    withdrawals.withdraw(pb.Withdraw(round=999))
+    assert last.is_set()
+
+
+@pytest.mark.parametrize("round_", [0, MOST_ROUNDS + 1, 2**32 - 1])
+async def test_a_round_that_no_run_reaches_is_refused_before_anything_is_drawn(round_: int) -> None:
+    drawn: list[int] = []
+
+    def draw(round: int) -> Delays:
+        drawn.append(round)
+        return Delays()
+
+    rig = SessionRig(delays=draw)
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, round=round_)
+        refusal = (await stream.heard()).result
+    assert (refusal.status, refusal.reason) == (pb.STATUS_FAILED, f"round {round_}: must be from 1 to 1000000")
+    assert not drawn
+    assert not rig.trainer.rounds
+
+
+async def test_a_reason_that_is_no_unicode_is_told_as_far_as_it_is() -> None:
+    rig = SessionRig()
+    rig.trainer.fails_in = {1: ValueError("bad \udcff byte")}
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model, round=1)
+        assert "bad ? byte" in (await stream.heard()).result.reason
+
+
+async def test_a_session_whose_worker_is_dead_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would answer pings, and no job ever again."""
+
+    async def write(_: bytes) -> None:
+        raise RuntimeError("cannot be written")
+
+    rig = SessionRig()
+    with pytest.raises(RuntimeError, match="cannot be written"):
+        async with rig.running() as task:
+            stream = await rig.server.welcome()
+            monkeypatch.setattr(stream, "write", write)
+            stream.give_job(rig.model, round=1)
+            await asyncio.wait_for(task, 20)
+
+
+async def test_a_session_that_cannot_write_comes_back_on_a_fresh_stream() -> None:
+    """Also where reading says nothing of it."""
+    rig = SessionRig()
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.writes_until_break = 0
+        stream.give_job(rig.model, round=1)
+        await rig.server.welcome()
