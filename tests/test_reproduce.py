@@ -243,15 +243,22 @@ def test_the_cluster_term_is_that_of_the_log_and_known_of_policies_without_clust
         *("selection.m=6", "experiment.rounds=5", "experiment.clock=virtual", "evaluation.every=1"),
     )
     asked = Request(find_reproduction("fig11"), ("pause", "fastest"), 1, "full", small, tmp_path)
-    term = replace(playing._cluster_term(asked.reproduction) or ClusterTerm(0, 0.0), clusters=3)
-    asked = replace(asked, overrides=(*small, "selection.pause.clusters=3"))
+    asked = replace(asked, overrides=(*small, "selection.pause.clusters=3", "selection.pause.delta_tau_s=0.5"))
     summary = reproduce(asked, OneByOne(InterruptedAt()), resume=False)
     run = read_run(tmp_path / "pause-seed1")
     logged_s = float(run.round_latency["cluster_penalty_s"].sum())
-    assert term.of_run(run) == pytest.approx(logged_s)
+    assert summary["series"]["pause"]["cluster_term_s"]["mean"] == pytest.approx(logged_s)
     assert logged_s > 0
+    assert ClusterTerm(dict.fromkeys(map(str, run.clients["client_id"]), 0), 0.5).of_run(run) == 0.5 * 5 * (6 - 1)
+    assert ClusterTerm({}, 0.5).of_run(run) == 0
     assert summary["series"]["fastest"]["cluster_term_s"]["mean"] >= 0
     assert "δ_τ term of eq. (22) (s)" in results_page([summary])
+
+
+def test_without_a_policy_under_r2_there_is_no_cluster_term(tmp_path: Path) -> None:
+    r1 = request("fig11", tmp_path, overrides=["selection.pause.reward=R1"])
+    assert playing._cluster_term([r1.experiment(series) for series in ("pause", "fastest")]) is None
+    assert playing._cluster_term([r1.experiment(series) for series in ("fastest", "sa-pause")]) is not None
 
 
 def test_a_reproduction_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:

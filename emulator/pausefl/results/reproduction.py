@@ -40,15 +40,18 @@ class ClusterTerm:
     """What the latency of a round grows by under reward R2, eq. (22): δ_τ for each chosen client beyond its cluster's
     first."""
 
-    clusters: int
-    """R."""
+    clusters: int | Mapping[str, int]
+    """R, or the cluster of each client by id."""
     delta_tau_s: float
 
     def of_run(self, run: RunData) -> float:
         """Over all rounds, in seconds; of runs too whose policy knows no clusters."""
-        seed = run.summary["seed"]
-        # As `pausefl_server.selection.clusters.cluster_of` draws them.
-        cluster = {c: stable_hash(seed, "tie", c) % self.clusters for c in map(str, run.clients["client_id"])}
+        # As `pausefl_server.selection.clusters.cluster_of` has them.
+        seed, ids, clusters = run.summary["seed"], map(str, run.clients["client_id"]), self.clusters
+        if isinstance(clusters, int):
+            cluster = {c: stable_hash(seed, "tie", c) % clusters for c in ids}
+        else:
+            cluster = {c: clusters.get(c, -1 - alone) for alone, c in enumerate(ids)}
         sets = ([cluster[client_id] for client_id in record.chosen] for record in run.records)
         return self.delta_tau_s * sum(len(chosen) - len(set(chosen)) for chosen in sets)
 

@@ -22,7 +22,7 @@ from pausefl.campaigns.campaign import (
 )
 from pausefl.campaigns.reproduction.figure import draw_reproduction
 from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
-from pausefl.config.server_records import check_policies
+from pausefl.config.server_records import check_policies, selected_policy
 from pausefl.published import Reproduction
 from pausefl.report.style import save_pdf, save_png
 from pausefl.results.reading import RunData, has_diverged, read_run, read_summary
@@ -216,6 +216,7 @@ def _check_newcomers(reproduction: Reproduction, experiments: dict[str, Experime
 
 def _write(request: Request, runs: dict[str, list[RunData]]) -> dict[str, Any]:
     reproduction, first = request.reproduction, next(iter(runs.values()))[0]
+    experiments = [request.experiment(series) for series in request.series]
     private = next((of_series[0] for of_series in runs.values() if of_series[0].privacy), first)
     start: dict[str, str] = next(iter(first.summary.get("starts", [])), {})
     summary = {
@@ -227,14 +228,14 @@ def _write(request: Request, runs: dict[str, list[RunData]]) -> dict[str, Any]:
         "command": request.command,
         "scale": request.scale,
         "left_out": left_out(request),
-        "settings": _settings([request.experiment(series) for series in request.series]),
+        "settings": _settings(experiments),
         "started": start.get("started", ""),
         "software": " ".join(start.get(name, "") for name in ("version", "commit")).strip(),
         "hardware": hardware(),
         "privacy_unit": private.summary["privacy_unit"],
         "epsilon_budget": private.summary["epsilon_budget"] if private.privacy else None,
         "published": {name: values.model_dump(mode="json") for name, values in reproduction.published.items()},
-        **summarise_series(runs, _cluster_term(reproduction)),
+        **summarise_series(runs, _cluster_term(experiments)),
     }
     write_durably(request.folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     figure = draw_reproduction(summary)
@@ -266,11 +267,11 @@ def _most_chosen(experiment: Experiment) -> int:
     return experiment.clients.count if experiment.selection.policy == "all" else experiment.selection.m
 
 
-def _cluster_term(reproduction: Reproduction) -> ClusterTerm | None:
-    settings = reproduction.overrides
-    if settings.get("selection.pause.reward") != "R2":
-        return None
-    return ClusterTerm(settings["selection.pause.clusters"], settings["selection.pause.delta_tau_s"])
+def _cluster_term(experiments: Sequence[Experiment]) -> ClusterTerm | None:
+    """That of the first policy that is played under R2; None where none is."""
+    policies = (selected_policy(experiment.selection) for experiment in experiments)
+    under_r2: Any = next((policy for policy in policies if getattr(policy, "reward", "R1") == "R2"), None)
+    return None if under_r2 is None else ClusterTerm(under_r2.clusters, under_r2.delta_tau_s)
 
 
 def hardware() -> str:
