@@ -32,11 +32,11 @@ from pausefl_process.log_file import write_output_to
 from pausefl_process.resources import allow_many_files
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, Manifest, TensorSpec, unpack
+from pausefl_proto.wire import MOST_ROUNDS, PROTOCOL_VERSION, Manifest, TensorSpec, unpack
 
 _MODEL_BYTES = 4_000
 _OVERRIDES = (
-    "experiment.rounds=100000000",
+    f"experiment.rounds={MOST_ROUNDS}",
     "clients.groups.honest.count=30",
     "clients.minimum=30",
     "selection.m=5",

@@ -21,6 +21,7 @@ from pausefl.bench.runs import BARE, play
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import MetricsServed, ProgressEvent, RoundCommitted
+from pausefl_proto.wire import MOST_ROUNDS
 from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store
 
@@ -61,7 +62,7 @@ def _apart(overrides: list[str], runs: int, case: str) -> dict[str, Any]:
 
 def _alternate(overrides: list[str], n_blocks: int) -> list[dict[str, Any]]:
     """Durations of the rounds of one run, by block and by who watched."""
-    never = "experiment.rounds=100000000"
+    never = f"experiment.rounds={MOST_ROUNDS}"
     experiment = parse_experiment(BARE, [*overrides, "metrics.enabled=true", "metrics.page=on", never])
     audience = _Audience(n_blocks)
     with tempfile.TemporaryDirectory(prefix="pausefl-bench-") as folder:
