@@ -1,12 +1,22 @@
 """Jobs that a client may have charged although it never says so: the bound on its releases counts them."""
 
-import pytest
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.tally import RunTally
-from pausefl_server.records import LogEvent
-from pausefl_server.rounds.messages import JobDropped, Lost, Refusal, Update
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import EventKind, LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.rounds.messages import JobDropped, Lost, Pinged, Refusal, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.selection.policies.everyone import All
+from pausefl_server.state import replay
+from pausefl_server.storage.store import Store
 from rigs.coordinator import BUDGET, CoordinatorRig, FakePeer, MakeRig
 
 
@@ -70,3 +80,176 @@ def test_a_job_is_owed_once_however_often_its_client_returns() -> None:
     assert pending.waiting() == (joined, other, owed)
     pending.add(LogEvent("unsettled", "b", "may have released for round 2"))
     assert len(pending.waiting()) == 4
+
+
+# --- what a client says of one job does not settle another
+
+
+async def test_a_late_update_settles_its_own_job_alone(rig: MakeRig) -> None:
+    """It comes while the next job is out, which its client charges as well."""
+    async with rig(All(2), rounds=3, quorum=0.5).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
+        for peer in (a, b):
+            await peer.next_job()
+        await a.answer(1)
+        for t in (2, 3):
+            for peer in (a, b):
+                await peer.next_job()
+            await b.answer(t - 1)
+            await a.answer(t)
+        b.release()
+        await r.played()
+        assert r.spent("b")[0] == 12
+        assert most_releases(r) == b.released == 13
+
+
+async def test_a_hello_within_a_round_does_not_settle_the_rounds_job(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=1, round_timeout_s=0.5).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
+        for peer in (a, b):
+            await peer.next_job()
+        await r.lose(b)
+        back = await r.join("b", manual=True, released=10)
+        await back.next_job()
+        back.release()
+        await a.answer(1)
+        await r.played()
+        assert most_releases(r) == back.released == 11
+
+
+async def test_a_later_hello_settles_what_was_owed_before_it(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=2, round_timeout_s=0.5).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
+        for peer in (a, b):
+            await peer.next_job()
+        await r.lose(b)
+        back = await r.join("b", manual=True, released=10)
+        await back.next_job()
+        await a.answer(1)
+        await a.next_job()
+        await back.answer(1)
+        await back.next_job()
+        await r.lose(back)
+        again = await r.join("b", manual=True, released=11)
+        await again.next_job()
+        await again.answer(2)
+        await a.answer(2)
+        await r.played()
+        assert r.spent("b")[0] == most_releases(r) == again.released == 12
+
+
+async def test_a_client_given_up_before_the_run_is_stopped_may_have_charged(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=5, rejoin_timeout_s=0.0, round_timeout_s=30.0).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
+        for peer in (a, b):
+            await peer.next_job()
+        b.release()
+        b.stop()
+        lost = Lost(b, "its connection broke", may_return=False)
+        for message in (lost, Pinged("a", 0.1), Shutdown("stopped by SIGTERM")):
+            await r.coordinator.ask(message)
+        await a.answer(1)
+        await r.played()
+        assert most_releases(r) == b.released == 11
+
+
+@pytest.mark.parametrize("answer_first", [True, False])
+async def test_a_client_that_is_not_waited_for_as_the_run_is_stopped_may_have_charged(
+    rig: MakeRig, answer_first: bool
+) -> None:
+    async with rig(All(2), rounds=5, quorum=0.5).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
+        for peer in (a, b):
+            await peer.next_job()
+        b.release()
+        messages: list[Update | Shutdown] = [a.update(1, a.release()), Shutdown("stopped by SIGTERM")]
+        for message in messages if answer_first else reversed(messages):
+            r.coordinator.offer(message)
+        await r.played()
+        assert most_releases(r) == b.released == 11
+
+
+KINDS = st.sampled_from(["joined", "left", "reconciled", "unsettled", "withdrawn"])
+
+
+@given(st.lists(st.tuples(KINDS, st.sampled_from("ab"), st.integers(0, 2)), max_size=20), st.integers(0, 3))
+def test_merged_events_settle_what_they_would_settle_one_by_one(
+    kinds: list[tuple[EventKind, str, int]], missed: int
+) -> None:
+    released = Counter[str]()
+    events = []
+    for number, (kind, client_id, more) in enumerate(kinds):
+        released[client_id] += more
+        events.append(LogEvent(kind, client_id, f"event {number}", released=released[client_id]))
+    table = ClientTable(seed=1)
+    table.apply_events([LogEvent("joined", c, n_examples=1) for c in "ab"], 1)
+    table.apply_events(events, 2)
+
+    def bound(told: Sequence[LogEvent]) -> int:
+        jobs = UnansweredJobs()
+        jobs.settle([LogEvent("unsettled", "b")] * missed)
+        jobs.settle(told)
+        return jobs.releases_at_most(table, BUDGET)
+
+    assert bound(PendingEvents(events).waiting()) == bound(events)
+
+
+# --- servers that are killed, or go back
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_client_may_have_charged_the_job_it_had_when_the_server_was_killed(
+    tmp_path: Path, comes_back: bool
+) -> None:
+    async with CoordinatorRig(tmp_path, rounds=3).running() as killed:
+        a, b = await killed.join("a", manual=True), await killed.join("b", manual=True, released=10)
+        for peer in (a, b):
+            await peer.next_job()
+            await peer.answer(1)
+        for peer in (a, b):
+            await peer.next_job()
+        b.release()
+    for _ in range(2):  # and nothing more, however often the run is begun again
+        async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
+            if r.coordinator.state.round < 2:
+                again = await r.join("a", manual=True, released=a.released)
+                await again.next_job()
+                if comes_back:
+                    await r.join("b", manual=True, released=b.released)
+                await again.answer(2)
+            await r.played()
+            assert r.spent("b")[0] == (12 if comes_back else 11)
+            assert most_releases(r) == b.released == 12
+
+
+async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp_path: Path) -> None:
+    for rounds in (2, 2):
+        async with CoordinatorRig(tmp_path, rounds=rounds).running() as r:
+            if r.coordinator.state.round < rounds:
+                for client_id in "ab":
+                    await r.join(client_id)
+            await r.played()
+            assert most_releases(r) == 2
+
+
+def test_rounds_taken_back_keep_what_their_misses_may_have_cost(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    joined = LogEvent("joined", "a", n_examples=10), LogEvent("joined", "b", n_examples=10, released=10)
+    for t in (1, 2, 3):
+        release = BUDGET.epsilon(t), BUDGET.spent(t)
+        observations = (Observation("a", Timing(1.0), 1.0, 10, t, *release),)
+        misses = (Miss("b", "timeout", 1.0, 1.0),)
+        events = joined if t == 1 else ()
+        store.commit_round(RoundRecord(t, 1, ("a", "b"), None, observations, events, 1.0, 1.0, 0.0, "", misses=misses))
+
+    def most() -> int:
+        state = replay(All(2), 1, store.rounds())
+        state.before_round(state.round + 1, store.late_events())
+        tally = RunTally.of(store.log(), late_events=store.late_events())
+        return tally.unanswered.releases_at_most(state.table, BUDGET)
+
+    assert most() == 13
+    for back_to in (2, 1):
+        store.go_back_to(back_to)
+        assert most() == 13
+    store.close()

@@ -14,6 +14,8 @@ Signal = Literal["round_trip", "communication"]
 MissKind = Literal["timeout", "lost", "refused", "rejected", "unneeded"]
 """No answer by the deadline; the stream broke and did not come back in time; no update, as the client said; an update
 that was not accepted; not waited for, as enough others had answered."""
+STILL_AT_WORK: tuple[MissKind, ...] = ("timeout", "lost", "unneeded")
+"""After these the client may still release."""
 EventKind = Literal[
     "joined",
     "left",
@@ -152,6 +154,12 @@ class LogEvent:
     """With "joined" and "reconciled": the ε the client says it has spent."""
     released: int = 0
     """With "joined" and "reconciled": the private releases the client counts."""
+
+
+def unsettled(client_id: str, round: int, attempt: int) -> LogEvent:
+    """What the log is to know of a client that may charge a job of which it says no more."""
+    which = f"round {round}" if attempt == 1 else f"attempt {attempt} at round {round}"
+    return LogEvent("unsettled", client_id, f"may have released for {which}")
 
 
 ACCURACY = "accuracy"

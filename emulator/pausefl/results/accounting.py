@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pausefl_proto.budget import Budget
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import LogEvent, RoundRecord
+from pausefl_server.records import STILL_AT_WORK, LogEvent, RoundRecord
 
 # The loss distribution of all releases together stands on so many points.
 _POINTS = 20_000
@@ -48,29 +48,35 @@ def tighter_epsilon(budget: Budget, unit: PrivacyUnit, participations: int, delt
 class UnansweredJobs:
     """How many jobs each client may have charged a release for that the server's ledger does not count.
 
-    A client charges a release before it sends it. One that did not answer a job, and has not been heard of since, may
-    have charged one more for each such job.
+    A client charges a release before it sends it. One that did not answer a job may have charged one more for each such
+    job, until it answers a later one or says hello with its ledger.
     """
 
     def __init__(self) -> None:
         self._jobs: Counter[str] = Counter()  # by client
+        self._known: Counter[str] = Counter()  # the most releases that each client has told of
 
     def add(self, attempt: RoundRecord) -> None:
         """Count an attempt at a round, which follows those that were counted before."""
         self.settle(attempt.events)
         for observation in attempt.observations:
             del self._jobs[observation.client_id]
-        self._jobs.update(miss.client_id for miss in attempt.misses if miss.kind in ("timeout", "lost", "unneeded"))
+            self._newly_known(observation.client_id, observation.participation)
+        self._jobs.update(miss.client_id for miss in attempt.misses if miss.kind in STILL_AT_WORK)
 
     def settle(self, events: Iterable[LogEvent]) -> None:
         """Take what clients said since."""
         for event in events:
-            if event.kind in ("joined", "reconciled"):
-                del self._jobs[event.client_id]
-            elif event.kind == "withdrawn" and self._jobs[event.client_id] > 0:
-                self._jobs[event.client_id] -= 1
+            client_id = event.client_id
+            told = self._newly_known(client_id, event.released) if event.kind in ("joined", "reconciled") else 0
+            if event.kind == "joined":
+                del self._jobs[client_id]
+            elif event.kind == "reconciled":  # the answer to any of its jobs, not to its last one alone
+                self._jobs[client_id] = max(0, self._jobs[client_id] - told)
+            elif event.kind == "withdrawn" and self._jobs[client_id] > 0:
+                self._jobs[client_id] -= 1
             elif event.kind == "unsettled":
-                self._jobs[event.client_id] += 1
+                self._jobs[client_id] += 1
 
     def releases_at_most(self, table: ClientTable, budget: Budget) -> int:
         """The most releases that any client can have charged, as far as its budget allows."""
@@ -80,3 +86,9 @@ class UnansweredJobs:
             affordable = next((n for n in range(jobs, 0, -1) if budget.affords(released + n)), 0)
             most = max(most, released + affordable)
         return most
+
+    def _newly_known(self, client_id: str, released: int) -> int:
+        """Take a client's count of its releases; returns how many of them were not known of."""
+        more = max(0, released - self._known[client_id])
+        self._known[client_id] += more
+        return more

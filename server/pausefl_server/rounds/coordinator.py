@@ -13,7 +13,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Vector
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import Ping
-from pausefl_server.records import EventKind, LogEvent, RoundRecord
+from pausefl_server.records import EventKind, LogEvent, RoundRecord, unsettled
 from pausefl_server.release_checks import check_release, is_plausible
 from pausefl_server.rounds.aggregation import aggregate
 from pausefl_server.rounds.budget_exhaustion import budgets_end, too_few_left, used_up
@@ -22,7 +22,7 @@ from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import Acknowledge, JobDropped, Lost, Pinged, Refusal, Register, Shutdown, Update
-from pausefl_server.rounds.observing import observe, reconciled, unsettled
+from pausefl_server.rounds.observing import observe, reconciled
 from pausefl_server.rounds.open_round import OpenRound
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop
@@ -153,6 +153,7 @@ class Coordinator(Actor[_Message]):
             return
         self._open = None
         self._late.expect(open_round, self.state.table)
+        self._unlogged.events.add(*self._unlogged.events.not_settled_by(self._members.owed(open_round)))
         for client_id, miss in open_round.misses.items():
             if miss.kind in ("timeout", "unneeded"):
                 self._members.withdraw_job(client_id)
@@ -223,13 +224,12 @@ class Coordinator(Actor[_Message]):
 
         A client that is still at work may be charging: it is waited for a moment, then logged as unsettled.
         """
-        is_private = self._settings.budget is not None
-        until_s = self._now_s() + (_DRAIN_S if is_private else 0.0)
+        until_s = self._now_s() + (_DRAIN_S if self._settings.budget is not None else 0.0)
         while open_round.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
         self._open = None
-        owed = [unsettled(client_id, open_round.job.round) for client_id in open_round.due if is_private]
-        self._unlogged.events.put_back([*open_round.abandoned(), *self._unlogged.events.take(), *owed])
+        events = self._unlogged.events.take()
+        self._unlogged.events.put_back([*open_round.abandoned(), *events, *self._members.owed(open_round)])
 
     async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
         """Make the model and the round durable, then the run's state."""
@@ -341,7 +341,7 @@ class Coordinator(Actor[_Message]):
             self._members.offer(client_id, job)
         elif (withdrawn := self._members.withdraw_job(client_id)) is not None and self._settings.budget is not None:
             # It may still work on the job that it had when its stream broke, and charge it after this hello.
-            self._unlogged.events.add(unsettled(client_id, withdrawn.round))
+            self._unlogged.events.add(unsettled(client_id, withdrawn.round, withdrawn.attempt))
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:
@@ -392,7 +392,7 @@ class Coordinator(Actor[_Message]):
         await self._report_last_round()
         self._unlogged.events.add(*(update.dropped("the run ended") for update in self._late.hand_over()))
         number, events = self.state.round + 1, self._unlogged.events.take()
-        await self._store.ask(SaveLateEvents(number, events))
+        await self._store.ask(SaveLateEvents(number, events, is_end=True))
         self.state.before_round(number, events)
         self._observer.finished(self.state, self.stopped_because)
         self._members.dismiss_all(self.stopped_because)

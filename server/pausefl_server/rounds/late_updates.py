@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pausefl_proto.errors import WireError
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import LogEvent, MissKind
+from pausefl_server.records import STILL_AT_WORK, LogEvent
 from pausefl_server.rounds.aggregation import WeightedUpdate
 from pausefl_server.rounds.messages import Update
 from pausefl_server.rounds.observing import reconciled
 from pausefl_server.rounds.open_round import OpenRound
 
 _JobKey = tuple[str, int, int]  # client, round and attempt
-_STILL_AT_WORK: tuple[MissKind, ...] = ("timeout", "lost", "unneeded")
 # An update of a round before these is rejected.
 _REMEMBERED_ROUNDS = 64
 
@@ -62,7 +61,7 @@ class LateUpdates:
         job, weights = open_round.job, open_round.selection.weights
         self._weights = {key: w for key, w in self._weights.items() if key[1] > job.round - _REMEMBERED_ROUNDS}
         for i, client_id in enumerate(open_round.chosen):
-            if client_id in open_round.misses and open_round.misses[client_id].kind in _STILL_AT_WORK:
+            if client_id in open_round.misses and open_round.misses[client_id].kind in STILL_AT_WORK:
                 weight = table.n_examples[table.row_of[client_id]] if weights is None else weights[i]
                 key = client_id, job.round, job.attempt
                 self._weights[key] = self._weights.get(key, 0.0) + float(weight)  # twice where it was drawn twice

@@ -7,7 +7,7 @@ from pausefl_proto.errors import WireError
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import PingSchedule
-from pausefl_server.records import LogEvent
+from pausefl_server.records import STILL_AT_WORK, LogEvent, unsettled
 from pausefl_server.rounds.admission import check_hello, joined
 from pausefl_server.rounds.messages import (
     Acknowledge,
@@ -21,6 +21,7 @@ from pausefl_server.rounds.messages import (
     Update,
     Withdraw,
 )
+from pausefl_server.rounds.open_round import OpenRound
 from pausefl_server.settings import ServerSettings
 
 
@@ -103,6 +104,14 @@ class Membership:
         """Note that a job needs not be taken back."""
         if self._last_jobs.get(answer.client_id) == Withdraw(answer.round, answer.attempt):
             del self._last_jobs[answer.client_id]
+
+    def owed(self, open_round: OpenRound) -> list[LogEvent]:
+        """What the log is to know of the clients that may charge a round's job, and have not answered it."""
+        if self._settings.budget is None:
+            return []
+        silent = (c for c, miss in open_round.misses.items() if miss.kind in STILL_AT_WORK)
+        job = open_round.job.round, open_round.job.attempt
+        return [unsettled(c, *job) for c in (*open_round.due, *silent) if self._last_jobs.get(c) == Withdraw(*job)]
 
     def withdraw_job(self, client_id: str) -> Withdraw | None:
         """Take a connected client's last job back, if it has not answered it; returns which."""

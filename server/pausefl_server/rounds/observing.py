@@ -63,8 +63,3 @@ def reconciled(message: Update | Refusal) -> LogEvent:
         epsilon_spent=release.epsilon_spent,
         released=release.participation,
     )
-
-
-def unsettled(client_id: str, round: int) -> LogEvent:
-    """What the log is to know of a client that may charge a job of which it says no more."""
-    return LogEvent("unsettled", client_id, f"may have released for round {round}")

@@ -44,11 +44,18 @@ class PendingEvents:
         """Clients that have no budget left, as the log does not know yet."""
         return {client_id for kind, client_id in self._places if kind == "retired"}
 
+    def not_settled_by(self, owed: Iterable[LogEvent]) -> list[LogEvent]:
+        """Of what clients owe for the round that ends, what their hellos in it do not settle, though logged after it.
+
+        Such a client came back, and had the job again.
+        """
+        return [event for event in owed if ("joined", event.client_id) in self._places]
+
     def _add(self, event: LogEvent) -> None:
         key = event.kind, event.client_id
         if event.kind in _COMING_AND_GOING:
             self._add_coming_or_going(event)
-        elif event.kind in _MERGED and (place := self._places.get(key)) is not None:
+        elif event.kind in _MERGED and (place := self._place_to_merge(key)) is not None:
             self._merge(place, event)
         else:
             if event.kind == "unsettled" and self._repeats.get(key, ("", 0))[0] == event.detail:
@@ -60,6 +67,12 @@ class PendingEvents:
         self._places[event.kind, event.client_id] = self._next
         self._events[self._next] = event
         self._next += 1
+
+    def _place_to_merge(self, key: tuple[EventKind, str]) -> int | None:
+        """Where an earlier event stands; None where a ledger's correction would settle what was owed after that one."""
+        place, owed = self._places.get(key), self._places.get(("unsettled", key[1]))
+        overtakes = key[0] == "reconciled" and place is not None and owed is not None and place < owed
+        return None if overtakes else place
 
     def _merge(self, place: int, event: LogEvent) -> None:
         """A ledger is corrected upwards; of all else it matters how often it happened."""
@@ -79,6 +92,8 @@ class PendingEvents:
 
         A later coming stands in the place of an earlier one: events between the two may need the client's row.
         """
+        if event.kind == "joined":
+            self._settle(event.client_id)
         came, left = (self._places.get((kind, event.client_id)) for kind in _COMING_AND_GOING)
         if event.kind == "left" and left is not None and (came is None or came < left):
             self._events[left] = event
@@ -88,3 +103,13 @@ class PendingEvents:
                 del self._events[left], self._places["left", event.client_id]
         else:
             self._append(event)
+
+    def _settle(self, client_id: str) -> None:
+        """Forget what a client owed before it said hello with its ledger."""
+        if self._places.pop(("unsettled", client_id), None) is not None:
+            self._repeats.pop(("unsettled", client_id))
+            self._events = {
+                place: event
+                for place, event in self._events.items()
+                if (event.kind, event.client_id) != ("unsettled", client_id)
+            }

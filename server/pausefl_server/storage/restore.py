@@ -6,7 +6,7 @@ from itertools import chain
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.model.global_model import GlobalModel
-from pausefl_server.records import LogEvent, RoundRecord
+from pausefl_server.records import LogEvent, RoundRecord, unsettled
 from pausefl_server.selection.base import Policy
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, StartingPoint, replay
@@ -43,7 +43,7 @@ def restore(
     theta, optimizer_state = found
     if begun < last:
         say(cost(log, begun))
-        store.go_back_to(begun, optimizer_state)
+        store.go_back_to(begun, optimizer_state, is_private=settings.budget is not None)
     if begun == 0:
         checkpoint.save(0, theta_0)
         _agree_on(store, "initial_digest", digest(theta_0))
@@ -64,7 +64,7 @@ def restore(
     return StartingPoint(
         state,
         GlobalModel.start(theta, settings.optimizer, optimizer_state, model_size=settings.manifest.model_size),
-        (*late, *_departures(state, late), *lost),
+        (*late, *_departures(state, late), *_owed(state, late, store, settings), *lost),
         unevaluated={t: models.theta(t) for t in due if t not in evaluated},
         attempts=store.attempts(),
     )
@@ -160,10 +160,24 @@ def _events(log: RoundLog, store: Store) -> Iterator[LogEvent]:
 
 def _departures(state: RunState, late: list[LogEvent]) -> list[LogEvent]:
     """A departure for each client the log has as connected: none is connected to a server that has just started."""
+    return [LogEvent("left", client_id, "the server was restarted") for client_id in _connected(state, late)]
+
+
+def _connected(state: RunState, late: list[LogEvent]) -> list[str]:
     table = state.table
     connected = {table.ids[row] for row in table.connected.nonzero()[0]}
-    connected |= {event.client_id for event in late if event.kind == "joined"}
-    return [LogEvent("left", client_id, "the server was restarted") for client_id in sorted(connected)]
+    return sorted(connected | {event.client_id for event in late if event.kind == "joined"})
+
+
+def _owed(state: RunState, late: list[LogEvent], store: Store, settings: ServerSettings) -> list[LogEvent]:
+    """What the clients may have charged that had a job when the server was killed: the log does not tell which did."""
+    if settings.budget is None:
+        return []
+    was_killed = store.meta("has_ended") != "yes"
+    store.set_meta("has_ended", "no")
+    number = state.round + 1
+    attempt = store.attempts().get(number, 1)
+    return [unsettled(client_id, number, attempt) for client_id in _connected(state, late)] if was_killed else []
 
 
 def _lost_updates(events: Iterable[LogEvent]) -> list[LogEvent]:

@@ -13,7 +13,7 @@ from pausefl_process.files import sqlite_synchronous
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
-from pausefl_server.records import ACCURACY, Evaluation, LogEvent, RoundRecord
+from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, RoundRecord, unsettled
 from pausefl_server.storage.round_log import RoundLog, read_failed_attempts
 from pausefl_server.storage.rows import (
     EVENT_COLUMNS,
@@ -161,16 +161,17 @@ class Store:
         """The attempts so far at the round after the last committed one; no client answered them."""
         return read_failed_attempts(self._db)
 
-    def go_back_to(self, round: int, optimizer_state: Vector | None = None) -> None:
-        """Take back every round after this one. What its clients spent on them stays spent.
+    def go_back_to(self, round: int, optimizer_state: Vector | None = None, *, is_private: bool = True) -> None:
+        """Take back every round after this one. What its clients spent on them stays spent, or may have been.
 
         They are played again as other attempts: clients have answered these, and their bytes are gone.
-        `optimizer_state` is the server optimizer's after `round`, where it is not here.
+        `optimizer_state` is the server optimizer's after `round`, where it is not here. Unless the run `is_private`,
+        nothing was spent.
         """
         with self._transaction():
             later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
             for (taken_back,) in later.fetchall():
-                self._forget_round(taken_back)
+                self._forget_round(taken_back, is_private=is_private)
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(round, optimizer_state)
 
@@ -186,7 +187,7 @@ class Store:
         self._db.close()
         self._commit_count.close()
 
-    def _forget_round(self, round: int) -> None:
+    def _forget_round(self, round: int, *, is_private: bool) -> None:
         (attempt,) = self._db.execute(_SELECT_LAST_ATTEMPT, (round,)).fetchone()
         self._set_meta(f"attempt of round {round}", str(attempt + 1))
         spent = self._db.execute(
@@ -194,13 +195,23 @@ class Store:
             (round,),
         ).fetchall()
         corrections = [LogEvent("reconciled", c, "its round was taken back", 0, s, i) for c, s, i in spent]
-        events = [LogEvent(*e) for e in self._db.execute(_SELECT_EVENTS_OF_ROUND, (round,)).fetchall()]
+        told = self._told_in(round, attempt, is_private=is_private)
         self._db.execute("DELETE FROM events WHERE round = ?", (round,))
-        self._insert_events(round, 0, [*events, *corrections])
+        self._insert_events(round, 0, [*told, *corrections])
         for table in ("observations", "misses", "evaluations", "failed_attempts", "rounds"):
             self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
         self._seal_round(round)
         self._seal_evaluations(round)
+
+    def _told_in(self, round: int, last_attempt: int, *, is_private: bool) -> list[LogEvent]:
+        """What the log is to know of a round's attempts when they are taken back, but for its answers, in order."""
+        told = []
+        for attempt in (*range(1, last_attempt + 1), 0):  # 0: what no attempt knows of yet
+            events = self._db.execute(_SELECT_EVENTS_OF_ATTEMPT, (round, attempt))
+            told += [LogEvent(*event) for event in events.fetchall()]
+            missed = self._db.execute(_SELECT_STILL_AT_WORK, (round, attempt)).fetchall() if is_private else []
+            told += [unsettled(client_id, round, attempt) for (client_id,) in missed]
+        return told
 
     def _set_meta(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
@@ -278,4 +289,9 @@ _SELECT_LAST_ATTEMPT = (
     " (SELECT round, attempt FROM rounds UNION ALL SELECT round, attempt FROM failed_attempts)"
     " WHERE round = ?"
 )
-_SELECT_EVENTS_OF_ROUND = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? ORDER BY sequence"
+_SELECT_EVENTS_OF_ATTEMPT = (
+    f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? AND attempt = ? ORDER BY sequence"
+)
+_SELECT_STILL_AT_WORK = (
+    f"SELECT client_id FROM misses WHERE round = ? AND attempt = ? AND kind IN {STILL_AT_WORK} ORDER BY client_id"
+)

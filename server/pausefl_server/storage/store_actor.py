@@ -50,6 +50,8 @@ class SaveLateEvents:
 
     round: int
     events: tuple[LogEvent, ...]
+    is_end: bool = False
+    """Whether the server ends here: no job is out that the log does not tell of."""
 
 
 Write = CommitRound | SaveFailedAttempt | SaveEvaluations | SaveLateEvents
@@ -88,5 +90,7 @@ class StoreActor(Actor[Write]):
                 self._store.save_failed_attempt(record, pings, later_events)
             case SaveEvaluations(round_, evaluations):
                 self._store.save_evaluations(round_, evaluations)
-            case SaveLateEvents(round_, events):
+            case SaveLateEvents(round_, events, is_end):
                 self._store.save_late_events(round_, events)
+                if is_end:
+                    self._store.set_meta("has_ended", "yes")
