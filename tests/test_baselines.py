@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import LogEvent
+from pausefl_server.records import LogEvent, Miss
+from pausefl_server.selection.observed import PolicyObservation, PolicyRound
 from pausefl_server.selection.policies.clustered import Clustered
 from pausefl_server.selection.policies.fastest import Fastest
 from pausefl_server.selection.policies.oort import Oort, scaled_utility
@@ -146,3 +147,22 @@ def test_oort_prefers_useful_and_fast_clients() -> None:
     assert chosen() == {6}
     play.table.inverse_latency_sum[6:9] = 0.5
     assert chosen() == set(range(13)) - {6, 7, 8}
+
+
+def test_oorts_pacer_takes_a_round_and_its_failed_attempts_for_one() -> None:
+    policy, table = Oort(1, pacer_window=2, known_speeds=False), ClientTable(1, 0.05)
+    table.apply_events([LogEvent("joined", "a", n_examples=1)], 1)
+
+    def percentile(*gained: float | None) -> float:
+        """After rounds that gained so much; None: an attempt at the next one that failed."""
+        state, t = policy.start(), 1
+        for loss in gained:
+            answers = () if loss is None else (PolicyObservation("a", 1.0, 1, 0.0, 0.0, loss),)
+            misses = (Miss("a", "timeout", 1.0, 1.0),) if loss is None else ()
+            state = policy.observe(state, PolicyRound(t, ("a",), answers, misses), table)
+            t += loss is not None
+        return state.percentile
+
+    assert percentile(5.0, 5.0, 5.0, 5.0) == 50.0
+    assert percentile(5.0, 5.0, 5.0, None, None, None, 5.0) == 50.0
+    assert percentile(5.0, 5.0, 1.0, 1.0) == percentile(5.0, 5.0, 1.0, None, None, 1.0) == 60.0

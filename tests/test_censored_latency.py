@@ -71,6 +71,21 @@ def test_a_forgetful_mean_counts_misses_too(discount: float, window: int) -> Non
     assert mean_of(table, recent) == pytest.approx([0.5 * weight / (weight + 1)])
 
 
+@pytest.mark.parametrize(("discount", "window"), [(0.5, 0), (1.0, 2)])
+def test_a_forgetful_mean_forgets_by_rounds_and_not_by_attempts(discount: float, window: int) -> None:
+    table, recent = table_of("a", "b"), Recent.nothing()
+    attempts = [played(2, {}, {"b": 2.0})] * 3
+    for record in (played(1, {"a": 0.1}), *attempts, played(2, {"b": 0.1})):
+        table.apply_round(record)
+        recent = remember(recent, seen_by_policy(record), table, discount, window)
+    kept = 1.0 if window else 0.5
+    assert recent.weight.tolist() == [kept, 4.0]
+    assert mean_of(table, recent) == pytest.approx([0.5, 0.5 / 4])
+    record = played(3, {"b": 0.1})
+    recent = remember(recent, seen_by_policy(record), table, discount, window)
+    assert recent.weight.tolist() == ([0.0, 5.0] if window else [0.25, 3.0])
+
+
 def test_the_interval_encloses_the_uncensored_mean() -> None:
     """Whatever decides who is censored: here the slow exchanges, at deadlines that differ."""
     rng = np.random.default_rng(5)

@@ -20,6 +20,8 @@ class Recent:
     """Σ of weight/τ, in 1/s."""
     window: tuple[tuple[IntArray, FloatArray], ...] = ()
     """The last rounds' (rows, 1/τ), oldest first."""
+    round: int = 0
+    """The last of them, 0 for none."""
 
     @classmethod
     def nothing(cls) -> "Recent":
@@ -30,6 +32,7 @@ class Recent:
 def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: float, window: int) -> Recent:
     """Fold one round: earlier measurements lose the factor `discount`, those over `window` rounds old are dropped.
 
+    A further attempt at the same round adds its measurements to those before it, and nothing is forgotten.
     As in the client table, a miss counts as a reward of 0 and no reward exceeds 1.
     These are the discounted and the sliding-window UCB of Garivier and Moulines (ALT 2011) with τ_min/τ as reward.
     """
@@ -38,19 +41,24 @@ def remember(recent: Recent, record: PolicyRound, table: ClientTable, discount: 
     tau_min_s = table.effective_tau_min_s
     rewards = 1.0 / np.maximum([o.latency_s for o in record.observations], tau_min_s)
     rows, inverse_s = np.concatenate((answered, missed)), np.concatenate((rewards, np.zeros(len(missed))))
+    is_again = record.round == recent.round
     if window:
-        kept = (*recent.window, (rows, inverse_s))[-window:]
+        earlier = recent.window
+        if is_again:
+            earlier, (rows_before, before) = earlier[:-1], earlier[-1]
+            rows, inverse_s = np.concatenate((rows_before, rows)), np.concatenate((before, inverse_s))
+        kept = (*earlier, (rows, inverse_s))[-window:]
         rows, inverse_s = (np.concatenate(column) for column in zip(*kept, strict=True))
         weight, weighted = np.zeros(len(table)), np.zeros(len(table))
     else:
         kept = ()
         weight, weighted = (
-            discount * np.pad(column, (0, len(table) - len(column)))
+            (1.0 if is_again else discount) * np.pad(column, (0, len(table) - len(column)))
             for column in (recent.weight, recent.weighted_inverse_s)
         )
     np.add.at(weight, rows, 1.0)
     np.add.at(weighted, rows, inverse_s)
-    return Recent(weight, weighted, kept)
+    return Recent(weight, weighted, kept, record.round)
 
 
 def mean_and_count(context: Context, rows: IntArray, recent: Recent | None) -> tuple[FloatArray, FloatArray]:

@@ -1,7 +1,7 @@
 """Oort (Lai, Zhu, Madhyastha and Chowdhury, OSDI 2021): statistical utility, discounted for slow clients."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -26,6 +26,10 @@ class Pace:
     """The preferred round duration T, as a percentile of the clients' durations."""
     utilities: tuple[float, ...] = ()
     """Statistical utility gained in each of the last 2W rounds, oldest first."""
+    round: int = 0
+    """The last of them, 0 for none."""
+    percentile_before: float = 0.0
+    """`percentile` before that round."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +96,20 @@ class Oort(Policy):
         return Pace(np.empty(0, np.int64), self.pacer_percentile)
 
     def observe(self, state: Pace, record: PolicyRound, table: ClientTable) -> Pace:
-        """Note who took part; every W rounds, relax T if the utility gained has fallen (Oort, Algorithm 1)."""
+        """Note who took part; every W rounds, relax T if the utility gained has fallen (Oort, Algorithm 1).
+
+        Several attempts at a round are one round to the pacer, which thinks again after each of them.
+        """
         last_round = np.pad(state.last_round, (0, len(table) - len(state.last_round)))
         last_round[table.rows(record.chosen)] = record.round
         gained = sum(o.n_examples * o.loss for o in record.observations if o.loss is not None)
-        w = self.pacer_window
-        utilities = (*state.utilities, gained)[-2 * w :]
-        state = replace(state, last_round=last_round, utilities=utilities)
-        if record.round % w == 0 and len(utilities) == 2 * w and sum(utilities[:w]) > sum(utilities[w:]):
-            return replace(state, percentile=min(100.0, state.percentile + self.pacer_step))
-        return state
+        w, earlier, percentile = self.pacer_window, state.utilities, state.percentile
+        if record.round == state.round:
+            earlier, gained, percentile = earlier[:-1], earlier[-1] + gained, state.percentile_before
+        utilities = (*earlier, gained)[-2 * w :]
+        is_relaxed = record.round % w == 0 and len(utilities) == 2 * w and sum(utilities[:w]) > sum(utilities[w:])
+        relaxed = min(100.0, percentile + self.pacer_step) if is_relaxed else percentile
+        return Pace(last_round, relaxed, utilities, record.round, percentile)
 
     def select(self, state: Pace, context: Context) -> Selection:
         """ε m unseen clients by size and speed, the others by utility."""
