@@ -104,6 +104,12 @@ def test_states_of_rounds_taken_back_are_said_to_be_gone(tmp_path: Path, caplog:
     assert "the trainer's state before it is gone, the one after 8 is taken" in caplog.text
 
 
+def test_only_its_owner_may_read_what_a_trainer_remembers(tmp_path: Path, whole: dict[int, bytes]) -> None:
+    """It is computed from the data, and no noise was added to it."""
+    assert len(files := list((tmp_path / "whole").iterdir())) == 2
+    assert not any(file.stat().st_mode & 0o077 for file in files)
+
+
 def test_nothing_is_written_where_nothing_is_remembered(tmp_path: Path) -> None:
     states = TrainerStates(trainer("sgd"), tmp_path / "folder" / "a")
     states.keep(ReleaseKey("run", 1, 1, "model"))

@@ -17,19 +17,24 @@ _ROTATE_EVERY_S = 5.0
 def write_output_to(path: Path) -> None:
     """Send this process's standard output and error to a file that others append to as well.
 
-    From 64 MiB on the file is renamed to NAME.1, in place of an earlier one, and begun anew.
+    From 64 MiB on the file is renamed to NAME.1, in place of an earlier one, and begun anew. Only its owner may read
+    it: the text of an error may quote a client's data.
     """
     _redirect_output(path)
     threading.Thread(target=_rotate_for_ever, args=(path,), name="log-rotation", daemon=True).start()
 
 
 def _redirect_output(path: Path) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = _opened(path)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def _rotate_for_ever(path: Path) -> None:
@@ -41,7 +46,7 @@ def _rotate_for_ever(path: Path) -> None:
 
 def rotate_output(path: Path, most_bytes: int) -> None:
     """Rename the file this process writes to once it is full, or follow another process that has done so."""
-    with path.open("ab") as file:
+    with os.fdopen(_opened(path), "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         # Another process may have renamed it while this one waited for the lock, and then holds that of the new file.
         is_current = is_at(1, path)

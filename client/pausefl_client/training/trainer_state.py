@@ -30,7 +30,7 @@ class TrainerStates:
     """The states of one client's trainer after its last two trainings, in two files written in turn.
 
     Two, because a round that is played again, after a crash or because it was taken back, is trained again from the
-    state before it.
+    state before it. Only their owner may read them: they are computed from the data, without noise.
     """
 
     def __init__(self, trainer: Trainer, path: Path) -> None:
@@ -75,7 +75,7 @@ class TrainerStates:
     def _write(self, slot: int, content: bytes) -> None:
         data = hashlib.sha256(content).digest() + content
         self._paths[slot].parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._paths[slot], os.O_WRONLY | os.O_CREAT, 0o644)
+        file = os.open(self._paths[slot], os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             # In place: a torn file does not match its digest, and the other slot holds the state before.
             write_over(file, data)
