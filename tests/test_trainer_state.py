@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from pausefl.population.behaviours import Behaviour, BehaviourChain, StaleModel
 from pausefl_client.data.datasets import Examples
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_client.training.trainer_state import TrainerStates
+from pausefl_proto.errors import PauseflError
+from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector
+from rigs.session import SessionRig
 
 CPU = torch.device("cpu")
 
@@ -30,18 +34,19 @@ THETA: Vector = flatten(build_model("mlp", (64,), 10, 1))
 class Client:
     """A client's trainer and its states, which may be killed and started again at any time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, behaviour: Behaviour = Behaviour()) -> None:  # noqa: B008 - it cannot change
         self._path = folder / "client-000"
+        self._behaviour = behaviour
         self.start()
 
     def start(self) -> None:
-        self._trainer = trainer()
+        self._trainer = BehaviourChain([self._behaviour], seed=1, client_id="a").trainer(trainer())
         self._states = TrainerStates(self._trainer, self._path)
 
     def train(self, round: int, *, run_id: str = "run", attempt: int = 1, is_killed: bool = False) -> bytes:
         key = ReleaseKey(run_id, round, attempt, f"model {round}")
         self._states.recall(key)
-        update = self._trainer.train(THETA, round=round).update
+        update = self._trainer.train(THETA * np.float32(1 + 0.1 * round), round=round).update
         if not is_killed:
             self._states.keep(key)
         return update.tobytes()
@@ -71,6 +76,30 @@ def test_a_round_trained_again_gives_the_same_update(tmp_path: Path, whole: dict
         client.start()
         assert client.train(round_) == update
         assert client.train(round_, attempt=2) == update
+
+
+@pytest.mark.parametrize("participations", [1, 2])
+def test_a_client_whose_models_are_stale_keeps_them(participations: int, tmp_path: Path) -> None:
+    living, restarted = (Client(tmp_path / name, StaleModel(participations)) for name in ("a", "b"))
+    for round_ in (1, 2, 4, 5, 6):
+        restarted.train(round_, is_killed=True)
+        restarted.start()
+        assert restarted.train(round_) == living.train(round_)
+        restarted.start()
+
+
+@pytest.mark.parametrize("error", [PauseflError("dropped out"), ValueError("a bug")])
+async def test_a_training_that_fails_leaves_the_trainer_as_it_was(error: Exception, tmp_path: Path) -> None:
+    """As after a restart, which knows nothing of it."""
+    rig = SessionRig()
+    rig.keep_states(tmp_path / "client-007")
+    rig.trainer.fails_in = {1: error, 3: error}
+    async with rig.running():
+        stream = await rig.server.welcome()
+        for t in (1, 2, 3, 4):
+            stream.give_job(rig.model, t)
+            assert (await stream.heard()).result.status == (pb.STATUS_OK if t in {2, 4} else pb.STATUS_FAILED)
+    assert rig.trainer.rounds == [2, 4]
 
 
 def test_a_torn_state_is_not_taken_for_a_whole_one(tmp_path: Path, whole: dict[int, bytes]) -> None:

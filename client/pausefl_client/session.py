@@ -309,8 +309,6 @@ class ClientSession:
         if self._states is not None:
             self._states.recall(key)
         outcome = self._train(theta, download, key)
-        if self._states is not None:
-            self._states.keep(key)  # before the release: one that is sent again after a crash is not trained again
         trained_s = self._host.clock()
         released = self._releaser.release(outcome.update, key)
         loss = outcome.loss if self._settings.discloses_loss else None
@@ -319,13 +317,15 @@ class ClientSession:
         )
 
     def _train(self, theta: Vector, download: Download, key: ReleaseKey) -> TrainingOutcome:
-        """Train, or be as before where the job is withdrawn meanwhile. From here on it is paid for and sent."""
+        """Train, or be as before where that is withdrawn or fails. From here on it is paid for and sent."""
         try:
             with withdrawable(download.withdrawn.is_set):
                 stop_if_withdrawn()
                 outcome = self._trainer.train(theta, round=key.round)
                 stop_if_withdrawn()
-        except Withdrawn:
+            if self._states is not None:
+                self._states.keep(key)  # before the release: one that is sent again after a crash is not trained again
+        except BaseException:  # what a training that failed has learned, a restart would not know either
             if self._states is not None:
                 self._states.undo()
             raise

@@ -20,6 +20,7 @@ from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
 from pausefl_client.session_settings import ClientSettings, HostResources
 from pausefl_client.training.trainer import TrainingOutcome
+from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -85,10 +86,10 @@ class FakeTrainer:
         return TrainingOutcome(update, loss=0.25)
 
     def state(self) -> bytes:
-        return b""
+        return bytes(self.rounds)
 
     def restore(self, state: bytes) -> None:
-        assert not state
+        self.rounds = list(state)
 
 
 class ServerEnd(FakeStream):
@@ -190,6 +191,10 @@ class SessionRig:
             self.server.connect,
             HostResources(executor or InlineExecutor(self.clock), self.clock, observe=self.observed.append),
         )
+
+    def keep_states(self, path: Path) -> None:
+        """Let the trainer's states lie there, from now on."""
+        self.session._states = TrainerStates(self.trainer, path)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["asyncio.Task[str]"]:

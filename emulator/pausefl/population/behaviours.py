@@ -22,6 +22,8 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector
 
+_LENGTH_BYTES = 8
+
 Draw = Callable[[int], np.random.Generator]
 """round -> this client's generator for it; round 0 is before any."""
 
@@ -302,11 +304,25 @@ class _ChangedUpdates(WrappedTrainer):
 class _Stale(WrappedTrainer):
     def __init__(self, trainer: Trainer, participations: int) -> None:
         super().__init__(trainer)
+        self._participations = participations
         self._models: deque[Vector] = deque(maxlen=participations + 1)
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
         self._models.append(theta)
         return super().train(self._models[0], round=round)
+
+    def state(self) -> bytes:
+        """The wrapped trainer's, its length before it, and the models behind it that later rounds need."""
+        if not self._models:
+            return b""
+        inner, models = super().state(), list(self._models)[-self._participations :]
+        return b"".join((len(inner).to_bytes(_LENGTH_BYTES, "little"), inner, *(model.tobytes() for model in models)))
+
+    def restore(self, state: bytes) -> None:
+        start = _LENGTH_BYTES + int.from_bytes(state[:_LENGTH_BYTES], "little")
+        super().restore(state[_LENGTH_BYTES:start])
+        models = np.frombuffer(state[start:], np.float32).reshape(-1, self.manifest.size)
+        self._models = deque(models.copy(), self._models.maxlen)
 
 
 class _Slow(WrappedTrainer):
