@@ -12,6 +12,9 @@ import pytest
 from pausefl.cli import main
 from pausefl.config.toml_source import preset_names
 from pausefl.registries import REGISTRIES
+from pausefl.results.summary import summary_table
+from pausefl.terminal_table import plain_console
+from test_report import summary
 
 PAUSEFL = [sys.executable, "-m", "pausefl"]
 TINY = """
@@ -116,6 +119,15 @@ def test_what_validate_prints_is_the_same_experiment(tmp_path: Path, capsys: pyt
         (["client", "--server", "h:1", "--slot", "0"], 2, "--slot: needs CONFIG"),
         (["client", "demo", "--own", "a.toml", "--server", "h:1", "--client-id", "a"], 2, "--own: goes without CONFIG"),
         (["server", "demo", *NETEM], 2, 'latency.injection = "netem": goes with pausefl run'),
+        (["run", "--resume", "r", "--virtual"], 2, "--virtual: cannot go with --resume"),
+        (["run", "--resume", "r", "--run-dir", "other"], 2, "--run-dir: cannot go with --resume"),
+        (["compare", "--resume", "c", "--jobs", "2", "--seeds=1"], 2, "--seeds: cannot go with --resume"),
+        (["compare", "--resume", "c", "--polic", "all"], 2, "--policies: cannot go with --resume"),
+        (["compare", "--runs", "a", "b", "--set", "a.b=1"], 2, "--set: cannot go with --runs"),
+        (["compare", "demo", "--policies", "all", "--labels", "a"], 2, "--labels a: goes with --runs"),
+        (["sweep", "--resume", "s", "--set", "selection.m=1"], 2, "--set: cannot go with --resume"),
+        (["tune", "--resume", "t", "--trials", "50"], 2, "only --real-seeds can"),
+        (["audit", ".", "--set", "privacy.eta=9"], 2, "--set: cannot go with RUN_DIR"),
     ],
 )
 def test_bad_input_is_said_in_one_line(
@@ -149,6 +161,25 @@ def test_a_simulation_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "out/simulation.png").stat().st_size > 0
     main(["simulate", "demo", "--rounds", "20", "--set", "selection.policy=all", "--run-dir", str(tmp_path / "all")])
     assert "regret undefined" in capsys.readouterr().out
+
+
+def test_paths_are_printed_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run_dir in ("r[alpha]/:x:", "r[/alpha]"):
+        main(["simulate", "demo", "--rounds", "20", "--run-dir", run_dir])
+        assert f"figure: {run_dir}/simulation.png\n" in capsys.readouterr().out
+
+
+def test_a_summary_shows_what_failed_as_it_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "no file [/data/x]"
+    plain_console().print(
+        summary_table(
+            summary(data=None, final_accuracy=None, stopped_because=said, failures=[{"jobs": 2, "reason": said}])
+        )
+    )
+    assert capsys.readouterr().out.count(said) == 2
 
 
 @pytest.mark.end_to_end

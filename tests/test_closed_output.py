@@ -40,3 +40,23 @@ def test_output_that_no_process_reads_is_no_traceback() -> None:
     finally:
         os.close(theirs)
     assert (done.returncode, done.stderr) == (FAILED, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["validate", "demo"], ["validate", "--list"]])
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*PAUSEFL, *arguments], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == FAILED
+    assert done.stderr == b"pausefl: its output or a connection failed (No space left on device)\n"
+
+
+def test_what_the_encoding_of_the_output_lacks_is_escaped(tmp_path: Path) -> None:
+    config = synthetic(tmp_path, rounds=2)
+    done = subprocess.run(
+        [*PAUSEFL, "run", config, "--virtual", "--run-dir", tmp_path / "run"],
+        capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u03b5" in done.stdout
+    assert (tmp_path / "run/report.html").exists()

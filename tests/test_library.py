@@ -3,6 +3,7 @@
 import csv
 import importlib.metadata
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,6 +78,10 @@ def test_what_is_no_run_or_no_table_is_refused_in_one_line(run: pausefl.Run, tmp
         run.model("best_model")
     with pytest.raises(pausefl.ConfigError, match=r"experiment\.round"):
         pausefl.load("demo", {"experiment.round": 3})
+    shutil.copytree(run.path, tmp_path / "half")
+    (tmp_path / "half/summary.json").write_text('{"rounds": ')
+    with pytest.raises(pausefl.ConfigError, match=r"summary\.json: not JSON"):
+        _ = pausefl.open(tmp_path / "half").summary
 
 
 def test_a_script_needs_no_guard_and_a_running_loop_is_no_obstacle(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pausefl.audit.ledgers import check_ledgers
 from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime import run_dir as run_dir_module
-from pausefl.runtime.run_dir import made_run_dir, stored_experiment
+from pausefl.runtime.run_dir import made_run_dir, new_run_dir, stored_experiment
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
 from rigs.command import query
@@ -262,6 +262,22 @@ def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path, changes: dict[str
     other = parse_experiment(SYNTHETIC.format(**{"rounds": 3, "train_s": 0.0, **changes}))
     with pytest.raises(ConfigError, match=message), made_run_dir(other, tmp_path / "run", resume=True):
         pass
+
+
+def test_commands_that_start_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-120000")
+    folders = [new_run_dir("demo", None) for _ in range(3)]
+    assert [folder.name.removeprefix("demo-20260101-120000") for folder in folders] == ["", "-2", "-3"]
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_a_command_that_is_refused_leaves_no_default_folder(tmp_path: Path) -> None:
+    arguments = ["compare", "demo", "--policies", "paus"]
+    assert subprocess.run([*PAUSEFL, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, check=False).returncode == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -72,6 +72,11 @@ def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
         parse_grid([setting])
 
 
+def test_a_key_that_is_set_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"selection\.m is set twice; list all its values in one --set$"):
+        parse_grid(["selection.m=1", "selection.m=2"])
+
+
 @pytest.mark.parametrize("values", [[1, 10, 1], [1, 1.0]])
 def test_a_value_that_stands_twice_is_refused(values: list[float], tmp_path: Path) -> None:
     with pytest.raises(
@@ -104,6 +109,10 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
     assert len(resume_sweep(folder, OneByOne(again)).rows) == 2
     assert again.titles == ["m=2-seed1 (2 of 2)"]
     assert is_finished(lost)
+    report = lost / "report.html"
+    report.unlink()  # as an interrupt leaves it that comes while it is drawn
+    resume_sweep(folder, OneByOne(Quiet()))
+    assert report.exists()
 
     written = (folder / "sweep.csv").read_bytes()
     for path in (folder / "sweep.csv", folder / "sweep.png", lost / "report.html"):

@@ -24,6 +24,7 @@ from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, pa
 from pausefl.campaigns.tuning.study import SearchResult, TrialResult, dominates, tried
 from pausefl.config.experiment import parse_experiment
 from pausefl.exit_status import RunInterrupted
+from pausefl_process.files import locked
 from pausefl_proto.errors import ConfigError, PauseflError
 from rigs.command import run
 
@@ -191,6 +192,19 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, monkeypa
     assert [trial.point for trial in tuning.tried.trials][:3] == done
     assert len(tuning.tried.trials) + tuning.tried.pruned == 5
     assert len({repr(trial.point) for trial in tuning.tried.trials}) == len(tuning.tried.trials), "none is drawn again"
+
+
+def test_a_search_that_another_process_plays_is_refused(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock", "held"), pytest.raises(ConfigError, match="another process is using it"):
+        tune_experiment(plan(trials=1), tmp_path, Console(quiet=True))
+
+
+def test_a_search_that_was_killed_while_it_wrote_its_journal_goes_on(tmp_path: Path) -> None:
+    asked = plan(trials=2)
+    first = tune_experiment(asked, tmp_path, Console(quiet=True))
+    journal = tmp_path / study_module.STUDY
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "worker_')
+    assert tune_experiment(asked, tmp_path, Console(quiet=True)).tried == first.tried
 
 
 def test_short_rounds_that_teach_nothing_do_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -30,14 +31,26 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what the arguments say; without any, the process's own. SystemExit with one line where they are wrong."""
+    """Return what the arguments say; without any, the process's own. SystemExit with one line where they are wrong.
+
+    `typed` in it names the options that were typed, as opposed to those at their defaults.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
     options, unknown = parser.parse_known_args(arguments)
+    options.typed = _typed(options.parser, arguments)
     if unknown:
         sub: argparse.ArgumentParser = options.parser
         close = difflib.get_close_matches(unknown[0], re.findall(r"--[a-z-]+", sub.format_help()), 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         sub.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return options
+
+
+def _typed(sub: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
+    """The whole names of a subcommand's long options among its arguments, where they may be cut short."""
+    known = dict.fromkeys(re.findall(r"--[a-z-]+", sub.format_help()))
+    words = [word.partition("=")[0] for word in arguments if len(word) > 2 and word.startswith("--")]
+    return [word if word in known else next((k for k in known if k.startswith(word)), word) for word in words]
 
 
 def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.text import Text
 
 from pausefl import commands
 from pausefl.arguments import make_parser, parse
+from pausefl.commands import refuse_beside
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, own_document
 from pausefl.config.validation import check_address, refuse_virtual
 from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command, while_output_is_read
+from pausefl.terminal_table import plain_console
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.events import MetricsServed
 from pausefl_process.logs import ask_for, set_up_log
@@ -94,8 +97,7 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError("pausefl run: needs either CONFIG or --resume RUN_DIR")
     if options.resume:
         run_dir = Path(options.resume)
-        if options.overrides:
-            raise ConfigError("--set: a resumed run goes on as it was begun; --rounds N plays on to round N")
+        refuse_beside(options, "--resume", "--rounds", "--back-to", "--json", "--log-json", "--quiet", "--verbose")
         experiment = stored_experiment(run_dir)
         if options.rounds is not None:
             experiment = with_rounds(experiment, _at_least_1("--rounds", options.rounds))
@@ -105,7 +107,7 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--rounds {options.rounds}: goes with --resume; a new run takes --set experiment.rounds=N")
     else:
         experiment, run_dir = _load(options), new_run_dir(_name(options), options.run_dir)
-    console, back_to = Console(stderr=options.json), _back_to(options)
+    console, back_to = plain_console(stderr=options.json), _back_to(options)
     title = f"{experiment.selection.policy} on {experiment.workload.dataset}"
     try:
         with JsonView() if options.json else make_view(console, title) as view:
@@ -130,18 +132,22 @@ def _compare(options: argparse.Namespace) -> None:
     from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
     from pausefl.runtime.run_dir import new_run_dir
 
-    console = Console()
+    console = plain_console()
     if sum(given is not None for given in (options.config, options.runs, options.resume)) != 1:
         raise ConfigError("pausefl compare: needs one of CONFIG with --policies, --runs, or --resume")
     if options.resume:
+        refuse_beside(options, "--resume", "--jobs")
         folder = Path(options.resume)
         comparison = resume_comparison(folder, _player(options.jobs, console))
     elif options.runs:
+        refuse_beside(options, "--runs", "--labels", "--run-dir")
         run_dirs = [Path(run_dir) for run_dir in options.runs]
-        labels = _names(options.labels) if options.labels else [run_dir.name for run_dir in run_dirs]
+        labels = _names(options.labels) if options.labels else [run_dir.absolute().name for run_dir in run_dirs]
         folder = new_run_dir("compare-runs", options.run_dir)
         comparison = compare_runs(run_dirs, labels, folder)
     else:
+        if options.labels is not None:
+            raise ConfigError(f"--labels {options.labels}: goes with --runs")
         policies, seeds = _policies(options), _at_least_1("--seeds", options.seeds)
         folder = new_run_dir(f"compare-{_name(options)}", options.run_dir)
         comparison = compare_policies(_load(options), policies, seeds, folder, _player(options.jobs, console))
@@ -157,11 +163,12 @@ def _sweep(options: argparse.Namespace) -> None:
     from pausefl.config.toml_source import resolved_source
     from pausefl.runtime.run_dir import new_run_dir
 
-    console = Console()
+    console = plain_console()
     player = _player(options.jobs, console)
     if (options.config is None) == (options.resume is None):
         raise ConfigError("pausefl sweep: needs either CONFIG or --resume DIR")
     if options.resume:
+        refuse_beside(options, "--resume", "--jobs")
         sweep = resume_sweep(Path(options.resume), player)
     else:
         grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{_name(options)}", options.run_dir)
@@ -175,7 +182,7 @@ def _sweep(options: argparse.Namespace) -> None:
 def _reproduce(options: argparse.Namespace) -> None:
     from pausefl.campaigns.reproduction.command import run_reproduce
 
-    console = Console()
+    console = plain_console()
     run_reproduce(options, _shower(console), console)
 
 
@@ -327,9 +334,9 @@ def _simulate(options: argparse.Namespace) -> None:
     _at_least_1("--rounds", options.rounds)
     folder = new_run_dir(f"simulate-{_name(options)}", options.run_dir)
     simulations.refuse_results_in(folder)
-    console, experiment, seeds = Console(), _load(options), _at_least_1("--seeds", options.seeds)
+    console, experiment, seeds = plain_console(), _load(options), _at_least_1("--seeds", options.seeds)
     policies = [experiment.selection.policy] if options.policies is None else _policies(options)
-    with console.status(f"simulating {options.rounds:,} rounds of {', '.join(policies)}"):
+    with console.status(Text(f"simulating {options.rounds:,} rounds of {', '.join(policies)}")):
         if options.policies is None and seeds == 1:
             lines = outputs.in_words(outputs.run_simulation(experiment, options.rounds, folder))
             figure = folder / "simulation.png"

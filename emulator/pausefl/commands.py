@@ -5,10 +5,16 @@ import shlex
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from pausefl.extras import require
+from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError
+
+
+def refuse_beside(options: argparse.Namespace, what: str, *allowed: str) -> None:
+    """ConfigError for an option beside `what` that is not allowed there, as it would change nothing."""
+    if other := next((option for option in options.typed if option not in (what, *allowed)), None):
+        goes = ", ".join(allowed)
+        raise ConfigError(f"{other}: cannot go with {what}, which takes what is there as it was begun; only {goes} can")
 
 
 def replay(options: argparse.Namespace) -> None:
@@ -47,10 +53,11 @@ def tune(options: argparse.Namespace) -> None:
     from pausefl.config.experiment import load_experiment
     from pausefl.runtime.run_dir import new_run_dir
 
-    console = Console()
+    console = plain_console()
     if (options.config is None) == (options.resume is None):
         raise ConfigError("pausefl tune: needs either CONFIG or --resume DIR")
     if options.resume:
+        refuse_beside(options, "--resume", "--real-seeds")
         tuning = resume_tuning(Path(options.resume), console, options.real_seeds)
     else:
         plan = TuningPlan(
@@ -87,7 +94,9 @@ def audit(options: argparse.Namespace) -> None:
 
     if options.uploads < 100:
         raise ConfigError(f"--uploads {options.uploads}: must be at least 100")
-    console = Console()
+    if Path(options.config).is_dir():
+        refuse_beside(options, "RUN_DIR", "--uploads")
+    console = plain_console()
     with console.status(f"sending {options.uploads:,} uploads in each of two worlds, attack by attack"):
         for part in run_audit(options.config, options.overrides, options.uploads):
             console.print(part)

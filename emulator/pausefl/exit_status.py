@@ -1,6 +1,8 @@
 """The exit status of a command by how it ended; docs/events.md describes them."""
 
+import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,16 +49,23 @@ def exit_with_status(command: Callable[..., None], *arguments: Any) -> None:
 
 @contextmanager
 def while_output_is_read() -> Iterator[None]:
-    """End the process with FAILED, and without a word, where the reader of its output has gone (`| head -1`)."""
+    """End the process with FAILED where its output cannot be written, for a full disk say.
+
+    Without a word where the reader of its output has gone (`| head -1`). What the output's encoding lacks is escaped.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             yield
         finally:
             if sys.stdout is not None:  # it is None where the process was started with a closed one
                 sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes once more at its end, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"pausefl: its output or a connection failed ({error.strerror or error})", file=sys.stderr)
+        if sys.stdout is not None:  # Python flushes once more at its end, and would complain
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
 
 
@@ -79,4 +88,4 @@ def check_outcome(outcome: Outcome, reason: str, go_on: str) -> None:
 
 def resume_command(run_dir: Path) -> str:
     """The command that goes on with a run of `pausefl run`."""
-    return f"pausefl run --resume {run_dir}"
+    return shlex.join(["pausefl", "run", "--resume", str(run_dir)])

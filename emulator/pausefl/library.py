@@ -1,13 +1,10 @@
 """What `import pausefl` offers: load and run experiments, compare policies, sweep settings, simulate, read results."""
 
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
 
 from pausefl.campaigns.campaign import OneByOne, Player, Show
 from pausefl.campaigns.side_by_side import SideBySide
@@ -20,8 +17,9 @@ from pausefl.report.comparison import Comparison
 from pausefl.results.run import Run
 from pausefl.runtime.fleet import SILENT, View
 from pausefl.runtime.run import run_experiment
-from pausefl.runtime.run_dir import new_run_dir
+from pausefl.runtime.run_dir import default_folder, refuse_run_in, remove_unused
 from pausefl.runtime.terminal import make_view
+from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,8 +65,9 @@ def run(
     _check(experiment)
     if not isinstance(observers, Sequence):
         raise ConfigError(f"observers = {observers!r}: must be a list")
-    folder = new_run_dir(experiment.selection.policy, None if run_dir is None else str(run_dir))
-    with _show(progress)(f"{experiment.selection.policy} on {experiment.workload.dataset}") as view:
+    title = f"{experiment.selection.policy} on {experiment.workload.dataset}"
+    with _folder(experiment.selection.policy, run_dir) as folder, _show(progress)(title) as view:
+        refuse_run_in(folder)
         run_experiment(experiment, folder, view, observers=observers)
     return Run(folder)
 
@@ -95,7 +94,8 @@ def compare(
     from pausefl.campaigns.compare import compare_policies
 
     _check(experiment, policies, seeds=seeds, jobs=jobs)
-    return compare_policies(experiment, policies, seeds, _folder("compare", folder), _player(progress, jobs))
+    with _folder("compare", folder) as out:
+        return compare_policies(experiment, policies, seeds, out, _player(progress, jobs))
 
 
 def sweep(
@@ -115,7 +115,8 @@ def sweep(
     from pausefl.campaigns.sweep import run_sweep
 
     _check(experiment, seeds=seeds, jobs=jobs)
-    return run_sweep(experiment.to_toml(), grid, seeds, _folder("sweep", folder), _player(progress, jobs))
+    with _folder("sweep", folder) as out:
+        return run_sweep(experiment.to_toml(), grid, seeds, out, _player(progress, jobs))
 
 
 def simulate(
@@ -135,12 +136,12 @@ def simulate(
     from pausefl.simulation.outputs import run_simulation
 
     _check(experiment, policies, rounds=rounds, seeds=seeds)
-    out = _folder("simulate", folder)
-    refuse_results_in(out)
-    if not policies and seeds == 1:
-        return Simulation(out, run_simulation(experiment, rounds, out))
-    of = policies or [experiment.selection.policy]
-    return Simulation(out, run_simulations(experiment, of, seeds, rounds, out))
+    with _folder("simulate", folder) as out:
+        refuse_results_in(out)
+        if not policies and seeds == 1:
+            return Simulation(out, run_simulation(experiment, rounds, out))
+        of = policies or [experiment.selection.policy]
+        return Simulation(out, run_simulations(experiment, of, seeds, rounds, out))
 
 
 def replay(
@@ -196,7 +197,8 @@ def tune(
     from pausefl.campaigns.tuning.plan import TuningPlan
 
     plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy, real_seeds)
-    return tune_experiment(plan, _folder("tune", folder), Console(stderr=True))
+    with _folder("tune", folder) as out:
+        return tune_experiment(plan, out, plain_console(stderr=True))
 
 
 def _check(experiment: Experiment, policies: Sequence[str] = (), **counts: int) -> None:
@@ -210,19 +212,26 @@ def _check(experiment: Experiment, policies: Sequence[str] = (), **counts: int) 
             raise ConfigError(f"{name} = {count!r}: must be a whole number of at least 1")
 
 
-def _folder(command: str, folder: str | Path | None) -> Path:
-    return Path(folder) if folder is not None else Path("runs") / f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+@contextmanager
+def _folder(command: str, folder: str | Path | None) -> Iterator[Path]:
+    """The folder asked for, or a new one by default, which is removed where nothing was written there."""
+    path = Path(folder) if folder is not None else default_folder(command)
+    try:
+        yield path
+    finally:
+        if folder is None:
+            remove_unused(path)
 
 
 def _player(progress: bool, jobs: int) -> Player:
     if jobs == 1:
         return OneByOne(_show(progress))
-    return SideBySide(jobs, Console(quiet=not progress).print)
+    return SideBySide(jobs, plain_console(quiet=not progress).print)
 
 
 def _show(progress: bool) -> Show:
     """The display of a run: live on a terminal, lines in a notebook, or none."""
-    console = Console()
+    console = plain_console()
 
     def show(title: str) -> AbstractContextManager[View]:
         return make_view(console, title) if progress else nullcontext(SILENT)

@@ -1,10 +1,15 @@
-"""A table for terminals of any width."""
+"""What commands print with: a console that shows text as it is, and a table for terminals of any width."""
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 _CUT = "…"  # what rich puts at the end of a word that it cuts
+
+
+def plain_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """A console that takes no text for markup: names, paths and messages are the user's, and may hold `[x]`."""
+    return Console(stderr=stderr, quiet=quiet, markup=False, emoji=False)
 
 
 class FittingTable:

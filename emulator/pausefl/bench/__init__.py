@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from pausefl.terminal_table import FittingTable
+from pausefl.terminal_table import FittingTable, plain_console
 from pausefl_proto.errors import ConfigError
 
 
@@ -78,19 +77,19 @@ def run_benchmark(name: str, options: Mapping[str, int], *, as_json: bool) -> No
         for case in cases:
             print(json.dumps(case), flush=True)
     else:
-        Console().print(FittingTable(_table(name, list(cases))))
+        plain_console().print(FittingTable(_table(name, list(cases))))
 
 
 def run_all(*, as_json: bool) -> None:
     """Measure the whole set in its short form; print one JSON object, or a table of figures."""
     from pausefl.bench.whole import measured
 
-    found = measured(Console(stderr=True).print)
+    found = measured(plain_console(stderr=True).print)
     if as_json:
         print(json.dumps(found))
         return
     figures = [{**figure, "median": float(np.median(figure.pop("values")))} for figure in found["figures"]]
-    Console().print(FittingTable(_rows("the whole set", figures)))
+    plain_console().print(FittingTable(_rows("the whole set", figures)))
 
 
 def compare(paths: Sequence[str], *, as_json: bool) -> None:

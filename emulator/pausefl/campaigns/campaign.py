@@ -1,6 +1,7 @@
 """Plays several runs in one folder; an interrupted campaign goes on where it stopped."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import View
-from pausefl.runtime.run import run_experiment
+from pausefl.runtime.run import REPORT, run_experiment
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS, is_run_of, refuse_run_in
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -72,7 +73,7 @@ class OneByOne:
 
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """As of `Player`."""
-        left = [(number, run) for number, run in enumerate(runs, start=1) if not is_played(run, folder)]
+        left = [(number, run) for number, run in enumerate(runs, start=1) if is_left(run, folder)]
         pace = CampaignPace()
         for n_before, (number, run) in enumerate(left):
             time_left = pace.left(len(left) - n_before)
@@ -157,7 +158,7 @@ def finished(runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
 
 def resume_campaign(command: str, folder: Path) -> str:
     """The command that goes on with a comparison, a sweep or a search."""
-    return f"pausefl {command} --resume {folder}"
+    return shlex.join(["pausefl", command, "--resume", str(folder)])
 
 
 def is_finished(run_dir: Path) -> bool:
@@ -176,6 +177,11 @@ def is_played(run: Planned, folder: Path) -> bool:
             " another folder"
         )
     return True
+
+
+def is_left(run: Planned, folder: Path) -> bool:
+    """Whether a planned run has rounds to play or a report to draw; ConfigError as of `is_played`."""
+    return not is_played(run, folder) or not (folder / run.name / REPORT).exists()
 
 
 def check_all_played(run_dirs: Sequence[Path], go_on: str) -> None:

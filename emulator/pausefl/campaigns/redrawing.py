@@ -1,5 +1,6 @@
 """Writes again what finished runs leave to read, also those of a comparison or a sweep."""
 
+import shlex
 from pathlib import Path
 
 from pausefl.campaigns.campaign import plan_of, resume_campaign
@@ -23,5 +24,5 @@ def report_folder(folder: Path, *, csv: bool) -> list[Path]:
         return [*report_runs(redraw_comparison(plan, folder), csv=csv), folder / "comparison.html"]
     again = resume_campaign(plan.command, folder)
     if plan.command == "reproduce":
-        again = f"pausefl reproduce {plan.arguments['name']} --resume --out {folder}"
+        again = shlex.join(["pausefl", "reproduce", plan.arguments["name"], "--resume", "--out", str(folder)])
     raise ConfigError(f"{folder}: was begun by pausefl {plan.command}; to write its files again: {again}")

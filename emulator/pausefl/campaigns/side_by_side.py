@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pausefl.campaigns.campaign import CampaignInterrupted, Planned, is_played
+from pausefl.campaigns.campaign import CampaignInterrupted, Planned, is_left
 from pausefl.campaigns.pace import CampaignPace
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
@@ -46,7 +46,7 @@ class SideBySide:
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """As of `Player`. The first error of a run is raised once the others that were begun have ended."""
         self.check(runs)
-        waiting = deque(run for run in runs if not is_played(run, folder))
+        waiting = deque(run for run in runs if is_left(run, folder))
         campaign = _Campaign(folder, len(runs), len(runs) - len(waiting), self.say, CampaignPace(self.jobs))
         with _forwarding_signals(campaign):
             while campaign.playing or (waiting and campaign.may_begin):

@@ -45,13 +45,16 @@ class Sweep:
 def parse_grid(settings: Sequence[str]) -> Grid:
     """The grid that `key=a,b,c` settings span; a setting with one value holds for every run.
 
-    A value that is TOML as a whole, a list say, is one value. ConfigError for a setting without key or value.
+    A value that is TOML as a whole, a list say, is one value. ConfigError for a setting without key or value, and for
+    a key that is set twice.
     """
     grid: dict[str, Sequence[Any]] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
         if not separator or not key.strip() or not text.strip():
             raise ConfigError(f"--set {setting}: must be table.key=value or table.key=a,b,c")
+        if key.strip() in grid:
+            raise ConfigError(f"--set {setting}: {key.strip()} is set twice; list all its values in one --set")
         grid[key.strip()] = listed_values(text.strip())
     return grid
 

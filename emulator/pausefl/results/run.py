@@ -53,13 +53,16 @@ class Run:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """summary.json: what the run came to. ConfigError while the run goes on."""
+        """summary.json: what the run came to. ConfigError while the run goes on, or where the file is damaged."""
         try:
             summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text("utf-8"))
         except FileNotFoundError:
             raise ConfigError(
                 f"{self.path}: has no summary.json yet; the run goes on, or did not end in order"
             ) from None
+        except ValueError as error:
+            path = self.path / "summary.json"
+            raise ConfigError(f"{path}: not JSON ({error}); delete it and resume the run") from error
         return summary
 
     def columns(self, table: str) -> Columns:

@@ -1,5 +1,6 @@
 """The directory of a run: begun or gone on with by one process at a time, and bound to its configuration."""
 
+import atexit
 import hashlib
 import re
 import shutil
@@ -28,11 +29,40 @@ SHARED_STEPS = "steps.json"
 
 
 def new_run_dir(name: str, run_dir: str | None) -> Path:
-    """The directory asked for, or runs/<name>-<time>; ConfigError when it holds a run."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = Path(run_dir) if run_dir else Path("runs") / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{stamp}"
+    """The directory asked for, or a new one, runs/<name>-<time>; ConfigError when it holds a run."""
+    if not run_dir:
+        return default_folder(name)
+    path = Path(run_dir)
     refuse_run_in(path)
     return path
+
+
+def default_folder(name: str) -> Path:
+    """A new folder runs/<name>-<time>, with a number where another command has made that one in the same second.
+
+    Where it is still empty when this process ends, it is removed.
+    """
+    runs, number = Path("runs"), 1
+    stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs.mkdir(exist_ok=True)
+    while not _is_made(folder := runs / (stem if number == 1 else f"{stem}-{number}")):
+        number += 1
+    atexit.register(remove_unused, folder.absolute())
+    return folder
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove a default folder, and that of all runs, as far as they are empty."""
+    _remove_empty([folder, folder.parent])
+
+
+def _is_made(folder: Path) -> bool:
+    """Whether this call made the folder; False where it was there."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pausefl.terminal_table import FittingTable
+from pausefl.terminal_table import FittingTable, plain_console
 from pausefl_process.events import (
     Finished,
     Interrupted,
@@ -63,7 +63,7 @@ def make_view(console: Console, title: str) -> LiveView:
 @contextmanager
 def printed_events(title: str) -> Iterator[Report]:
     """Print a process's events to stdout: lines for people on a terminal, else and with --log-json as JSON."""
-    console = Console()
+    console = plain_console()
     if is_quiet():
         yield QuietView().show
     elif is_json() or not console.is_terminal:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.campaigns.campaign import Plan, Show, begin, read_plan
+from pausefl.campaigns.campaign import Plan, Show, begin, read_plan, resume_campaign
 from pausefl.campaigns.tuning.fresh import FrontPoint, compared, on_real_clock
 from pausefl.campaigns.tuning.measure import measure_by_run, measure_of
 from pausefl.campaigns.tuning.plan import TuningPlan
@@ -20,6 +20,7 @@ from pausefl.exit_status import RunInterrupted
 from pausefl.extras import require
 from pausefl.runtime.fleet import View
 from pausefl.runtime.terminal import make_view
+from pausefl_process.files import locked
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,14 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
     measure = measure_of(plan, folder, show)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     try:
-        tried = search(plan, folder, measure, console)
-        front = compared(plan, tried, measure, say)
-        confirmed = on_real_clock(plan, front[0].point, measure_by_run(plan, folder, show), say)
-        tuning = Tuning(folder, plan, tried, front, confirmed)
+        with locked(folder / "lock", f"search {folder}"):
+            tried = search(plan, folder, measure, console)
+            front = compared(plan, tried, measure, say)
+            confirmed = on_real_clock(plan, front[0].point, measure_by_run(plan, folder, show), say)
+            tuning = Tuning(folder, plan, tried, front, confirmed)
+            write_tuning(tuning)
     except (KeyboardInterrupt, RunInterrupted):  # the latter by a run, which does not know its search
-        raise RunInterrupted(f"interrupted; go on with: pausefl tune --resume {folder}") from None
-    write_tuning(tuning)
+        raise RunInterrupted(f"interrupted; go on with: {resume_campaign('tune', folder)}") from None
     return tuning
 
 

@@ -1,5 +1,6 @@
 """Searches with Optuna: several objectives, several seeds a trial, in a study on disk that can be gone on with."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ def _study(plan: TuningPlan, folder: Path) -> "Study":
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    _drop_unfinished_line(folder / STUDY)
     study = optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(folder / STUDY))),
         study_name="tune",
@@ -121,6 +123,13 @@ def _study(plan: TuningPlan, folder: Path) -> "Study":
     if published is not None and not study.trials:
         study.enqueue_trial(dict(published))
     return study
+
+
+def _drop_unfinished_line(journal: Path) -> None:
+    """Cut what a process that was killed had begun to write; Optuna reads whole lines alone."""
+    if journal.exists():
+        data = journal.read_bytes()
+        os.truncate(journal, data.rfind(b"\n") + 1)
 
 
 def _take_up_interrupted(study: "Study") -> None:
