@@ -1,9 +1,11 @@
-"""The clients of one process: what ends one of them ends no other."""
+"""The clients of one process: what ends one of them ends no other, and what ends all of them ends their work."""
 
 import asyncio
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,9 @@ from pausefl.config.experiment import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_clients_over_grpc
 from pausefl_proto.errors import PauseflError
+from rigs.clock import Clock
 from rigs.federation import SIZE, federation, hello, log_of, raw_stream
+from rigs.session import SCHEDULE, SessionRig, private
 
 TWO = f"""
 [clients]
@@ -63,3 +67,31 @@ with trainer_pool(plan) as pool:
 def test_clients_that_are_nicer_than_training_is_can_train() -> None:
     played = subprocess.run([sys.executable, "-c", TRAINS_NICELY], capture_output=True, text=True, check=False)
     assert played.stdout == "True\n", played.stderr
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """One thread; a permit for each work it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.submitted = asyncio.Semaphore(0)
+
+    def submit(self, *args: Any, **kwargs: Any) -> "Future[Any]":
+        self.submitted.release()
+        return super().submit(*args, **kwargs)
+
+
+async def test_clients_that_are_ended_neither_train_nor_pay_for_what_nobody_waits_for(tmp_path: Path) -> None:
+    clock, executor = Clock(), CountingExecutor()
+    privacies = [private(tmp_path / name, clock) for name in ("trains", "waits")]
+    trains, waits = (SessionRig(privacy=p, executor=executor, clock=clock) for p in privacies)
+    trains.trainer.gate.clear()
+    async with trains.running(), waits.running():
+        for rig in (trains, waits):
+            (await rig.server.welcome()).give_job(rig.model, 1, SCHEDULE)
+            await executor.submitted.acquire()
+            await asyncio.to_thread(trains.trainer.begun.wait, 20)
+    trains.trainer.gate.set()
+    executor.shutdown()
+    assert (trains.trainer.rounds, waits.trainer.rounds) == ([1], [])
+    assert [p.ledger.released for p in privacies] == [0, 0]

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,25 @@ def test_the_same_rows_of_another_split_begin_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"dealt out otherwise \(by another seed, data set,"):
         release(all_rows, tmp_path, "experiment.seed=2")
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_of_two_dealings_that_begin_at_once_the_second_finds_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started where the first has seen an empty folder, and has not begun its ledgers."""
+    with ThreadPoolExecutor(1) as executor:
+        started: list[Future[dict[str, int]]] = []
+
+        def begun(*arguments: Any, **identity: Any) -> Ledger:
+            if not started:
+                started.append(executor.submit(release, TWO, tmp_path, "experiment.seed=2"))
+                wait(started, timeout=2.0)  # which it uses up where the second waits for the first, as it should
+            return Ledger(*arguments, **identity)
+
+        monkeypatch.setattr("pausefl.runtime.client.privacy.Ledger", begun)
+        assert release(TWO, tmp_path) == {"client-000": 1, "client-001": 1}
+        with pytest.raises(ConfigError, match="dealt out otherwise"):
+            started[0].result()
 
 
 def begin(path: Path, **identity: str) -> None:

@@ -101,6 +101,11 @@ class Withdrawals:
         if (withdrawal := self._of_job.get((message.round, message.attempt))) is not None:
             withdrawal.set()
 
+    def withdraw_all(self) -> None:
+        """Take every job back that has no answer yet: the client is at its end, and nobody waits for its work."""
+        for withdrawal in self._of_job.values():
+            withdrawal.set()
+
     def answered(self, job: pb.Job) -> None:
         """Forget a job, which can be withdrawn no more."""
         self._of_job.pop((job.round, job.attempt), None)

@@ -69,8 +69,15 @@ class ClientSession:
     async def run(self) -> str:
         """Take part until the server dismisses this client; returns its reason.
 
-        PauseflError when the server cannot be reached for `give_up_after_s`, or takes no such client.
+        PauseflError when the server cannot be reached for `give_up_after_s`, or takes no such client. Of the work under
+        way, only a release is finished.
         """
+        try:
+            return await self._run()
+        finally:
+            self._withdrawals.withdraw_all()
+
+    async def _run(self) -> str:
         last_contact_s, jitter = self._host.clock(), random.Random(self._settings.client_id)
         retry_s, is_damaged = self._settings.retry_every_s, False
         while True:

@@ -138,6 +138,17 @@ def _is_free(file: int) -> bool:
     return True
 
 
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder, in which this leaves no file, for the time of the block; waits for another process that does."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
 def is_at(file: int, path: Path) -> bool:
     """Whether `path` still names this open file, rather than none or another that was put in its place."""
     try:

@@ -1,17 +1,18 @@
 """What protects a client of an experiment: its mechanism, its ledger in the place where that lies, and its noise."""
 
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from pausefl.runtime.client.plan import NoisePlan, PrivacyPlan
 from pausefl_client.data.holdings import Holding
-from pausefl_client.privacy.ledger import Ledger, ReleaseKey
+from pausefl_client.privacy.ledger import Ledger, ReleaseKey, make_durable
 from pausefl_client.privacy.mechanism import ExactLaplace, LaplaceSource, NumpyLaplace, entropy_rng
 from pausefl_client.privacy.release import ReleasePrivacy
 from pausefl_client.training.trainer import Trainer
+from pausefl_process.files import held_folder
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError, LedgerError
 
@@ -29,12 +30,14 @@ def open_privacies(
     """
     if plan is None:
         return dict.fromkeys(trainers)
-    if plan.ledger_dir:
-        holdings = {client_id: trainer.holding for client_id, trainer in trainers.items()}
-        paths = _shared_ledgers(Path(plan.ledger_dir), holdings)
-    else:
-        paths = {client_id: ledgers / f"{client_id}.db" for client_id in trainers}
-    return {c: _open(plan, c, trainers[c], paths[c], closing) for c in trainers}
+
+    def opened(paths: Mapping[str, Path]) -> dict[str, ReleasePrivacy | None]:
+        return {c: _open(plan, c, trainers[c], paths[c], closing) for c in trainers}
+
+    if not plan.ledger_dir:
+        return opened({client_id: ledgers / f"{client_id}.db" for client_id in trainers})
+    with _held(folder := Path(plan.ledger_dir)):
+        return opened(_shared_ledgers(folder, {c: trainer.holding for c, trainer in trainers.items()}))
 
 
 def noise_for(plan: NoisePlan, client_id: str, key: ReleaseKey) -> LaplaceSource:
@@ -68,6 +71,18 @@ def _ledger_identity(plan: PrivacyPlan, client_id: str, trainer: Trainer) -> dic
         identity["client_id"] = client_id
     # The ε of an upload is d times a coordinate's.
     return identity | {"model_size": str(trainer.manifest.size)} if unit == "coordinate" else identity
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Let no other process begin ledgers in a folder between a look at those it holds and the ones begun for it."""
+    with ExitStack() as holding:
+        try:
+            make_durable(folder)
+            holding.enter_context(held_folder(folder))
+        except OSError as error:
+            raise ConfigError(f'privacy.ledger_dir = "{folder}": cannot be used ({error.strerror})') from error
+        yield
 
 
 def _shared_ledgers(folder: Path, holdings: Mapping[str, Holding]) -> dict[str, Path]:

@@ -171,7 +171,7 @@ async def run_clients(
     with ExitStack() as closing:
         size = trainers[client_ids[0]].manifest.size
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
-        closing.callback(platform.executor.shutdown)
+        closing.callback(platform.executor.shutdown, cancel_futures=True)
         monitor = platform.watch()
         closing.callback(monitor.close)
         observe = _logged(_expose(plan.scrape, privacies, size, sessions, on_metrics, closing))
