@@ -29,6 +29,8 @@ def open_privacies(
     """
     if plan is None:
         return dict.fromkeys(trainers)
+    if plan.noise.source == "opendp":
+        ExactLaplace()  # here, where its absence is bad input, not at the first release
     if plan.ledger_dir:
         holdings = {client_id: trainer.holding for client_id, trainer in trainers.items()}
         paths = _shared_ledgers(Path(plan.ledger_dir), holdings)
