@@ -242,7 +242,7 @@ def test_a_stopped_client_is_measured_not_repeated(
         (["--set", "selection.m=31"], r"selection\.m = 31: must be at most clients\.count = 30"),
         (["--set", "privacy.epsilon_budget=-1.0"], r"privacy\.epsilon_budget = -1\.0: must be a finite number above 0"),
         (["--set", "privacy.epsilon_budget=nan"], r"privacy\.epsilon_budget = nan: must be a finite number above 0"),
-        (["--set", "privacy.clip=0.0"], r"privacy\.clip = 0\.0: must be a finite number above 0"),
+        (["--set", "privacy.clip=0.0"], r"privacy\.clip = 0\.0: must be a finite number, at least 1e-20"),
         (["--set", "privacy.unit=scalar"], r"privacy\.unit = 'scalar': should be 'coordinate' or 'vector'"),
         (["--set", "selection.policy=pauze"], r'selection\.policy = "pauze": did you mean'),
         (["--set", "selection.pause.alpha=-1.0"], r"selection\.pause\.alpha = -1\.0: must be"),

@@ -80,7 +80,7 @@ MISTAKES = [
     ("privacy.epsilon_budget=nan", "privacy.epsilon_budget = nan", "finite number above 0"),
     ("privacy.epsilon_budget=inf", "privacy.epsilon_budget = inf", "finite number above 0"),
     ("privacy.eta=0.0", "privacy.eta = 0.0", "finite number above 0"),
-    ("privacy.clip=0.0", "privacy.clip = 0.0", "finite number above 0"),
+    ("privacy.clip=0.0", "privacy.clip = 0.0", "finite number, at least 1e-20"),
     ("latency.time_scale=0.0", "latency.time_scale = 0.0", "greater than 0"),
     ("latency.time_scale=inf", "latency.time_scale = inf", "finite number"),
     ("latency.down_share=1.5", "latency.down_share = 1.5", "less than or equal to 1"),

@@ -4,12 +4,17 @@ import re
 import subprocess
 import sys
 import tomllib
+from contextlib import ExitStack
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
+from pausefl.config.experiment import parse_experiment
 from pausefl.extras import PACKAGES, require
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.privacy import open_privacies
+from pausefl.runtime.client.process import make_trainers
 from pausefl_proto.errors import ConfigError
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
@@ -64,3 +69,13 @@ def test_every_missing_package_is_named_at_once(monkeypatch: pytest.MonkeyPatch)
         ConfigError, match=r'^jinja2, matplotlib, psutil, scipy: not installed; pip install "pausefl\[report,bench\]"$'
     ):
         require("report", "bench")
+
+
+def test_a_client_without_its_sampler_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)  # as if it had never been installed
+    options = {"workload.examples": 40, "privacy.sampler": "opendp"}
+    plan = client_plan(parse_experiment("[clients]\ncount = 2\n[selection]\nm = 1\n", options))
+    trainers = make_trainers(plan.training, ["client-000"])
+    with ExitStack() as closing, pytest.raises(ConfigError, match=r'privacy\.sampler = "opendp": needs the extra'):
+        open_privacies(plan.privacy, trainers, tmp_path, closing)
+    assert not list(tmp_path.iterdir())

@@ -5,10 +5,13 @@ import os
 import signal
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.fleet import SILENT, Fleet
 from pausefl_process.lifetime import start
 from pausefl_proto.errors import PauseflError
 
@@ -64,3 +67,16 @@ def test_a_fork_server_that_ends_every_time_is_one_line(monkeypatch: pytest.Monk
     process = multiprocessing.get_context("forkserver").Process(target=os.getpid, name="pausefl-client-000")
     with pytest.raises(PauseflError, match="pausefl-client-000: the fork server ended 5 times"):
         start(process)
+
+
+@pytest.mark.parametrize("refusal", [BlockingIOError(11, "no process more"), BrokenPipeError(32, "it has ended")])
+def test_a_run_whose_server_cannot_be_started_ends_with_the_reason(
+    refusal: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr("pausefl.runtime.fleet.start", refuse)
+    experiment = parse_experiment("[workload]\nmodel = 'synthetic'\n[privacy]\nenabled = false\n")
+    with pytest.raises(type(refusal), match=refusal.strerror):
+        Fleet(experiment, tmp_path).run(SILENT)

@@ -207,7 +207,7 @@ def test_epsilon_of_the_upload() -> None:
     assert vector_epsilon("coordinate", 2.0, 100) == 200.0
 
 
-@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("clip", [0.0, 1e-43, -1.0, math.nan, math.inf])
 def test_a_bad_clip_names_its_key(clip: float) -> None:
     with pytest.raises(ConfigError, match=r"privacy\.clip = .*must be"):
         Mechanism("vector", clip)

@@ -299,4 +299,5 @@ def _add_who(parser: argparse.ArgumentParser) -> None:
     slot = "clients number N*C to N*C+C-1; auto: the first N that no other process holds in --ledger-dir"
     who.add_argument("--slot", metavar="auto|N", help=slot)
     parser.add_argument("--count", type=int, default=1, metavar="C", help="clients a slot has (default 1)")
-    parser.add_argument("--ledger-dir", default="ledgers", metavar="DIR", help="where ledgers lie (default: ledgers)")
+    ledgers = "where trainers' states lie, and ledgers where privacy.ledger_dir is not set (default: ledgers)"
+    parser.add_argument("--ledger-dir", default="ledgers", metavar="DIR", help=ledgers)

@@ -32,6 +32,8 @@ _CHUNK = 1 << 16
 _SEED_BYTES = 16
 # A Laplace draw in float64 never exceeds 45 scales: below this the noised update fits float32.
 _MAX_SCALE = 1e36
+# Far above float32's subnormal numbers, which no factor makes smaller one by one: their sum could not be clipped.
+_LEAST_CLIP = 1e-20
 
 
 class LaplaceSource(Protocol):
@@ -52,8 +54,8 @@ class Mechanism:
     def __post_init__(self) -> None:
         if self.unit not in get_args(PrivacyUnit):
             raise ConfigError(f'privacy.unit = "{self.unit}": must be "vector" or "coordinate"')
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise ConfigError(f"privacy.clip = {self.clip}: must be a finite number above 0")
+        if not (math.isfinite(self.clip) and self.clip >= _LEAST_CLIP):
+            raise ConfigError(f"privacy.clip = {self.clip}: must be a finite number, at least {_LEAST_CLIP:g}")
 
     @property
     def sensitivity(self) -> float:

@@ -168,7 +168,7 @@ class Fleet:
             try:
                 self._watch(self._start_server(), view)
             except (BrokenPipeError, SystemExit):  # the reader of our output has gone; rich says so by SystemExit
-                if self._server is not None:
+                if self._server is not None and self._server.pid is not None:
                     self._server.terminate()
                 raise
             finally:
@@ -320,7 +320,8 @@ class Fleet:
         """Wait a while for all processes to end by themselves, then kill those that remain."""
         for client in self._client_processes:
             client.stop_calling()
-        processes = [p for p in (self._server, *self._running.values()) if p is not None]
+        # Without a pid, it is the server that could not be started.
+        processes = [p for p in (self._server, *self._running.values()) if p is not None and p.pid is not None]
         at_once = self._interrupts > 1 or self._is_late()
         until_s = time.monotonic() + (0.0 if at_once else _END_WITHIN_S)
         for process in processes:

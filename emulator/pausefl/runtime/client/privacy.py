@@ -30,6 +30,8 @@ def open_privacies(
     """
     if plan is None:
         return dict.fromkeys(trainers)
+    if plan.noise.source == "opendp":
+        ExactLaplace()  # here, where its absence is bad input, not at the first release
 
     def opened(paths: Mapping[str, Path]) -> dict[str, ReleasePrivacy | None]:
         return {c: _open(plan, c, trainers[c], paths[c], closing) for c in trainers}
