@@ -80,6 +80,8 @@ def test_the_other_way_round_a_change_is_the_reverse(one: list[float], other: li
 def test_equal_values_are_the_same() -> None:
     (change,) = changes(measurement({"bytes": [5.0, 5.0]}), measurement({"bytes": [5.0, 5.0]}))
     assert (change.ratio, change.verdict) == (1.0, "same")
+    (change,) = changes(measurement({"bytes": [7.0] * 3}), measurement({"bytes": [7.0] * 5}))
+    assert (change.ratio, change.verdict) == (1.0, "same")
 
 
 def test_the_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +90,8 @@ def test_the_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFi
         (tmp_path / name).write_text(json.dumps(measurement({"train_s": values})))
     main(["bench", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
     assert "worse: b, c: train_s 1.01 -> 2.02, 2.00 times" in capsys.readouterr().out
-    (tmp_path / "c").write_text("{}")
-    with pytest.raises(SystemExit):
-        main(["bench", "diff", str(tmp_path / "a"), str(tmp_path / "c")])
-    assert "was not written by `pausefl bench all --json`" in capsys.readouterr().err
+    for other in ("{}", '{"name": "all"}'):
+        (tmp_path / "c").write_text(other)
+        with pytest.raises(SystemExit):
+            main(["bench", "diff", str(tmp_path / "a"), str(tmp_path / "c")])
+        assert "was not written by `pausefl bench all --json`" in capsys.readouterr().err

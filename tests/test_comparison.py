@@ -9,11 +9,14 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from rich.console import Console
 
 from pausefl.report.comparison import as_group_table, as_json, as_table, compare, write_comparison
+from pausefl.report.comparison.figure import band_note, draw_comparison
 from pausefl.report.comparison.why import chosen_share, mean_latency_s
 from pausefl.results.spread import Spread
+from pausefl.results.statistics import mean_interval
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.store import Store
@@ -85,6 +88,21 @@ def test_runs_that_differ_in_more_than_their_policy_are_no_same_experiment(tmp_p
     page = write_comparison(unlike, tmp_path / "unlike").read_text("utf-8")
     assert "Runs of 2 names, which differ in selection.pause.alpha, workload.model; seeds 1, 2" in page
     assert "the runs differ in selection.pause.alpha, workload.model" in str(as_table(unlike).caption)
+
+
+@pytest.mark.parametrize("seeds", [(1, 2), (1, 2, 3, 4, 5)])
+def test_the_whiskers_of_the_totals_are_the_interval_of_the_bands(tmp_path: Path, seeds: tuple[int, ...]) -> None:
+    comparison = compare(write_runs(tmp_path, seeds))
+    figure = draw_comparison(comparison.runs, comparison.split, comparison.privacy, comparison.common_accuracy)
+    (bars,) = (axes.collections[0] for axes in figure.axes if axes.get_xlabel() == "seconds")
+    assert isinstance(bars, LineCollection)
+    for (start, end), of_policy in zip(bars.get_segments(), comparison.runs.values(), strict=True):
+        totals_s = [run.summary["total_latency_s"] for run in of_policy]
+        interval = mean_interval(totals_s)
+        ends = (min(totals_s), max(totals_s)) if len(seeds) < 5 else (interval.low, interval.high)
+        assert (start[0], end[0]) == pytest.approx(ends)
+    page = write_comparison(comparison, tmp_path / "out").read_text("utf-8")
+    assert page.count(band_note(len(seeds))) >= 2
 
 
 def test_a_notebook_shows_the_table_of_the_page(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import pausefl
+from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl_proto.errors import ConfigError
 
@@ -101,6 +102,14 @@ def test_simulate_returns_what_it_wrote(tmp_path: Path) -> None:
     found = pausefl.simulate(pausefl.load("demo", SIX), 50, tmp_path)
     assert found.summary["rounds"] == 50
     assert (found.folder / "simulation.png").exists()
+
+
+def test_runs_at_a_relative_path_are_named_by_their_folders(
+    run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.path)
+    main(["compare", "--runs", ".", "--run-dir", str(tmp_path / "out")])
+    assert list(json.loads((tmp_path / "out/campaign.json").read_text())["arguments"]["runs"]) == [run.path.name]
 
 
 def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from pausefl_proto.errors import ConfigError
 
 Measurement = Mapping[str, Any]
 """What `whole.measured` returns."""
+_READ = {"machine", "versions", "figures"}
 _LEVEL = 0.05
 _HIGHER_IS_BETTER = ("_per_s",)
 
@@ -56,7 +57,7 @@ def read_measurement(path: Path) -> Measurement:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"bench diff: {path} cannot be read ({error})") from error
-    if not (isinstance(found, dict) and found.get("name") == "all"):
+    if not (isinstance(found, dict) and found.get("name") == "all" and found.keys() >= _READ):
         raise ConfigError(f"bench diff: {path} was not written by `pausefl bench all --json`")
     return found
 
@@ -98,6 +99,7 @@ def _compared(key: tuple[str, str, str], one: Any, other: Any) -> FigureChange:
     """One figure by its logarithms; the p-value is not yet adjusted."""
     shift = float(other.mean() - one.mean())
     if np.ptp(one) == np.ptp(other) == 0:  # counts and sizes may never vary: then any difference is real
+        shift = float(other[0] - one[0])  # means of equal values may differ by rounding
         p, low, high = float(shift == 0), shift, shift
     else:
         with warnings.catch_warnings():  # scipy takes values that never vary for a loss of precision

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, capitalised, percent_axis
 from pausefl.results.reading import PrivacyFigures, RunData
-from pausefl.results.statistics import FEWEST_SEEDS, mean_band
+from pausefl.results.statistics import FEWEST_SEEDS, mean_band, mean_interval
 from pausefl_server.records import Split
 
 Runs = Mapping[str, Sequence[RunData]]
@@ -72,6 +72,14 @@ def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str
     axes.plot(grid, values.mean(axis=0), color=look.colour, linestyle=look.dash, label=label)
 
 
+def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The ends of the interval that `band_note` names, of one value a seed."""
+    found = mean_interval(values)
+    if found.low is None or found.high is None:
+        return float(values.min()), float(values.max())
+    return found.low, found.high
+
+
 def band_note(n_seeds: int) -> str:
     """What the band of a mean over so many seeds is."""
     return "its 95 % bootstrap interval" if n_seeds >= FEWEST_SEEDS else "the range from the least to the greatest seed"
@@ -95,9 +103,10 @@ def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: Privacy
 
 
 def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
-    values = [[run.summary["total_latency_s"] for run in of_policy] for of_policy in runs.values()]
+    values = [np.array([run.summary["total_latency_s"] for run in of_policy]) for of_policy in runs.values()]
     mean_s = np.array([np.mean(v) for v in values])
-    below, above = mean_s - [min(v) for v in values], [max(v) for v in values] - mean_s
+    low_s, high_s = np.array([_ends(v) for v in values]).T
+    below, above = mean_s - low_s, high_s - mean_s
     rows = np.arange(len(runs))
     axes.barh(rows, mean_s, height=0.62, color=[look.colour for look in looks.values()])
     if any(len(v) > 1 for v in values):
