@@ -11,13 +11,13 @@ from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
 from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser
+from pausefl_client.results import kind_of, result_of
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources, StreamToServer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
-from pausefl_process.host_monitor import HostReport
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
-from pausefl_proto.errors import BudgetError, DamageError, LedgerError, PauseflError, WrittenOff
+from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MOST_ROUNDS, PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
@@ -250,16 +250,8 @@ class ClientSession:
             drawn_up_s=drawn_up_s,
         )
         header, frames = cut(work.released.vector, work.released.digest)
-        host = _host(self._host.monitor.report(download.first_s, done_s - started_s))
-        result = pb.Result(
-            round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=header, host=host
-        )
-        if (charge := work.released.charge) is not None:
-            result.release.participation = charge.participation
-            result.release.epsilon = charge.epsilon
-            result.release.epsilon_spent = charge.epsilon_spent
-        if work.loss is not None:
-            result.loss = work.loss
+        host = self._host.monitor.report(download.first_s, done_s - started_s)
+        result = result_of(job, work, timing, header, host)
         result.statistics.update(self._settings.statistics)
         await self._write(stream, pb.ClientMessage(result=result), frames[0])
         for index, frame in enumerate(frames[1:], 1):
@@ -374,7 +366,7 @@ class ClientSession:
             log.info("%s: round %d: %s", *who.values(), said, extra=who)
         elif is_private or cause is not None:
             log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=cause, extra=who)
-        return _in_general(error) if is_private else said
+        return kind_of(error) if is_private else said
 
     async def _write(
         self, stream: StreamToServer, message: pb.ClientMessage, payload: memoryview | None = None
@@ -382,24 +374,3 @@ class ClientSession:
         data = encode(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
             await stream.write(data)
-
-
-def _in_general(error: BaseException) -> str:
-    """What kind of error it is, in words that do not depend on any data."""
-    match error:
-        case BudgetError():
-            return "its privacy budget allows no further release"
-        case WrittenOff():
-            return "it was answered before, and its bytes are gone: written off"
-        case LedgerError():
-            return "its ledger takes no release; its own log says why"
-    return "it failed at the job; its own log says why"
-
-
-def _host(report: HostReport) -> pb.Host:
-    return pb.Host(
-        loop_lag_s=report.loop_lag_s,
-        timer_overshoot_s=report.timer_overshoot_s,
-        steal_share=report.steal_share,
-        compute_share=report.compute_share,
-    )
