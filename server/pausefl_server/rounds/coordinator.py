@@ -177,7 +177,7 @@ class Coordinator(Actor[_Message]):
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
         """Take all events since the last round into the state, with the retirements that follow; returns them."""
-        events = self._unlogged.events.take()
+        events = self._unlogged.events.take_known(self.state.table.row_of)
         self.state.before_round(round, events)
         retired = used_up(self.state.table, self._settings.budget)
         self.state.before_round(round, retired)
