@@ -1,10 +1,17 @@
 """The forecast of when the clients' budgets end."""
 
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pausefl_proto.budget import Budget
 from pausefl_server.rounds.budget_exhaustion import rounds_left
+from pausefl_server.rounds.messages import Lost, Pinged
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.settings import PrivacySettings
+from rigs.coordinator import BUDGET, CoordinatorRig
 
 
 def test_equal_shares_last_as_long_as_there_is_budget() -> None:
@@ -28,3 +35,22 @@ def test_the_forecast_never_promises_more_than_any_policy_could_play(left: list[
         remaining = sorted([r - 1 for r in remaining[:m]] + remaining[m:], reverse=True)
         played += 1
     assert 0 <= forecast <= played
+
+
+async def test_newcomers_without_budget_have_the_rows_that_a_replay_gives_them(tmp_path: Path) -> None:
+    """d has gone and b comes with its budget spent: no round begins until a comes, and both are its newcomers."""
+    floor = PrivacySettings(Budget(BUDGET.epsilon_budget, BUDGET.eta, BUDGET.epsilon(5)), "coordinate", "agreed")
+    async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1, privacy=floor).running() as r:
+        d = await r.join("d", manual=True)
+        await d.next_job()
+        await r.join("b", manual=True, released=5)
+        await d.answer(1)
+        d.stop()
+        lost = Lost(d, "it said goodbye", may_return=False)
+        for message in (lost, Pinged("b", 0.1), Pinged("b", 0.1)):
+            await r.coordinator.ask(message)
+        a = await r.join("a", manual=True)
+        await a.next_job()
+        await a.answer(2)
+        await r.played()  # which compares with a replay
+        assert r.coordinator.state.table.ids == ["d", "a", "b"]

@@ -1,5 +1,6 @@
 """The round loop with fake clients and a real log: what is committed, what is charged, and how a run ends."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import LogEvent, Timing
-from pausefl_server.rounds.messages import Dismiss, Refusal, Shutdown
+from pausefl_server.rounds.messages import Dismiss, Lost, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.pause import Pause
@@ -288,6 +289,20 @@ async def test_after_the_end_nobody_is_left_waiting(rig: MakeRig) -> None:
         with pytest.raises(PauseflError):
             await r.join("c")
         assert all(isinstance(e, LogEvent) for e in r.store.late_events())
+
+
+async def test_a_round_is_told_also_where_no_client_is_left_for_the_next(rig: MakeRig) -> None:
+    """All that waits for the next job is done before the server waits for clients."""
+    told = asyncio.Event()
+    async with rig(All(1), rounds=2, minimum_clients=1, connect_timeout_s=3600.0).running() as r:
+        r.on_shown = lambda event: told.set() if isinstance(event, RoundCommitted) else None
+        a = await r.join("a", manual=True)
+        await a.next_job()
+        r.coordinator.offer(a.update(1, a.release()))
+        r.coordinator.offer(Lost(a, "it said goodbye", may_return=False))
+        async with asyncio.timeout(20):
+            await told.wait()
+        assert r.telemetry.now.round == 1
 
 
 async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:

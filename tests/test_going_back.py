@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pausefl.results.tally import RunTally
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import digest
 from pausefl_server.model.optimizers import ServerOptimizer
@@ -14,6 +15,8 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import RunResult
 from pausefl_server.storage import checkpoint as checkpoints
 from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.store import Store
+from rigs.coordinator import CoordinatorRig
 from rigs.federation import BUDGET, PRIVATE, clients, federation, log_of, private
 
 ADAM = ServerOptimizer("fedadam", learning_rate=0.1)
@@ -151,3 +154,33 @@ def test_the_oldest_kept_models_make_room(tmp_path: Path, monkeypatch: pytest.Mo
         checkpoint.keep(t, model(t), None)
     assert checkpoint.kept() == [100, 125, 150]
     checkpoint.close()
+
+
+async def test_a_client_that_came_later_is_a_newcomer_again_and_stays_charged(tmp_path: Path) -> None:
+    """Until it comes, its row is not there; what it has spent waits, and counts."""
+    async with CoordinatorRig(tmp_path, rounds=4, minimum_clients=1, policy=All(1)).running() as r:
+        a = await r.join("a", manual=True)
+        for t in range(1, 5):
+            await a.next_job()
+            if t == 2:
+                b = await r.join("b", released=5)
+            await a.answer(t)
+        await r.played()
+        assert r.coordinator.state.table.joined_round.tolist() == [1, 3]
+    store = Store(tmp_path / "run.db")
+    store.go_back_to(0)
+    store.close()
+    async with CoordinatorRig(tmp_path, rounds=3, minimum_clients=1, policy=All(1)).running() as r:
+        a = await r.join("a", manual=True, released=a.released)
+        for t in (1, 2, 3):
+            job = await a.next_job()
+            assert r.coordinator.state.table.ids == (["a"] if t < 3 else ["a", "b"])
+            tally = RunTally.of(r.store.log(), late_events=r.store.late_events())
+            if t == 2:
+                assert tally.unanswered.releases_at_most(r.coordinator.state.table, BUDGET) == b.released == 7
+                await r.join("b", released=b.released)
+            await a.answer(t, attempt=job.attempt)
+        await r.played()
+        table = r.coordinator.state.table
+        assert table.joined_round.tolist() == [1, 3]
+        assert table.released.tolist() == [7, 8]

@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from pausefl_server.records import LogEvent, Miss, RoundRecord
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import RunResult
 from pausefl_server.settings import MetricsSettings
+from pausefl_server.storage.store import Store
 from rigs.federation import clients, federation
 from rigs.waiting import wait_for
 
 LONG_S = 3600.0
+
+
+def samples_at(url: str) -> dict[str, float]:
+    """The metrics without labels."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        lines = str(answer.read(), "utf-8").splitlines()
+    return {name: float(value) for name, value in (line.split() for line in lines if re.match(r"\w+ ", line))}
 
 
 def scrape(url: str) -> dict[str, float]:
@@ -22,15 +31,27 @@ def scrape(url: str) -> dict[str, float]:
     samples: dict[str, float] = {}
 
     def is_over() -> bool:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            lines = str(answer.read(), "utf-8").splitlines()
-        samples.update(
-            (name, float(value)) for name, value in (line.split() for line in lines if re.match(r"\w+ ", line))
-        )
+        samples.update(samples_at(url))
         return bool(samples["pausefl_finished"])
 
     wait_for(is_over, "the end of the run", 20)
     return samples
+
+
+async def test_a_resumed_run_tells_of_the_failed_attempts_at_its_next_round(tmp_path: Path) -> None:
+    joined, miss = LogEvent("joined", "a", n_examples=1), Miss("a", "timeout", 1.0, 1.0)
+    store = Store(tmp_path / "run.db")
+    for attempt in (1, 2):
+        events = (joined,) if attempt == 1 else ()
+        store.save_failed_attempt(RoundRecord(1, attempt, ("a",), None, (), events, 1.0, 1.0, 0.0, "", misses=(miss,)))
+    store.close()
+    async with federation(tmp_path, metrics=MetricsSettings(linger_s=LONG_S)) as run:
+        await run.port
+        samples = await asyncio.to_thread(samples_at, (await run.event("metrics"))["url"])
+        signal.raise_signal(signal.SIGTERM)
+        await run.finished()
+    assert samples["pausefl_failed_attempts_total"] == 2
+    assert samples["pausefl_total_latency_seconds"] == 2.0
 
 
 async def test_the_end_can_be_scraped_once_results_are_written(tmp_path: Path) -> None:

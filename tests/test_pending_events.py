@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pausefl.results.tally import RunTally
 from pausefl_process.line_limit import LineLimit
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent
@@ -53,6 +54,10 @@ def test_a_flood_of_rejections_is_one_event_that_counts_them() -> None:
         pending.add(LogEvent("rejected", "a", f"reason {k}"))
     (event,) = pending.take()
     assert event.detail == "reason 0 (733 times)"
+    pending.put_back([event, LogEvent("rejected", "a", "another")])
+    (event,) = pending.take()
+    assert event.detail == "reason 0 (734 times)"
+    assert RunTally.of([], late_events=[event, LogEvent("rejected", "b", "one")]).events["rejected"] == 735
 
 
 def test_events_put_back_come_before_later_ones() -> None:

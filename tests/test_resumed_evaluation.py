@@ -87,16 +87,26 @@ async def test_evaluations_that_are_missing_are_made_up_or_named(tmp_path: Path)
 
 async def test_a_crash_between_the_best_model_and_its_row_is_made_up_for(tmp_path: Path) -> None:
     """The file is of a round that the log does not know to be evaluated: it is evaluated again from there."""
-    await play(tmp_path, 3, 0.25, None, 0.5)
+    second, _ = await play(tmp_path / "twin", 2, 0.25, 0.5)
+    await play(tmp_path, 4, 0.25, None, 0.5, 0.375)
+    ModelFiles(tmp_path, MANIFEST).save(2, second.theta)
+    result, said = await play(tmp_path, 5, 0.75, 0.5)
+    assert evaluated(tmp_path) == [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.375), (5, 0.5)]
+    assert result.best is not None
+    assert result.best.round == 2
+    assert not any("not evaluated" in line for line in said)
+
+
+async def test_a_best_model_of_another_timeline_is_not_the_rounds(tmp_path: Path) -> None:
+    """As after --back-to: the file holds a model of round 2, and the log names another one."""
+    await play(tmp_path, 4, 0.25, None, 0.5, 0.375)
     files = ModelFiles(tmp_path, MANIFEST)
     kept = files.load()
     assert kept is not None
     files.save(2, kept[1])
-    result, said = await play(tmp_path, 4, 0.75, 0.5)
-    assert evaluated(tmp_path) == [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)]
-    assert result.best is not None
-    assert result.best.round == 2
-    assert not any("not evaluated" in line for line in said)
+    _, said = await play(tmp_path, 5, 0.5)
+    assert evaluated(tmp_path) == [(1, 0.25), (3, 0.5), (4, 0.375), (5, 0.5)]
+    assert "not evaluated, since their models are gone: round 2" in said
 
 
 @pytest.mark.parametrize("damage", [b"", b"no model", None])

@@ -153,8 +153,7 @@ def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
         store.go_back_to(1)
         assert [r.round for r in store.rounds()] == [1]
         assert store.evaluations() == []
-        joined, reconciled = store.late_events()
-        assert joined == LogEvent("joined", "b")
+        (reconciled,) = store.late_events()  # b is to join anew
         assert (reconciled.kind, reconciled.client_id) == ("reconciled", "a")
         assert (reconciled.epsilon_spent, reconciled.released) == (6.0, 2)
 
@@ -162,22 +161,42 @@ def test_a_round_taken_back_is_gone_but_what_was_spent_is_not() -> None:
 def test_events_of_several_rounds_taken_back_stay_in_order() -> None:
     with fresh_store() as (store, _):
         for t, client_id in enumerate("abc", start=1):
-            store.commit_round(record(t, events=(LogEvent("joined", client_id),)))
+            store.commit_round(record(t, events=(LogEvent("missed", client_id),)))
         store.go_back_to(0)
         assert [e.client_id for e in store.late_events()] == ["a", "b", "c"]
+
+
+def test_clients_that_came_in_rounds_taken_back_are_to_come_anew() -> None:
+    """Else all would have come in the next round. Those that were there before come and go as they did."""
+    with fresh_store() as (store, path):
+        came = {1: ("a", "b"), 3: ("c", "a"), 4: ("d",)}
+        for t in range(1, 5):
+            joined = tuple(LogEvent("joined", client_id) for client_id in came.get(t, ()))
+            observed = observation("a"), observation("c", participation=t)
+            store.commit_round(record(t, *observed, events=joined))
+        store.save_late_events(5, [LogEvent("left", "d"), LogEvent("left", "b")])
+        store.go_back_to(2)
+        kept = [(e.kind, e.client_id) for e in store.late_events()]
+        assert kept == [
+            ("joined", "a"),
+            *[("reconciled", "c")] * 2,
+            ("left", "b"),
+        ]
+        store.close()
+        Store(path).close()  # which verifies the seals
 
 
 def test_events_of_rounds_taken_back_wait_until_a_round_knows_of_them() -> None:
     """A crash before all of them are played again: they are not read once more as what nobody knows of."""
     with fresh_store() as (store, path):
         for t, client_id in enumerate("abcd", start=1):
-            store.commit_round(record(t, observation(client_id), events=(LogEvent("joined", client_id),)))
-        store.save_late_events(5, [LogEvent("left", "d")])
+            store.commit_round(record(t, observation(client_id), events=(LogEvent("missed", client_id),)))
+        store.save_late_events(5, [LogEvent("missed", "d")])
         store.go_back_to(1)
         events = tuple(store.late_events())
         assert [(e.kind, e.client_id) for e in events] == [
-            *(("joined", c) for c in "bcd"),
-            ("left", "d"),
+            *(("missed", c) for c in "bcd"),
+            ("missed", "d"),
         ]
         store.commit_round(record(2, observation("a"), attempt=2, events=events))
         assert store.late_events() == []

@@ -129,6 +129,14 @@ class ClientTable:
         if events:
             self._cap_examples()
 
+    def forget_rows_from(self, row: int) -> None:
+        """Forget the clients of this row and later ones, which no round has seen; their events are folded again."""
+        for client_id in self.ids[row:]:
+            del self.row_of[client_id]
+        del self.ids[row:]
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[:row])
+
     def apply_round(self, record: RoundRecord) -> None:
         """Fold one committed round's choices and observations (O(m), in place)."""
         np.add.at(self.chosen, self.rows(record.chosen), 1)

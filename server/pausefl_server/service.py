@@ -17,7 +17,7 @@ from pausefl_proto.actor import ActorStopped
 from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
-from pausefl_proto.wire import Vector
+from pausefl_proto.wire import Vector, digest
 from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S, ConnectionBounds
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
@@ -163,6 +163,8 @@ async def serve(
                 say=observer.noticed,
             )
         ends = budgets_end(start.state.table, settings.budget, start.state.round, policy.m)
+        for failed in store.failed_attempts():
+            telemetry.attempt_failed(failed, start.state)
         telemetry.resumed(store.evaluations(), ends if start.state.round else None)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
         if endpoints.metrics is not None:
@@ -171,7 +173,7 @@ async def serve(
         best_so_far = kept_best(store.evaluations(), best_model)
         waiting = waiting_models_max(theta_0.nbytes)
         evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, best_model, waiting)
-        missing = _missing(start, best_model, observer) if evaluate is not None else []
+        missing = _missing(start, best_model, store.model_digests(), observer) if evaluate is not None else []
         monitor = platform.watch()
         closing.callback(monitor.close)
         stopwatch = RunStopwatch(monitor, platform.clock)
@@ -310,10 +312,15 @@ async def _end(coordinator: Coordinator, interruption: Interruption) -> None:
         await coordinator.tell(Shutdown(interruption.reason))
 
 
-def _missing(start: StartingPoint, best_model: BestModelFile | None, observer: RunObserver) -> list[Evaluate]:
+def _missing(
+    start: StartingPoint, best_model: BestModelFile | None, digests: Mapping[int, str], observer: RunObserver
+) -> list[Evaluate]:
     """The evaluations that an interruption prevented, of models that are still there; the others are named."""
-    best = best_model.load() if best_model is not None and start.unevaluated else None
-    models = {**start.unevaluated, **({best[0]: best[1]} if best is not None and best[0] in start.unevaluated else {})}
+    models = dict(start.unevaluated)
+    best = best_model.load() if best_model is not None and models else None
+    # Its round may have been taken back, and played again to another model.
+    if best is not None and best[0] in models and digest(best[1]) == digests.get(best[0]):
+        models[best[0]] = best[1]
     if lost := [str(t) for t, theta in models.items() if theta is None]:
         observer.noticed(f"not evaluated, since their models are gone: round {', '.join(lost)}")
     return [Evaluate(t, theta, subset=True) for t, theta in models.items() if theta is not None]

@@ -81,8 +81,10 @@ class UnansweredJobs:
     def releases_at_most(self, table: ClientTable, budget: Budget) -> int:
         """The most releases that any client can have charged, as far as its budget allows."""
         most = int(table.released.max(initial=0))
-        for client_id, jobs in self._jobs.items():
-            released = int(table.released[table.row_of[client_id]])
+        for client_id in self._known.keys() | self._jobs.keys():
+            row, jobs = table.row_of.get(client_id), self._jobs[client_id]
+            # No row: it has not come again since the run went back to a round before it.
+            released = self._known[client_id] if row is None else int(table.released[row])
             affordable = next((n for n in range(jobs, 0, -1) if budget.affords(released + n)), 0)
             most = max(most, released + affordable)
         return most

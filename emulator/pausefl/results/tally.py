@@ -14,6 +14,7 @@ from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import advice
 from pausefl_server.records import LogEvent, Observation, RoundRecord
+from pausefl_server.rounds.pending_events import count_of
 
 _MOST_FAILURES = 5
 
@@ -139,7 +140,7 @@ class RunTally:
 
     def _add_events(self, events: Iterable[LogEvent]) -> None:
         for event in events:
-            self.events[event.kind] += 1
+            self.events[event.kind] += count_of(event)
             if event.kind == "joined":
                 self._released_before.setdefault(event.client_id, event.released)
             elif event.kind == "capped":

@@ -137,10 +137,12 @@ class Coordinator(Actor[_Message]):
 
     async def _play(self, round: int) -> None:
         started = self._stopwatch.start_round(self.state.wall_clock_s)
+        known = len(self.state.table)
         events = self._fold_events(round)
         if too_few := too_few_left(self.state.table, self.state.policy.m):
             self._stop("budgets_spent", too_few)
         if self.stopped_because or not self.state.table.eligible().size:
+            self.state.table.forget_rows_from(known)  # the log will have these clients come with those that come later
             self._unlogged.events.put_back(events)
             return
         prepared = await self._preparer.prepare(round, self._attempts.get(round, 1), self.model)
@@ -154,9 +156,7 @@ class Coordinator(Actor[_Message]):
         self._open = None
         self._late.expect(open_round, self.state.table)
         self._unlogged.events.add(*self._unlogged.events.not_settled_by(self._members.owed(open_round)))
-        for client_id, miss in open_round.misses.items():
-            if miss.kind in ("timeout", "unneeded"):
-                self._members.withdraw_job(client_id)
+        self._members.withdraw_jobs(c for c, miss in open_round.misses.items() if miss.kind in ("timeout", "unneeded"))
         if not open_round.updates:
             await self._try_again(self._record(open_round, self.model, started))
             return
@@ -178,7 +178,7 @@ class Coordinator(Actor[_Message]):
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
         """Take all events since the last round into the state, with the retirements that follow; returns them."""
-        events = self._unlogged.events.take()
+        events = self._unlogged.events.take_known(self.state.table.row_of)
         self.state.before_round(round, events)
         retired = used_up(self.state.table, self._settings.budget)
         self.state.before_round(round, retired)
@@ -312,7 +312,9 @@ class Coordinator(Actor[_Message]):
         def can_select() -> bool:
             return self._members.can_select(self._unlogged.events.retired())
 
-        if can_select() or await self._wait_until(can_select, self._settings.connect_timeout_s):
+        if not can_select():
+            await self._report_last_round()  # no next job will follow soon
+        if await self._wait_until(can_select, self._settings.connect_timeout_s):
             return not self.stopped_because
         exhausted = bool(self.state.table.retired.any()) or bool(self._unlogged.events.retired())
         if exhausted:

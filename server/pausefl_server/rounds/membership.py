@@ -1,7 +1,7 @@
 """Who is connected: registration and loss of clients, the roll call before a round, and pings of idle clients."""
 
 from collections import Counter
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 
 from pausefl_proto.errors import WireError
 from pausefl_server.clients import ClientTable
@@ -119,6 +119,11 @@ class Membership:
         if job is not None and (peer := self._peers.get(client_id)) is not None:
             peer.offer(job)
         return job
+
+    def withdraw_jobs(self, clients: Iterable[str]) -> None:
+        """Take these clients' last jobs back."""
+        for client_id in clients:
+            self.withdraw_job(client_id)
 
     def send_pings(self, now_s: float, busy: Container[str]) -> None:
         """Ping the idle clients whose turn it is."""

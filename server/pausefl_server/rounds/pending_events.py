@@ -1,6 +1,7 @@
 """Events that wait for the next commit: repeated ones are merged, so that no client can make the log grow at will."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from pausefl_server.records import EventKind, LogEvent
@@ -8,6 +9,17 @@ from pausefl_server.records import EventKind, LogEvent
 _COMING_AND_GOING: tuple[EventKind, EventKind] = ("joined", "left")
 # Of these it matters how often they happened, and the greatest release they tell of.
 _MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled")
+_MERGED_DETAIL = re.compile(r"(.*) \((\d{1,9}) times\)", re.DOTALL)
+
+
+def count_of(event: LogEvent) -> int:
+    """How often it happened: events that are like one another are merged."""
+    return _first_and_count(event)[1]
+
+
+def _first_and_count(event: LogEvent) -> tuple[str, int]:
+    merged = _MERGED_DETAIL.fullmatch(event.detail) if event.kind in _MERGED else None
+    return (merged[1], int(merged[2])) if merged else (event.detail, 1)
 
 
 class PendingEvents:
@@ -40,6 +52,19 @@ class PendingEvents:
         """Let events that were taken wait again, before those that came since."""
         self.add(*events, *self.take())
 
+    def take_known(self, clients: Container[str]) -> tuple[LogEvent, ...]:
+        """All events but what clients have spent that are none of these and come with none of the events.
+
+        That waits until they do: the run went back to a round before they first came.
+        """
+        events = self.take()
+        known = {event.client_id for event in events if event.kind == "joined"}
+        early = [
+            e for e in events if e.kind == "reconciled" and e.client_id not in clients and e.client_id not in known
+        ]
+        self.add(*early)
+        return tuple(event for event in events if event not in early)
+
     def retired(self) -> set[str]:
         """Clients that have no budget left, as the log does not know yet."""
         return {client_id for kind, client_id in self._places if kind == "retired"}
@@ -61,7 +86,7 @@ class PendingEvents:
             if event.kind == "unsettled" and self._repeats.get(key, ("", 0))[0] == event.detail:
                 del self._events[self._places[key]]  # the same job: said after all that would settle it
             self._append(event)
-            self._repeats[key] = event.detail, 1
+            self._repeats[key] = _first_and_count(event)
 
     def _append(self, event: LogEvent) -> None:
         self._places[event.kind, event.client_id] = self._next
@@ -78,11 +103,12 @@ class PendingEvents:
         """A ledger is corrected upwards; of all else it matters how often it happened."""
         kept, key = self._events[place], (event.kind, event.client_id)
         first, count = self._repeats[key]
-        self._repeats[key] = first, count + 1
+        count += count_of(event)
+        self._repeats[key] = first, count
         greater = max((kept, event), key=lambda e: e.released)
         self._events[place] = replace(
             kept,
-            detail=f"{first} ({count + 1} times)",
+            detail=f"{first} ({count} times)",
             released=greater.released,
             epsilon_spent=greater.epsilon_spent,
         )

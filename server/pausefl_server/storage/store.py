@@ -172,6 +172,7 @@ class Store:
             later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
             for (taken_back,) in later.fetchall():
                 self._forget_round(taken_back, is_private=is_private)
+            self._forget_later_clients(round)
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(round, optimizer_state)
 
@@ -202,6 +203,13 @@ class Store:
             self._db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
         self._seal_round(round)
         self._seal_evaluations(round)
+
+    def _forget_later_clients(self, round: int) -> None:
+        """Clients that came later are newcomers when they come again; what they have spent is kept."""
+        later = self._db.execute(_SELECT_ROUNDS_OF_LATER_CLIENTS, (round,)).fetchall()
+        self._db.execute(_DELETE_LATER_CLIENTS, (round,))
+        for (changed,) in later:
+            self._seal_round(changed)
 
     def _told_in(self, round: int, last_attempt: int, *, is_private: bool) -> list[LogEvent]:
         """What the log is to know of a round's attempts when they are taken back, but for its answers, in order."""
@@ -292,6 +300,12 @@ _SELECT_LAST_ATTEMPT = (
 _SELECT_EVENTS_OF_ATTEMPT = (
     f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE round = ? AND attempt = ? ORDER BY sequence"
 )
+_OF_LATER_CLIENTS = (
+    "FROM events WHERE attempt = 0 AND kind IN ('joined', 'left') AND client_id NOT IN"
+    " (SELECT client_id FROM events WHERE kind = 'joined' AND attempt > 0 AND round <= ?)"
+)
+_SELECT_ROUNDS_OF_LATER_CLIENTS = f"SELECT DISTINCT round {_OF_LATER_CLIENTS}"
+_DELETE_LATER_CLIENTS = f"DELETE {_OF_LATER_CLIENTS}"
 _SELECT_STILL_AT_WORK = (
     f"SELECT client_id FROM misses WHERE round = ? AND attempt = ? AND kind IN {STILL_AT_WORK} ORDER BY client_id"
 )
