@@ -10,14 +10,14 @@ from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
 from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
-from pausefl_client.privacy.release import Releaser
+from pausefl_client.privacy.release import Releaser, error_in_general
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources, StreamToServer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
 from pausefl_process.host_monitor import HostReport
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
-from pausefl_proto.errors import BudgetError, DamageError, LedgerError, PauseflError, WrittenOff
+from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
@@ -360,7 +360,7 @@ class ClientSession:
             log.info("%s: round %d: %s", *who.values(), said, extra=who)
         elif is_private or cause is not None:
             log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=cause, extra=who)
-        return _in_general(error) if is_private else said
+        return error_in_general(error) if is_private else said
 
     async def _write(
         self, stream: StreamToServer, message: pb.ClientMessage, payload: memoryview | None = None
@@ -368,18 +368,6 @@ class ClientSession:
         data = encode(message, payload)
         async with self._writing:  # a pong may want to leave between two frames
             await stream.write(data)
-
-
-def _in_general(error: BaseException) -> str:
-    """What kind of error it is, in words that do not depend on any data."""
-    match error:
-        case BudgetError():
-            return "its privacy budget allows no further release"
-        case WrittenOff():
-            return "it was answered before, and its bytes are gone: written off"
-        case LedgerError():
-            return "its ledger takes no release; its own log says why"
-    return "it failed at the job; its own log says why"
 
 
 def _host(report: HostReport) -> pb.Host:
