@@ -1,8 +1,7 @@
-"""What a client sends for a job: the result of one that was answered, and the kind of error of one that failed."""
+"""The result that a client sends for a job that it has answered."""
 
 from pausefl_client.jobs import Work
 from pausefl_process.host_monitor import HostReport
-from pausefl_proto.errors import BudgetError, LedgerError, WrittenOff
 from pausefl_proto.v1 import federation_pb2 as pb
 
 
@@ -20,15 +19,3 @@ def result_of(job: pb.Job, work: Work, timing: pb.Timing, update: pb.Vector, hos
     if work.loss is not None:
         result.loss = work.loss
     return result
-
-
-def kind_of(error: BaseException) -> str:
-    """What kind of error it is, in words that do not depend on any data."""
-    match error:
-        case BudgetError():
-            return "its privacy budget allows no further release"
-        case WrittenOff():
-            return "it was answered before, and its bytes are gone: written off"
-        case LedgerError():
-            return "its ledger takes no release; its own log says why"
-    return "it failed at the job; its own log says why"

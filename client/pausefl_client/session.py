@@ -10,8 +10,8 @@ from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
 from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
-from pausefl_client.privacy.release import Releaser
-from pausefl_client.results import kind_of, result_of
+from pausefl_client.privacy.release import Releaser, error_in_general
+from pausefl_client.results import result_of
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources, StreamToServer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
@@ -366,7 +366,7 @@ class ClientSession:
             log.info("%s: round %d: %s", *who.values(), said, extra=who)
         elif is_private or cause is not None:
             log.warning("%s: round %d failed: %s", *who.values(), said, exc_info=cause, extra=who)
-        return kind_of(error) if is_private else said
+        return error_in_general(error) if is_private else said
 
     async def _write(
         self, stream: StreamToServer, message: pb.ClientMessage, payload: memoryview | None = None

@@ -11,7 +11,7 @@ from pausefl_client.privacy.ledger import Charge, Ledger, ReleaseKey
 from pausefl_client.privacy.mechanism import LaplaceSource, Mechanism
 from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import FLOAT32, Encoding
-from pausefl_proto.errors import LedgerError, WrittenOff
+from pausefl_proto.errors import BudgetError, LedgerError, WrittenOff
 from pausefl_proto.wire import Vector, digest
 
 NoiseFor = Callable[[ReleaseKey], LaplaceSource]
@@ -97,3 +97,15 @@ class Releaser:
         """Equal vectors give equal bytes, so the ledger keeps the vector, and a release is repeated from it."""
         encoded = self._encoding.encode(vector)
         return Released(encoded, vector_digest if encoded is vector else digest(encoded), charge)
+
+
+def error_in_general(error: BaseException) -> str:
+    """What kind of error it is, in words that hold no data and may leave a private client."""
+    match error:
+        case BudgetError():
+            return "its privacy budget allows no further release"
+        case WrittenOff():
+            return "it was answered before, and its bytes are gone: written off"
+        case LedgerError():
+            return "its ledger takes no release; its own log says why"
+    return "it failed at the job; its own log says why"
