@@ -1,6 +1,7 @@
 """What a server may say to a client costs it neither its memory nor its process."""
 
 import asyncio
+import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -60,7 +61,8 @@ async def test_a_round_that_no_run_reaches_is_refused_before_anything_is_drawn(r
     assert not rig.trainer.rounds
 
 
-async def test_a_reason_that_is_no_unicode_is_told_as_far_as_it_is() -> None:
+async def test_a_reason_that_is_no_unicode_is_told_as_far_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "pausefl.client")  # processes of pytest-xdist cannot send such a text
     rig = SessionRig()
     rig.trainer.fails_in = {1: ValueError("bad \udcff byte")}
     async with rig.running():
