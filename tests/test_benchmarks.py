@@ -19,6 +19,7 @@ from benchmarks.systems.task import Task
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers
 from pausefl_proto.errors import ConfigError
+from rigs.command import command_line
 
 SHORT = Window(warm_up=1, warm_up_s=0.0, seconds=0.1, rounds_min=2, within_s=60.0)
 CELL = "10 clients, 4 kB"
@@ -32,7 +33,7 @@ def test_a_play_is_measured_and_leaves_no_process_behind(name: str) -> None:
     assert 0 < found["round_s"] < 10
     assert found["cpu_s"] >= 0
     assert found["peak_rss_bytes"] > found["pss_bytes"] > 4 * 5_000_000, "server and three clients at least"
-    assert [p for p in psutil.Process().children(recursive=True) if "benchmarks.systems" in " ".join(p.cmdline())] == []
+    assert [p for p in psutil.Process().children(recursive=True) if "benchmarks.systems" in command_line(p)] == []
 
 
 def test_the_training_beside_pausefl_takes_the_same_steps(tmp_path: Path) -> None:

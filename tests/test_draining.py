@@ -23,7 +23,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server import service
 from pausefl_server.records import Evaluation
 from pausefl_server.selection.policies.everyone import All
-from rigs.command import rounds_in, synthetic
+from rigs.command import command_line, rounds_in, synthetic
 from rigs.federation import clients, federation
 from rigs.waiting import wait_for
 
@@ -127,7 +127,7 @@ def test_a_run_whose_server_is_ended_before_it_listens_was_interrupted(
 
     def server_imports() -> bool:
         children = psutil.Process(process.pid).children()
-        servers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        servers = [child for child in children if "spawn_main" in command_line(child)]
         return any("numpy" in file.path for server in servers for file in server.memory_maps())
 
     wait_for(server_imports, "the server's process", running=process)
@@ -158,7 +158,7 @@ def test_a_run_that_is_ended_while_it_starts_its_server_was_interrupted(
         main(["run", str(synthetic(tmp_path, rounds=100_000)), "--run-dir", str(tmp_path / "run")])
     assert ended.value.code == INTERRUPTED
     assert capfd.readouterr().err.splitlines()[-1].startswith("pausefl: interrupted; go on with: ")
-    assert not [c for c in psutil.Process().children() if "spawn_main" in " ".join(c.cmdline())]
+    assert not [c for c in psutil.Process().children() if "spawn_main" in command_line(c)]
 
 
 async def test_an_evaluator_that_was_not_started_needs_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_run_whose_server_is_stopped_ends_all_the_same(
 
     def stop() -> None:
         wait_for(lambda: rounds_in(run_dir) >= 1, "round 1")
-        (server,) = (c for c in psutil.Process().children() if "spawn_main" in " ".join(c.cmdline()))
+        (server,) = (c for c in psutil.Process().children() if "spawn_main" in command_line(c))
         server.suspend()
         os.kill(os.getpid(), signal.SIGTERM)
 

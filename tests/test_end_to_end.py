@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rigs.command import query, rounds_in, run, synthetic
+from rigs.command import command_line, query, rounds_in, run, synthetic
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -308,4 +308,4 @@ def test_what_was_refused_leaves_only_what_was_there(tmp_path: Path) -> None:
 def _clients(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     """The forked client processes: children of the fork server, which shares their command line."""
     family = psutil.Process(process.pid).children(recursive=True)
-    return [p for p in family if "forkserver" in " ".join(p.cmdline()) and p.ppid() != process.pid]
+    return [p for p in family if "forkserver" in command_line(p) and p.ppid() != process.pid]

@@ -22,7 +22,7 @@ from pausefl.runtime import run_dir as run_dir_module
 from pausefl.runtime.run_dir import made_run_dir, new_run_dir, stored_experiment
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
-from rigs.command import query
+from rigs.command import command_line, query
 from rigs.waiting import wait_for
 
 pytestmark = pytest.mark.end_to_end
@@ -160,7 +160,7 @@ def test_the_server_keeps_the_lock_when_the_process_that_started_it_is_gone(
     first = background("run", config_in(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
     log = tmp_path / "run/server.log"
     wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=first)
-    (server,) = (p for p in psutil.Process(first.pid).children() if "spawn_main" in " ".join(p.cmdline()))
+    (server,) = (p for p in psutil.Process(first.pid).children() if "spawn_main" in command_line(p))
     server.suspend()
     first.kill()
     first.wait()
@@ -176,7 +176,7 @@ def test_a_killed_client_comes_back(tmp_path: Path, background: Start) -> None:
     log, run_db = tmp_path / "run/server.log", tmp_path / "run/run.db"
     wait_for(lambda: log.exists() and '"kind": "round"' in log.read_text(), "a round", running=process)
     family = psutil.Process(process.pid).children(recursive=True)
-    client = next(p for p in family if "forkserver" in " ".join(p.cmdline()) and p.ppid() != process.pid)
+    client = next(p for p in family if "forkserver" in command_line(p) and p.ppid() != process.pid)
     client.kill()
 
     def joins() -> int:

@@ -57,3 +57,11 @@ def is_alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def command_line(process: psutil.Process) -> str:
+    """What a process was started as, empty for one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a process that nobody has waited for yet, too
+        return ""
