@@ -20,12 +20,25 @@ from pausefl_server.storage.store import Store
 from rigs.coordinator import BUDGET, CoordinatorRig, FakePeer, MakeRig
 
 
-async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | JobDropped] | None) -> FakePeer:
-    """b loses its stream in round 1, in which it answers or not, and comes back, unchanged, in round 2."""
-    a = await rig.join("a", manual=True)
-    b = await rig.join("b", manual=True, released=4)
+async def both_at_work(rig: CoordinatorRig, released: int = 10) -> tuple[FakePeer, FakePeer]:
+    """a and b with the job of round 1; b has made so many releases before."""
+    a, b = await rig.join("a", manual=True), await rig.join("b", manual=True, released=released)
     for peer in (a, b):
         await peer.next_job()
+    return a, b
+
+
+async def back_at_work(rig: CoordinatorRig, b: FakePeer) -> FakePeer:
+    """b on a new stream with the job that it had, after the one before has broken."""
+    await rig.lose(b)
+    back = await rig.join("b", manual=True, released=10)
+    await back.next_job()
+    return back
+
+
+async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | JobDropped] | None) -> FakePeer:
+    """b loses its stream in round 1, in which it answers or not, and comes back, unchanged, in round 2."""
+    a, b = await both_at_work(rig, released=4)
     if answer is Update:
         await b.answer(1)
     elif answer is Refusal:
@@ -88,9 +101,7 @@ def test_a_job_is_owed_once_however_often_its_client_returns() -> None:
 async def test_a_late_update_settles_its_own_job_alone(rig: MakeRig) -> None:
     """It comes while the next job is out, which its client charges as well."""
     async with rig(All(2), rounds=3, quorum=0.5).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
-        for peer in (a, b):
-            await peer.next_job()
+        a, b = await both_at_work(r)
         await a.answer(1)
         for t in (2, 3):
             for peer in (a, b):
@@ -105,12 +116,8 @@ async def test_a_late_update_settles_its_own_job_alone(rig: MakeRig) -> None:
 
 async def test_a_hello_within_a_round_does_not_settle_the_rounds_job(rig: MakeRig) -> None:
     async with rig(All(2), rounds=1, round_timeout_s=0.5).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
-        for peer in (a, b):
-            await peer.next_job()
-        await r.lose(b)
-        back = await r.join("b", manual=True, released=10)
-        await back.next_job()
+        a, b = await both_at_work(r)
+        back = await back_at_work(r, b)
         back.release()
         await a.answer(1)
         await r.played()
@@ -119,12 +126,8 @@ async def test_a_hello_within_a_round_does_not_settle_the_rounds_job(rig: MakeRi
 
 async def test_a_later_hello_settles_what_was_owed_before_it(rig: MakeRig) -> None:
     async with rig(All(2), rounds=2, round_timeout_s=0.5).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
-        for peer in (a, b):
-            await peer.next_job()
-        await r.lose(b)
-        back = await r.join("b", manual=True, released=10)
-        await back.next_job()
+        a, b = await both_at_work(r)
+        back = await back_at_work(r, b)
         await a.answer(1)
         await a.next_job()
         await back.answer(1)
@@ -140,9 +143,7 @@ async def test_a_later_hello_settles_what_was_owed_before_it(rig: MakeRig) -> No
 
 async def test_a_client_given_up_before_the_run_is_stopped_may_have_charged(rig: MakeRig) -> None:
     async with rig(All(2), rounds=5, rejoin_timeout_s=0.0, round_timeout_s=30.0).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
-        for peer in (a, b):
-            await peer.next_job()
+        a, b = await both_at_work(r)
         b.release()
         b.stop()
         lost = Lost(b, "its connection broke", may_return=False)
@@ -158,9 +159,7 @@ async def test_a_client_that_is_not_waited_for_as_the_run_is_stopped_may_have_ch
     rig: MakeRig, answer_first: bool
 ) -> None:
     async with rig(All(2), rounds=5, quorum=0.5).running() as r:
-        a, b = await r.join("a", manual=True), await r.join("b", manual=True, released=10)
-        for peer in (a, b):
-            await peer.next_job()
+        a, b = await both_at_work(r)
         b.release()
         messages: list[Update | Shutdown] = [a.update(1, a.release()), Shutdown("stopped by SIGTERM")]
         for message in messages if answer_first else reversed(messages):
