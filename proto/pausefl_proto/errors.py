@@ -1,4 +1,4 @@
-"""Every error this project raises on purpose, on one page.
+"""The errors that cross a package's border; those of one package alone stand where they are raised.
 
 A command ends with exit status 2 on a `ConfigError` and with 1 on any other `PauseflError`.
 """
@@ -24,7 +24,7 @@ class DamageError(WireError):
 
 
 class TryLaterError(WireError):
-    """The same message may be taken later: the reason lies in the moment, not in the message."""
+    """The server cannot take the message now; the same one may be taken later."""
 
 
 class EvaluatorLost(PauseflError):
