@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from collections import Counter
+from contextlib import suppress
 from types import TracebackType
 
 from fuzz.http2 import DATA, SETTINGS, WINDOW, call, frame, opening
@@ -13,18 +14,22 @@ _INITIAL_WINDOW = 4  # the setting's number
 
 
 class HalfMessages:
-    """Connections of some streams each; every stream sends as much of a message as the server's windows allow."""
+    """Connections of some streams each; every stream sends as much of a message as the server's windows allow.
+
+    A connection that the server ends is made again.
+    """
 
     def __init__(self, port: int, connections: int, streams: int, message_bytes: int) -> None:
         self.sent_bytes = 0
         self._port = port
         self._connections = connections
         self._streams = streams
-        self._message_bytes = message_bytes
+        # A message's header stands before its bytes, of which the last never comes.
+        self._unfinished = memoryview(b"\0" + struct.pack(">I", message_bytes) + bytes(message_bytes - 1))
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "HalfMessages":
-        self._tasks = [asyncio.create_task(self._connect()) for _ in range(self._connections)]
+        self._tasks = [asyncio.create_task(self._attack()) for _ in range(self._connections)]
         return self
 
     async def __aexit__(
@@ -34,14 +39,17 @@ class HalfMessages:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _attack(self) -> None:
+        while True:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await self._connect()
+
     async def _connect(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             numbers = range(1, 2 * self._streams, 2)
             writer.write(opening() + b"".join(call(number) for number in numbers))
-            # A message's header stands before its bytes, of which the last never comes.
-            header = b"\0" + struct.pack(">I", self._message_bytes)
-            left = {number: header + bytes(self._message_bytes - 1) for number in numbers}
+            left = dict.fromkeys(numbers, self._unfinished)
             initial = Counter({_INITIAL_WINDOW: _WINDOW_BYTES})
             windows = Counter(dict.fromkeys((0, *numbers), _WINDOW_BYTES))
             while True:
@@ -52,11 +60,13 @@ class HalfMessages:
         finally:
             writer.transport.abort()
 
-    def _send(self, writer: asyncio.StreamWriter, number: int, left: dict[int, bytes], windows: "Counter[int]") -> None:
+    def _send(
+        self, writer: asyncio.StreamWriter, number: int, left: dict[int, memoryview], windows: "Counter[int]"
+    ) -> None:
         while size := min(len(left[number]), windows[0], windows[number], _FRAME_BYTES):
             if size < 0:
                 return
-            writer.write(frame(DATA, 0, number, left[number][:size]))
+            writer.write(frame(DATA, 0, number, bytes(left[number][:size])))
             left[number] = left[number][size:]
             windows[0] -= size
             windows[number] -= size
