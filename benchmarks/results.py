@@ -12,6 +12,7 @@ import psutil
 from benchmarks.environments import SYSTEMS, versions_of
 from benchmarks.plan import Turn
 from pausefl.version import __version__
+from pausefl_process.machine import processor_name
 from pausefl_proto.errors import ConfigError
 
 
@@ -54,15 +55,10 @@ def _key(line: dict[str, Any]) -> tuple[str, int, str]:
 
 
 def _machine() -> dict[str, Any]:
-    models = {line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")}
     memory_gib = round(psutil.virtual_memory().total / 2**30)
     return {
-        "processor": ", ".join(sorted(models)),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "memory_gib": memory_gib,
         "system": platform.system(),
     }
-
-
-def _cpuinfo() -> list[str]:
-    return Path("/proc/cpuinfo").read_text("utf-8").splitlines()

@@ -11,18 +11,14 @@ import matplotlib.image
 import pytest
 
 from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne
-from pausefl.campaigns.reproduction import playing
+from pausefl.campaigns.reproduction import estimate
+from pausefl.campaigns.reproduction import summary as summary_module
 from pausefl.campaigns.reproduction.command import requested
 from pausefl.campaigns.reproduction.document import results_page
+from pausefl.campaigns.reproduction.estimate import estimated_s
 from pausefl.campaigns.reproduction.page import keep, kept_summaries, write_page
-from pausefl.campaigns.reproduction.playing import (
-    ReproductionScale,
-    Request,
-    estimated_s,
-    left_out,
-    n_finished,
-    reproduce,
-)
+from pausefl.campaigns.reproduction.playing import n_finished, reproduce
+from pausefl.campaigns.reproduction.request import ReproductionScale, Request, left_out
 from pausefl.cli import main, parser
 from pausefl.config.experiment import load_experiment
 from pausefl.published import find_reproduction, read_reproductions, reproductions
@@ -67,7 +63,7 @@ def test_a_figures_name_stands_for_its_experiment() -> None:
 
 
 def test_the_quick_scale_takes_ten_minutes_on_two_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playing.os, "cpu_count", lambda: 2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(estimate.os, "cpu_count", lambda: 2)  # type: ignore[attr-defined]
     for each in reproductions():
         small = request(each.name, tmp_path, "quick")
         assert estimated_s(small) < 600
@@ -229,10 +225,10 @@ def test_the_page_of_results_is_written_from_the_stored_summaries() -> None:
 
 def test_conditions_name_what_the_series_do_not_share(tmp_path: Path) -> None:
     table = request("fedts-table2-poisoning", tmp_path)
-    settings = playing._settings([table.experiment(series) for series in ("fed-ts", "fedavg", "scaffold")])
+    settings = summary_module._settings([table.experiment(series) for series in ("fed-ts", "fedavg", "scaffold")])
     assert (settings["m"], settings["clients"], settings["model"]) == ("5 or 20", 20, "fedts_fashion")
     scenarios = request("fedts-fig5", tmp_path)
-    settings = playing._settings([scenarios.experiment(series) for series in scenarios.series])
+    settings = summary_module._settings([scenarios.experiment(series) for series in scenarios.series])
     assert settings["clients"] == "30 or 15 or 24"
 
 
@@ -257,8 +253,8 @@ def test_the_cluster_term_is_that_of_the_log_and_known_of_policies_without_clust
 
 def test_without_a_policy_under_r2_there_is_no_cluster_term(tmp_path: Path) -> None:
     r1 = request("fig11", tmp_path, overrides=["selection.pause.reward=R1"])
-    assert playing._cluster_term([r1.experiment(series) for series in ("pause", "fastest")]) is None
-    assert playing._cluster_term([r1.experiment(series) for series in ("fastest", "sa-pause")]) is not None
+    assert summary_module._cluster_term([r1.experiment(series) for series in ("pause", "fastest")]) is None
+    assert summary_module._cluster_term([r1.experiment(series) for series in ("fastest", "sa-pause")]) is not None
 
 
 def test_a_reproduction_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 from pausefl.runtime.provenance import this_start
+from pausefl_process.machine import processor_name
 
 
 class Part(NamedTuple):
@@ -105,18 +105,8 @@ def cases() -> Iterator[dict[str, Any]]:
 
 def _machine() -> dict[str, Any]:
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.release()}",
     }
-
-
-def _processor() -> str:
-    """Its name where Linux tells it, else what Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

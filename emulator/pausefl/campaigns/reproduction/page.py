@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.campaigns.reproduction.document import results_page
-from pausefl.campaigns.reproduction.playing import SUMMARY
+from pausefl.campaigns.reproduction.summary import SUMMARY
 from pausefl.published import reproductions
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
