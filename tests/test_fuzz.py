@@ -12,7 +12,7 @@ from fuzz.half_messages import HalfMessages
 from fuzz.http2 import ATTACKS
 from fuzz.malformed import WAYS, malformed
 from fuzz.server_run import ServerRun
-from fuzz.summary import disk_bound_bytes, failures, memory_bound_bytes
+from fuzz.summary import MEMORY_TIMES_BASE, disk_bound_bytes, failures, memory_bound_bytes
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.hello_limits import MOST_WAITING
@@ -91,6 +91,7 @@ async def test_clients_survive_malformed_messages_and_count_right(tmp_path: Path
     assert found["survives"]
     assert (found["tracebacks"], found["wrong_in_ledgers"]) == (0, 0)
     assert found["releases"] > 0
+    assert found["peak_rss_bytes"] <= MEMORY_TIMES_BASE * found["base_rss_bytes"]
 
 
 @pytest.mark.end_to_end

@@ -53,6 +53,9 @@ class ClientFuzz:
         self._model = np.zeros(1000, np.float32)
         self._schedule = ""
         self._streams = self._jobs = self._answered = 0
+        self._warm: set[str] = set()
+        """Clients that have trained; the first nonsense waits for all of them, for memory is counted from there."""
+        self._base_is_taken = asyncio.Event()
         self._released: dict[str, dict[int, str]] = {}
         """Digest of what left, by participation, by client."""
         self._wrong: list[str] = []
@@ -89,14 +92,16 @@ class ClientFuzz:
         self._summary["releases"] = sum(map(len, self._released.values()))
 
     async def _watch(self, process: "subprocess.Popen[bytes]") -> None:
-        base_bytes, said_s = 0, time.monotonic()
+        said_s = time.monotonic()
         while not self._tally.is_done:
             await asyncio.sleep(0.2)
             self._summary["survives"] = process.poll() is None
             assert process.poll() is None, "the client's process has ended"
-            if not base_bytes and self._answered > 2 * _CLIENTS:
-                base_bytes = peak_rss_bytes(process.pid)
-            self._summary |= {"base_rss_bytes": base_bytes, "peak_rss_bytes": peak_rss_bytes(process.pid)}
+            if len(self._warm) < _CLIENTS:
+                continue
+            self._summary["peak_rss_bytes"] = peak_rss_bytes(process.pid)
+            self._summary.setdefault("base_rss_bytes", self._summary["peak_rss_bytes"])
+            self._base_is_taken.set()
             if time.monotonic() - said_s > 10:
                 said_s = time.monotonic()
                 peak_bytes = self._summary["peak_rss_bytes"]
@@ -124,10 +129,14 @@ class ClientFuzz:
         hello = pb.ClientMessage.FromString(await _read(context)).hello
         with suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(_ANSWER_WITHIN_S):
-                if rng.random() < 0.02:
+                if self._base_is_taken.is_set() and rng.random() < 0.02:
                     await self._send_malformed(context, pb.ServerMessage(welcome=_WELCOME), rng, ENDED)
                     return
                 await context.write(pb.ServerMessage(welcome=_WELCOME).SerializeToString())
+                if hello.client_id not in self._warm:
+                    await self._give_job(context, hello.client_id)
+                    self._warm.add(hello.client_id)
+                await self._base_is_taken.wait()
                 for _ in range(rng.randrange(_MOST_IN_A_BURST)):
                     name, data = _overlooked(rng)
                     await context.write(data)
