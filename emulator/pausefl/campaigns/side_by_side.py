@@ -1,10 +1,10 @@
-"""Plays several runs of a campaign at a time, each in a process of its own, on the virtual clock."""
+"""Plays several runs of a campaign at a time, in as many processes, on the virtual clock."""
 
 import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -48,7 +48,7 @@ class SideBySide:
         self.check(runs)
         waiting = deque(run for run in runs if is_left(run, folder))
         campaign = _Campaign(folder, len(runs), len(runs) - len(waiting), self.say, CampaignPace(self.jobs))
-        with _forwarding_signals(campaign):
+        with _forwarding_signals(campaign), closing(campaign):
             while campaign.playing or (waiting and campaign.may_begin):
                 while waiting and campaign.may_begin and len(campaign.playing) < self.jobs:
                     campaign.begin(waiting.popleft())
@@ -63,11 +63,14 @@ class SideBySide:
 
 
 @dataclass
-class _PlayedRun:
-    name: str
+class _Worker:
+    """A process that plays one run after the other, so that what it imports is imported once."""
+
     process: SpawnProcess
-    result: "Connection[Any, Any]"
-    """Gives the run's outcome, or the error that ended it; nothing where its process was killed."""
+    line: "Connection[Any, Any]"
+    """Takes a run, and gives its outcome, or the error that ended it; nothing where the process was killed."""
+    run: str
+    """What it plays, or has played last."""
 
 
 @dataclass
@@ -79,7 +82,8 @@ class _Campaign:
     n_done: int
     say: Callable[[str], None]
     pace: CampaignPace
-    playing: list[_PlayedRun] = field(default_factory=list)
+    playing: list[_Worker] = field(default_factory=list)
+    idle: list[_Worker] = field(default_factory=list)
     error: PauseflError | None = None
     """The first of a run's; no other is begun then."""
     is_interrupted: bool = False
@@ -89,30 +93,37 @@ class _Campaign:
         return self.error is None and not self.is_interrupted
 
     def begin(self, run: Planned) -> None:
-        result, sender = multiprocessing.Pipe(duplex=False)
-        arguments = (run.experiment, self.folder / run.name, sender)
-        process = multiprocessing.get_context("spawn").Process(target=_play_one, args=arguments, name=run.name)
+        worker = self.idle.pop() if self.idle else _new_worker()
+        worker.run = run.name
         self.pace.began(run.name, is_resumed=(self.folder / run.name).exists())
-        start(process)
-        sender.close()
-        self.playing.append(_PlayedRun(run.name, process, result))
+        with suppress(BrokenPipeError):  # it was killed meanwhile, as `_note` will find
+            worker.line.send((run.experiment, self.folder / run.name))
+        self.playing.append(worker)
 
     def end_some(self) -> None:
         """Wait until a run has ended, and note what came of it."""
-        ended = wait([run.process.sentinel for run in self.playing])
-        for run in [run for run in self.playing if run.process.sentinel in ended]:
-            self.playing.remove(run)
-            self._note(run)
+        ended = wait([worker.line for worker in self.playing])
+        for worker in [worker for worker in self.playing if worker.line in ended]:
+            self.playing.remove(worker)
+            self._note(worker)
 
-    def _note(self, run: _PlayedRun) -> None:
-        run.process.join()
-        self.pace.ended(run.name)
+    def close(self) -> None:
+        """End all processes."""
+        for worker in (*self.playing, *self.idle):
+            worker.line.close()
+        for worker in (*self.playing, *self.idle):
+            worker.process.join()
+
+    def _note(self, worker: _Worker) -> None:
+        self.pace.ended(worker.run)
         try:
-            outcome = run.result.recv()
-        except EOFError:
-            killed = PauseflError(f"{run.name}: its process ended with status {run.process.exitcode}")
+            outcome = worker.line.recv()
+            self.idle.append(worker)
+        except (EOFError, ConnectionResetError):
+            worker.line.close()
+            worker.process.join()
+            killed = PauseflError(f"{worker.run}: its process ended with status {worker.process.exitcode}")
             outcome = "interrupted" if self.is_interrupted else killed
-        run.result.close()
         if isinstance(outcome, RunInterrupted) or outcome == "interrupted":
             self.is_interrupted = True
         elif isinstance(outcome, PauseflError):
@@ -120,7 +131,7 @@ class _Campaign:
         else:
             self.n_done += 1
             time_left = self.pace.left(self.n_runs - self.n_done - len(self.playing))
-            self.say(f"{run.name}: {outcome} ({self.n_done} of {self.n_runs}{time_left})")
+            self.say(f"{worker.run}: {outcome} ({self.n_done} of {self.n_runs}{time_left})")
 
 
 @contextmanager
@@ -129,21 +140,36 @@ def _forwarding_signals(campaign: _Campaign) -> Iterator[None]:
 
     def forward(_number: int, _frame: FrameType | None) -> None:
         campaign.is_interrupted = True
-        for run in campaign.playing:
-            run.process.terminate()
+        for worker in campaign.playing:
+            worker.process.terminate()
 
     with signals_to(forward, signal.SIGINT, signal.SIGTERM):
         yield
 
 
-def _play_one(experiment: Experiment, run_dir: Path, result: "Connection[Any, Any]") -> None:
-    """Play one run in this process, and tell what came of it."""
+def _new_worker() -> _Worker:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_work, args=(theirs,), name="pausefl-runs")
+    start(process)
+    theirs.close()
+    return _Worker(process, ours, "")
+
+
+def _work(line: "Connection[Any, Any]") -> None:
+    """Play the runs that come, until no more can come."""
     die_with_parent()
+    with suppress(EOFError):
+        while True:
+            line.send(_outcome(*line.recv()))
+
+
+def _outcome(experiment: Experiment, run_dir: Path) -> str | PauseflError:
+    """Play one run in this process, and return what came of it."""
     try:
         with sigterm_as_interrupt():
-            outcome = run_experiment(experiment, run_dir, SILENT, resume=True)["outcome"]
-        result.send(outcome)
+            outcome: str = run_experiment(experiment, run_dir, SILENT, resume=True)["outcome"]
+            return outcome
     except KeyboardInterrupt:
-        result.send(RunInterrupted("interrupted"))
+        return RunInterrupted("interrupted")
     except PauseflError as error:
-        result.send(error)
+        return error
