@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from pausefl.config.experiment import load_experiment
-from pausefl.runtime.client.forks import client_context
+from pausefl.runtime.client.forks import forked_client
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_client_process
 from pausefl_client.privacy.mechanism import NumpyLaplace
@@ -78,10 +78,9 @@ def play(tmp_path: Path, wiretap: Wiretap, unit: str, more: str = "") -> Any:
         wiretap.upstream = f"127.0.0.1:{ready['port']}"
         address = f"127.0.0.1:{wiretap.port}"
         plan = client_plan(load_experiment(str(config)))
-        forked = client_context(needs_torch=False)
         clients = [
-            forked.Process(target=run_client_process, args=(plan, [f"client-{k:03}"], address, tmp_path))
-            for k in range(CLIENTS)
+            forked_client(client_id, run_client_process, plan, [client_id], address, tmp_path, needs_torch=False)
+            for client_id in (f"client-{k:03}" for k in range(CLIENTS))
         ]
         for client in clients:
             client.start()

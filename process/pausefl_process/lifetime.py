@@ -37,14 +37,14 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
     }
     main.__spec__ = None
     try:
-        with _interrupts_held_back():
+        with interrupts_held_back():
             _start(process)
     finally:
         main.__dict__.update(hidden)
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
+def interrupts_held_back() -> Iterator[None]:
     """Let SIGINT wait until the block is left; what is started in it inherits that, and never hears of one."""
     resource_tracker.ensure_running()  # else the start of a process would start it, which lets signals through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

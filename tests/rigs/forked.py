@@ -1,5 +1,9 @@
-"""What a test asks a forked client process. Imports nothing itself, so that it sees what the fork server had."""
+"""What a test asks a forked process. Imports nothing itself, so that it sees what the fork server had.
 
+python -m rigs.forked forked_client|forked_run PROCESSES EXPERIMENT      prints what they tell, as JSON
+"""
+
+import os
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
@@ -9,7 +13,7 @@ MODULES = ("pausefl.runtime.client.process", "pausefl.runtime.client.torch_train
 
 def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> None:
     """Send which of `MODULES` were imported before the fork, and the first noise that a client draws."""
-    loaded = {name for name in MODULES if name in sys.modules}
+    loaded = [name for name in MODULES if name in sys.modules]
 
     from pausefl.config.experiment import parse_experiment
     from pausefl.runtime.client.plan import noise_plan
@@ -18,3 +22,32 @@ def tell_modules_and_noise(results: "Connection[Any, Any]", experiment: str) -> 
 
     source = noise_for(noise_plan(parse_experiment(experiment)), "client-000", ReleaseKey("run", 1, 1, "model"))
     results.send((loaded, source.laplace([0.0] * 4, 1.0).tolist()))
+
+
+def tell_variable(results: "Connection[Any, Any]", name: str) -> None:
+    """Send an environment variable of this process."""
+    results.send(os.environ.get(name))
+
+
+def _main(forked: str, processes: int, experiment: str) -> None:
+    import json
+    import multiprocessing
+
+    from pausefl.runtime.client.forks import forked_client
+    from pausefl.runtime.virtual.forks import forked_run
+    from pausefl_process.lifetime import start
+    from rigs.forked import tell_modules_and_noise
+
+    fork = {"forked_client": forked_client, "forked_run": forked_run}[forked]
+    told = []
+    for _ in range(processes):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = fork("told", tell_modules_and_noise, theirs, experiment, needs_torch=True)
+        start(process)
+        told.append(ours.recv())
+        process.join()
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

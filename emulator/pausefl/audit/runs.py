@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 from pausefl.audit.canaries import Claim, Scores, attack, canary, clear_noise
-from pausefl.runtime.client.forks import client_context
+from pausefl.runtime.client.forks import forked_client
 from pausefl.runtime.client.plan import ClientPlan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers
@@ -136,17 +135,17 @@ def _run(tasks: list[_Task], results: "Connection[Any, Any]") -> None:
     """The main function of a run: it forks its clients, and those of the second life when the first are gone."""
     die_with_parent()
     ignore_interrupts()
-    context = client_context(needs_torch=tasks[0].plan.training.workload.model != "synthetic")
     for life in range(1, _LIVES + 1):
-        started = [_start(context, task) for task in tasks if task.life == life]
+        started = [_start(task) for task in tasks if task.life == life]
         for process, told in started:
             results.send(told.recv())
             process.join()
 
 
-def _start(context: ForkServerContext, task: _Task) -> tuple[Any, "Connection[Any, Any]"]:
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_client, args=(task, theirs))
+def _start(task: _Task) -> tuple[Any, "Connection[Any, Any]"]:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    needs_torch = task.plan.training.workload.model != "synthetic"
+    process = forked_client(task.client_id, _client, task, theirs, needs_torch=needs_torch)
     start(process)
     theirs.close()
     return process, ours

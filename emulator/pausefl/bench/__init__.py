@@ -39,7 +39,9 @@ BENCHMARKS = {
     "overload": Benchmark("overload", "how late the server's event loop is while a crowd joins, or floods it"),
     "access_points": Benchmark("latency.access_points", "rounds of clients that share buckets: R1, R2, random"),
     "shaping": Benchmark("latency.shaping", "the token bucket against the kernel's tbf (needs root)"),
-    "startup": Benchmark("startup", "how long clients take to connect, and the memory each has to itself"),
+    "startup": Benchmark(
+        "startup", "how long clients take to connect, the memory each has to itself, and short runs whole"
+    ),
     "selection": Benchmark(
         "selection", "how long the exact searches and the annealing take, and whole runs beside the archived ones"
     ),

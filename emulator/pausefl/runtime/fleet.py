@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pausefl.config.experiment import Experiment
 from pausefl.config.links import processes
 from pausefl.config.tables import ClientGroup
-from pausefl.runtime.client.forks import client_context
+from pausefl.runtime.client.forks import await_clients, forked_client
 from pausefl.runtime.client.plan import ClientPlan, client_plan
 from pausefl.runtime.client.process import FleetPipes, run_client_process
 from pausefl.runtime.failure_log import FailureLog
@@ -25,6 +25,7 @@ from pausefl.runtime.netem import kernel_network
 from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
+from pausefl.runtime.virtual.forks import forked_run
 from pausefl_process.ending import BAD_INPUT, DRAIN_S, end_within, signals_to
 from pausefl_process.events import (
     Done,
@@ -136,11 +137,12 @@ class Fleet:
         self._back_to = back_to
         self._experiment = experiment
         self._run_dir = run_dir
-        self._server: SpawnProcess | None = None
+        self._server: ForkServerProcess | SpawnProcess | None = None
         self._plan = client_plan(experiment)
         self._presence = self._plan.presence
         self._address = ""
         self._is_virtual = experiment.experiment.clock == "virtual"
+        self._needs_torch = experiment.workload.model != "synthetic"
         self._clients_log = run_dir / ("server.log" if self._is_virtual else "clients.log")
         self._client_processes = [] if self._is_virtual else list(_client_processes(experiment))
         self._running: dict[int, ForkServerProcess] = {}  # by sentinel
@@ -177,15 +179,19 @@ class Fleet:
                     self._targets.clear()
 
     def _start_server(self) -> "Connection[Any, Any]":
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+        ours, theirs = multiprocessing.Pipe()
         plan = server_plan(self._experiment, self._run_dir.name)
         arguments = (plan, self._run_dir, theirs, self._lock, self._back_to)
         if self._is_virtual:
-            self._server = context.Process(target=_play_virtually, args=(self._plan, *arguments), name="pausefl-run")
+            self._server = forked_run(
+                "pausefl-run", _play_virtually, self._plan, *arguments, needs_torch=self._needs_torch
+            )
         else:
+            context = multiprocessing.get_context("spawn")
             self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
         start(self._server)
+        if self._client_processes:
+            await_clients(needs_torch=self._needs_torch)
         theirs.close()
         if self._interrupts:  # while it was being started
             self._server.kill()
@@ -260,13 +266,12 @@ class Fleet:
         self._start_clients(client for client in due if not client.has_left(self._called))
 
     def _start_clients(self, clients: Iterable[_ClientProcess]) -> None:
-        context = client_context(needs_torch=self._experiment.workload.model != "synthetic")
         for client in clients:
-            theirs, client.roll_calls = context.Pipe(duplex=False) if self._presence else (None, None)
-            metrics = self._targets.expect(context) if self._targets else None
+            theirs, client.roll_calls = multiprocessing.Pipe(duplex=False) if self._presence else (None, None)
+            metrics = self._targets.expect() if self._targets else None
             arguments = (self._plan, client.client_ids, self._address, self._run_dir, FleetPipes(theirs, metrics))
-            name = f"pausefl-{client.client_ids[0]}"
-            client.process = context.Process(target=run_client_process, args=arguments, name=name)
+            name, torch = f"pausefl-{client.client_ids[0]}", self._needs_torch
+            client.process = forked_client(name, run_client_process, *arguments, needs_torch=torch)
             start(client.process)
             client.starts_at_s = time.monotonic()
             self._running[client.process.sentinel] = client.process

@@ -1,9 +1,9 @@
 """Where a run can be scraped while it lasts: RUN_DIR/targets.json, in the format of Prometheus's `file_sd_configs`."""
 
 import json
+import multiprocessing
 from collections import defaultdict
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ class Targets:
         self.expected: list[Connection[Any, Any]] = []
         """Where client processes that have not said so yet will say at which address they can be scraped."""
 
-    def expect(self, context: BaseContext) -> "Connection[Any, Any]":
+    def expect(self) -> "Connection[Any, Any]":
         """The end at which a client process that is about to be started says its address."""
-        ours, theirs = context.Pipe(duplex=False)
+        ours, theirs = multiprocessing.Pipe(duplex=False)
         self.expected.append(ours)
         return theirs
 

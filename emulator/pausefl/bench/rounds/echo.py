@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from pausefl.runtime.client.forks import client_context
+from pausefl.runtime.client.forks import forked_client
 from pausefl_process.lifetime import die_with_parent, start
 from pausefl_proto.wire import MAX_FRAME_BYTES
 
@@ -21,12 +21,12 @@ _SERVICE = "pausefl.bench"
 
 def time_echo(clients: int, payload_bytes: int, rounds: int) -> list[float]:
     """Seconds of each of `rounds` rounds: all clients sent to, all echoes back."""
-    spawn, fork = multiprocessing.get_context("spawn"), client_context(needs_torch=False)
+    spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     server = spawn.Process(target=_server_process, args=(theirs, clients, payload_bytes, rounds))
     start(server)
     port = ours.recv()
-    echoers = [fork.Process(target=_client_process, args=(port,)) for _ in range(clients)]
+    echoers = [forked_client("echo", _client_process, port, needs_torch=False) for _ in range(clients)]
     for echoer in echoers:
         start(echoer)
     durations_s: list[float] = ours.recv()

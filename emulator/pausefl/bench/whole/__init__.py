@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from pausefl.runtime.client.forks import await_clients
 from pausefl.runtime.provenance import this_start
 from pausefl_process.machine import processor_name
 
@@ -33,8 +34,7 @@ class Part(NamedTuple):
 
 PARTS = (
     Part("machine", "whole", {}, ("yardstick_s",)),
-    # Its clients train: the server that forks clients must have torch from its start on.
-    Part("startup", "startup", {}, ("connect_s", "client_uss_max_bytes")),
+    Part("startup", "startup", {}, ("connect_s", "client_uss_max_bytes", "first_s", "next_s")),
     Part("rounds", "rounds", {"blocks": 1}, ("median_s", "baseline_median_s", "ratio")),
     Part(
         "training",
@@ -60,6 +60,7 @@ def measured(say: Callable[[str], None], parts: Sequence[Part] = PARTS, budget_s
 
     `say` is told what is played.
     """
+    await_clients(needs_torch=True)  # one server forks the clients of all parts, and some of these train
     start, load = this_start(), os.getloadavg()
     began_s, longest_s = time.monotonic(), 0.0
     values: dict[tuple[str, str, str], list[float]] = {}

@@ -1,16 +1,25 @@
 """How client processes are forked: by a server that has imported what each of them needs."""
 
-import multiprocessing
-from multiprocessing.context import ForkServerContext
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+from pausefl_process.forking import begin_fork_server, forked_process
 
 
-def client_context(*, needs_torch: bool) -> ForkServerContext:
-    """The context that forks client processes.
+def await_clients(*, needs_torch: bool) -> None:
+    """Begin the fork server, so that it imports while there is other work to do until clients are forked."""
+    begin_fork_server(_imports(needs_torch))
+
+
+def forked_client(name: str, work: Callable[..., None], *arguments: Any, needs_torch: bool) -> ForkServerProcess:
+    """A client process, not yet started, that calls `work` with these arguments.
 
     What a module makes when it is imported exists once, and every client forked later gets a copy of it: nothing that
     clients must not share, such as a generator of noise, may be made there.
     """
-    context = multiprocessing.get_context("forkserver")
-    trainers = ["pausefl.runtime.client.torch_trainers"] if needs_torch else []
-    context.set_forkserver_preload(["pausefl.runtime.client.process", *trainers])
-    return context
+    return forked_process(name, _imports(needs_torch), work, arguments)
+
+
+def _imports(needs_torch: bool) -> list[str]:
+    return ["pausefl.runtime.client.process", *(["pausefl.runtime.client.torch_trainers"] if needs_torch else [])]
