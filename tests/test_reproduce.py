@@ -78,6 +78,19 @@ def test_the_quick_scale_takes_ten_minutes_on_two_cores(tmp_path: Path, monkeypa
     ]
 
 
+def test_the_estimate_knows_how_much_the_clients_train(tmp_path: Path) -> None:
+    def training_s(*overrides: str) -> float:
+        asked = request("fedts-table2-heterogeneity", tmp_path, "full", ["experiment.clock=virtual", *overrides])
+        return estimated_s(asked) - len(asked.series) * estimate._START_S
+
+    all_s = training_s()
+    assert training_s("workload.examples=4800") == pytest.approx(all_s / 3)
+    assert training_s("workload.epochs=6") == pytest.approx(all_s * 2)
+    assert training_s("workload.examples=4800", "workload.batch_size=20", "workload.max_steps=5") == pytest.approx(
+        all_s * 100 / (3 * 600)
+    )
+
+
 def test_an_unknown_key_of_a_catalogue_is_refused() -> None:
     with pytest.raises(ValueError, match="policies"):
         read_reproductions('[a]\ntitle="a"\npreset="demo"\nseries=[]\nseeds=1\nquick={}\npolicies=["random"]')

@@ -1,6 +1,7 @@
 """How long a reproduction takes here, before it is played."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,15 +14,35 @@ _START_S = 8.0
 
 
 def estimated_s(request: Request) -> float:
-    """About how long all runs take here: rounds times expected latency and training; real runs differ."""
-    cores = os.cpu_count() or 1
+    """About how long all runs take here, one after the other: rounds times expected latency and training.
+
+    Real runs differ. On the virtual clock, the training of a run takes about one core.
+    """
+    whole = replace(request, scale="full", overrides=())
     seconds = 0.0
     for series in request.series:
         experiment = request.experiment(series)
-        chosen = most_chosen(experiment)
-        training_s = (chosen + _most_newcomers(experiment)) * request.reproduction.training_s / cores
-        seconds += _START_S + experiment.experiment.rounds * (_expected_wait_s(experiment, chosen) + training_s)
+        chosen, cores = most_chosen(experiment), os.cpu_count() or 1
+        if experiment.experiment.clock == "virtual":
+            cores = 1
+        clients_s = request.reproduction.training_s * _trained_share(experiment, whole.experiment(series)) / cores
+        round_s = _expected_wait_s(experiment, chosen) + (chosen + _most_newcomers(experiment)) * clients_s
+        seconds += _START_S + experiment.experiment.rounds * round_s
     return request.seeds * seconds
+
+
+def _trained_share(experiment: Experiment, whole: Experiment) -> float:
+    """How many examples a client goes through in a round, by how many in the figure's own experiment; 1 if unknown."""
+    own, of_whole = _trained_examples(experiment), _trained_examples(whole)
+    return own / of_whole if own and of_whole else 1.0
+
+
+def _trained_examples(experiment: Experiment) -> float | None:
+    workload = experiment.workload
+    if workload.examples is None:
+        return None
+    examples = workload.epochs * workload.examples / len(experiment.client_ids)
+    return examples if workload.max_steps is None else min(examples, workload.max_steps * workload.batch_size)
 
 
 def _most_newcomers(experiment: Experiment) -> int:
