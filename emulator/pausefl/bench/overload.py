@@ -26,6 +26,7 @@ from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import serve_run
 from pausefl_client.transport import connect
+from pausefl_process.databases import open_read_only
 from pausefl_process.events import ProgressEvent, Ready
 from pausefl_process.lifetime import die_with_parent, start
 from pausefl_process.log_file import write_output_to
@@ -106,7 +107,7 @@ def _case(case: str, others: int, load: Load) -> dict[str, Any]:
 def _rounds(folder: Path) -> int:
     """How many rounds are committed."""
     try:
-        with closing(sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True)) as db:
+        with closing(open_read_only(folder / "run.db")) as db:
             return int(db.execute("SELECT count(*) FROM rounds").fetchone()[0])
     except sqlite3.OperationalError:
         return 0  # it is not there yet

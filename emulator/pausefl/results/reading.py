@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pausefl.config.tables import ClientGroup
 from pausefl.config.validation import as_json
+from pausefl_process.databases import open_read_only
 from pausefl_process.events import Outcome
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
@@ -316,7 +317,7 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
     if not file.is_file():
         raise ConfigError(f"{path}: not a run directory, it has no run.db")
     try:
-        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        with closing(open_read_only(file)) as database:
             database.execute("BEGIN")
             _check_version(file, database)
             yield database

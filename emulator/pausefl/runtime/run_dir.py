@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl_process.databases import open_read_only
 from pausefl_process.files import Lock, locked, write_durably
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.store import Store
@@ -177,7 +178,7 @@ def _digest(data: bytes) -> str:
 def _begun_with(log: Path) -> frozenset[str]:
     """The digests of configurations that a run's log names, two while it is being extended; none yet: empty."""
     try:
-        with closing(_open_read_only(log)) as database:
+        with closing(open_read_only(log)) as database:
             row = database.execute("SELECT value FROM meta WHERE key = ?", (_CONFIG_DIGEST,)).fetchone()
     except sqlite3.Error:  # there is none yet, or it is damaged, which the server says
         return frozenset()
@@ -194,14 +195,10 @@ def _has_rows(path: Path, table: str) -> bool:
     if not path.exists():
         return False
     try:
-        with closing(_open_read_only(path)) as database:
+        with closing(open_read_only(path)) as database:
             return database.execute(f"SELECT 1 FROM {table}").fetchone() is not None
     except sqlite3.Error as error:
         return "no such table" not in str(error)
-
-
-def _open_read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def _remove(paths: Iterable[Path]) -> None:

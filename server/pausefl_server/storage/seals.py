@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.rows import EVENT_COLUMNS, HOST_COLUMNS, MISS_COLUMNS, OBSERVATION_COLUMNS, ROUND_COLUMNS
 
@@ -23,7 +24,7 @@ _SEALED_TABLES = ("meta", "evaluations", "optimizer_states")
 
 def verify_log(path: Path, commits: int) -> None:
     """ConfigError where the log is not what was written, `commits` of them at least. Changes nothing."""
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+    with closing(open_read_only(path)) as database:
         (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise unusable_log(path, found)
