@@ -34,6 +34,7 @@ BAD_DRAWS = {
     "scalar": (lambda n: 0.1, r"BadDraws.sample: must return .* shape \(\d+,\).* one of shape \(\)"),  # noqa: ARG005
     "nothing": (lambda n: [None] * n, "BadDraws.sample: must return numbers|draws NaN"),
     "error": (lambda n: 1 / (n - n), "ZeroDivisionError"),
+    "file": (lambda n: np.load(f"/{n}/draws.npy"), "FileNotFoundError: .*draws.npy'"),
     "exit": (lambda n: sys.exit(f"no {n} draws"), r"SystemExit: no \d+ draws"),
 }
 
@@ -51,7 +52,7 @@ def test_bad_draws_of_a_law_are_told_when_the_experiment_is_read(
         parse_experiment("", [f"latency.delay={wrapped}"])
 
 
-@pytest.mark.parametrize("case", ["negative", "nan", "too many", "scalar"])
+@pytest.mark.parametrize("case", ["negative", "nan", "too many", "scalar", "file"])
 def test_bad_draws_end_a_simulation_and_a_run(case: str) -> None:
     """Those that are bad only then: a link draws one at a time, a simulation as many as it has rounds."""
     returned, message = BAD_DRAWS[case]

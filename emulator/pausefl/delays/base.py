@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pausefl_process.plugins import with_place
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
 
@@ -70,7 +71,10 @@ class SampledDelay(ABC):
 
 def sampled(law: Delay, rng: np.random.Generator, n: int, first_round: int = 1) -> FloatArray:
     """`law.sample`, where the law may be a user's own; ConfigError that names it unless it gives (n,) numbers."""
-    drawn = law.sample(rng, n, first_round)
+    try:
+        drawn = law.sample(rng, n, first_round)
+    except OSError as error:  # which a client would take for the end of its stream
+        raise ConfigError(with_place(error)) from error
     try:
         draws = np.asarray(drawn, np.float64)
     except (TypeError, ValueError):
