@@ -5,7 +5,7 @@ import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_a_forked_process_has_the_environment_of_now(monkeypatch: pytest.MonkeyP
     assert variable_of_a_client() == "elsewhere"
 
 
-def told_by(forked: Callable[..., ForkServerProcess], processes: int) -> list[Any]:
+def told_by(forked: Callable[..., BaseProcess], processes: int) -> list[Any]:
     """What processes that need torch tell, forked by a server of their own."""
     command = [sys.executable, "-m", "rigs.forked", forked.__name__, str(processes), EXPERIMENT]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)

@@ -3,17 +3,24 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pausefl.config.experiment import parse_experiment
+from pausefl.runtime.client.forks import forked_client
 from pausefl.runtime.fleet import SILENT, Fleet
+from pausefl.runtime.virtual.forks import forked_run
+from pausefl_process.forking import ForkedProcess, forget_fork_server
 from pausefl_process.lifetime import start
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 
 
 def tell_masked(told: "Connection[Any, Any]") -> None:
@@ -67,6 +74,82 @@ def test_a_fork_server_that_ends_every_time_is_one_line(monkeypatch: pytest.Monk
     process = multiprocessing.get_context("forkserver").Process(target=os.getpid, name="pausefl-client-000")
     with pytest.raises(PauseflError, match="pausefl-client-000: the fork server ended 5 times"):
         start(process)
+
+
+def test_what_lies_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
+    """As little as by the command itself, whose path does not begin with that directory."""
+    (tmp_path / "decimal.py").write_text("raise SystemExit('mine')")
+    settings = ["experiment.rounds=2", "workload.model=synthetic", "privacy.enabled=false"]
+    words = ["run", "demo", "--virtual", "--run-dir", "r", *(word for each in settings for word in ("--set", each))]
+    command = [str(Path(sys.executable).with_name("pausefl")), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "r/summary.json").exists()
+
+
+def test_what_cannot_be_imported_ends_no_fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_library.py").write_text("raise AttributeError('of another version')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    forget_fork_server()
+    assert told_after(["broken_library"]) == []
+
+
+def test_a_forked_process_forks_by_a_server_of_its_own() -> None:
+    """It inherits what its parent noted of its own server."""
+    assert told_after([]) == []
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=tell_forked, args=(theirs,))
+    child.start()
+    assert ours.recv() == []
+    child.join()
+
+
+def test_a_fork_server_whose_socket_is_gone_is_begun_anew() -> None:
+    """As where old files in the folder for temporary ones are removed."""
+    assert told_after([]) == []
+    Path(forkserver._forkserver._forkserver_address).unlink()  # type: ignore[attr-defined]
+    assert told_after([]) == []
+
+
+def test_a_folder_too_long_for_a_socket_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs on the virtual clock do without the fork server there."""
+    long = tmp_path / ("t" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert isinstance(forked_run("run", os.sync, needs_torch=False), SpawnProcess)
+    with pytest.raises(ConfigError, match=r"TMPDIR = .*tttt: for a socket, 70 bytes at most"):
+        start(forked_client("client", os.sync, needs_torch=False))
+
+
+def test_forked_processes_draw_their_own_from_numpys_shared_generator() -> None:
+    """A user's code may draw from it without a seed."""
+    drawn = []
+    for _ in range(2):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = ForkedProcess("drawing", ["numpy"], tell_draw, [theirs])
+        start(process)
+        drawn.append(ours.recv())
+        process.join()
+    assert len(set(drawn)) == 2
+
+
+def told_after(imports: list[str]) -> list[int]:
+    """What a forked process tells of the signals that it holds back besides SIGINT."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = ForkedProcess("telling", imports, tell_masked, [theirs])
+    start(process)
+    theirs.close()
+    told: set[int] = ours.recv()
+    process.join()
+    return sorted(told - {signal.SIGINT})
+
+
+def tell_forked(told: "Connection[Any, Any]") -> None:
+    told.send(told_after([]))
+
+
+def tell_draw(told: "Connection[Any, Any]") -> None:
+    told.send(float(np.random.rand()))  # noqa: NPY002 - it is what users may do
 
 
 @pytest.mark.parametrize("refusal", [BlockingIOError(11, "no process more"), BrokenPipeError(32, "it has ended")])

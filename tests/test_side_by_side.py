@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import pausefl
+from pausefl.campaigns import side_by_side
 from pausefl.campaigns.campaign import OneByOne, Planned, is_finished
 from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.campaigns.sweep import run_sweep
@@ -101,3 +102,34 @@ def test_an_interrupt_ends_all_and_says_how_to_go_on(tmp_path: Path) -> None:
 def test_the_library_plays_side_by_side(tmp_path: Path) -> None:
     found = pausefl.compare(experiment(), ["random", "fastest"], folder=tmp_path / "c", progress=False, jobs=2)
     assert list(found.runs) == ["random", "fastest"]
+
+
+def test_runs_share_as_many_processes_as_there_are_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[side_by_side._Worker] = []
+    new_worker = side_by_side._new_worker
+
+    def noted_worker() -> side_by_side._Worker:
+        made.append(new_worker())
+        return made[-1]
+
+    monkeypatch.setattr(side_by_side, "_new_worker", noted_worker)
+    runs = [Planned(f"{number}", experiment(f"experiment.seed={number}")) for number in range(3)]
+    assert len(SideBySide(1, lambda _: None).play(runs, tmp_path, "")) == 3
+    assert [worker.process.exitcode for worker in made] == [0]
+
+
+def test_a_killed_process_is_told_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_worker = side_by_side._new_worker
+    made: list[side_by_side._Worker] = []
+
+    def killed_worker() -> side_by_side._Worker:
+        made.append(new_worker())
+        if len(made) == 1:
+            made[0].process.kill()
+        return made[-1]
+
+    monkeypatch.setattr(side_by_side, "_new_worker", killed_worker)
+    runs = [Planned("first", experiment()), Planned("second", experiment("experiment.seed=2"))]
+    with pytest.raises(PauseflError, match="first: its process ended with status -9"):
+        SideBySide(2, lambda _: None).play(runs, tmp_path, "")
+    assert is_finished(tmp_path / "second")

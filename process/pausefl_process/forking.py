@@ -1,39 +1,85 @@
 """Processes that are forked by a server, which has imported what each of them needs."""
 
-import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-from pausefl_process.lifetime import interrupts_held_back
+from pausefl_process.preloaded import VARIABLE
+from pausefl_proto.errors import ConfigError
+
+# Of the 108 bytes that the address of a Unix socket has, what multiprocessing adds to this folder leaves so many.
+_LONGEST_FOLDER_BYTES = 70
+
+
+class ForkedProcess(ForkServerProcess):
+    """A process, not yet started, that calls `work` with these arguments, in the environment of now."""
+
+    def __init__(self, name: str, imports: Sequence[str], work: Callable[..., None], arguments: Sequence[Any]) -> None:
+        """`imports` are what the fork server of this process imports before it forks.
+
+        There is one, begun when the first of its processes is started: later ones change nothing of it. What cannot be
+        imported is left out.
+        """
+        super().__init__(target=_in_environment, args=(dict(os.environ), work, *arguments), name=name)
+        self.imports = list(imports)
 
 
 def begin_fork_server(imports: Sequence[str]) -> None:
     """Let the fork server of this process import these modules, while this process goes on.
 
-    There is one: where it was begun before, this changes nothing. What cannot be imported is left out.
+    ConfigError where the folder for temporary files cannot hold its socket.
     """
-    forkserver.set_forkserver_preload(list(imports))
-    with interrupts_held_back():
-        forkserver.ensure_running()
+    if not can_fork():
+        raise ConfigError(f"TMPDIR = {tempfile.gettempdir()}: for a socket, {_LONGEST_FOLDER_BYTES} bytes at most")
+    with _environment_of_server(imports):
+        forkserver.set_forkserver_preload(["pausefl_process.preloaded"])
+        try:
+            forkserver.ensure_running()
+        except ChildProcessError:  # it was begun by the process that forked this one, or another part heard of its end
+            forget_fork_server()
+            forkserver.ensure_running()
 
 
-def forked_process(
-    name: str, imports: Sequence[str], work: Callable[..., None], arguments: Sequence[Any]
-) -> ForkServerProcess:
-    """A process, not yet started, that calls `work` with these arguments, in the environment of now.
+def can_fork() -> bool:
+    """Whether the folder for temporary files can hold the socket of a fork server."""
+    return len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER_BYTES
 
-    `imports` are for the fork server, as of `begin_fork_server`.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(imports))
-    return context.Process(target=_in_environment, args=(dict(os.environ), work, *arguments), name=name)
+
+def forget_fork_server() -> None:
+    """Let the next process be forked by a new server."""
+    server: Any = forkserver._forkserver  # there is no other way to give one up
+    with suppress(OSError, TypeError):
+        os.close(server._forkserver_alive_fd)  # the old one ends with the last process that has this open
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+
+
+@contextmanager
+def _environment_of_server(imports: Sequence[str]) -> Iterator[None]:
+    """What a server begun in the block imports; nothing comes from the working directory, where Python looks first."""
+    added = {"PYTHONSAFEPATH": "1", VARIABLE: ",".join(imports)}
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _in_environment(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
-    """The fork server itself has the environment of the time when it was begun."""
+    """The fork server has the environment of the time when it was begun, and one state of numpy's shared generator."""
     os.environ.clear()
     os.environ.update(environment)
+    time.tzset()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
     work(*arguments)

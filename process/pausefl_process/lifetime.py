@@ -6,11 +6,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
+from pausefl_process.forking import ForkedProcess, begin_fork_server, forget_fork_server
 from pausefl_proto.errors import PauseflError
 
 _STARTS_MAX = 5
@@ -37,14 +39,23 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
     }
     main.__spec__ = None
     try:
-        with interrupts_held_back():
-            _start(process)
+        with _interrupts_held_back():
+            if isinstance(process, ForkServerProcess):
+                _fork(process)
+            else:
+                process.start()
     finally:
         main.__dict__.update(hidden)
 
 
+def begin_to_import(imports: Sequence[str]) -> None:
+    """Begin the fork server, so that it imports while there is other work to do until processes are forked."""
+    with _interrupts_held_back(), suppress(OSError, PauseflError):  # who forks meets it again, and can tell it
+        begin_fork_server(imports)
+
+
 @contextmanager
-def interrupts_held_back() -> Iterator[None]:
+def _interrupts_held_back() -> Iterator[None]:
     """Let SIGINT wait until the block is left; what is started in it inherits that, and never hears of one."""
     resource_tracker.ensure_running()  # else the start of a process would start it, which lets signals through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -54,10 +65,14 @@ def interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(process: "multiprocessing.process.BaseProcess") -> None:
+def _fork(process: ForkServerProcess) -> None:
     for _ in range(_STARTS_MAX):
         with suppress(EOFError, ConnectionError):  # of a fork server that was killed between the request and its answer
-            return process.start()
+            try:
+                begin_fork_server(process.imports if isinstance(process, ForkedProcess) else ())
+                return process.start()
+            except FileNotFoundError:  # its socket, which lay in the folder for temporary files
+                forget_fork_server()
         time.sleep(_START_AGAIN_S)  # until the kernel has ended it
     raise PauseflError(f"{process.name}: the fork server ended {_STARTS_MAX} times while it was to be started")
 

@@ -82,8 +82,8 @@ class _Campaign:
     n_done: int
     say: Callable[[str], None]
     pace: CampaignPace
+    workers: list[_Worker] = field(default_factory=list)
     playing: list[_Worker] = field(default_factory=list)
-    idle: list[_Worker] = field(default_factory=list)
     error: PauseflError | None = None
     """The first of a run's; no other is begun then."""
     is_interrupted: bool = False
@@ -93,37 +93,38 @@ class _Campaign:
         return self.error is None and not self.is_interrupted
 
     def begin(self, run: Planned) -> None:
-        worker = self.idle.pop() if self.idle else _new_worker()
+        worker = next((w for w in self.workers if w not in self.playing and w.process.is_alive()), None)
+        if worker is None:
+            worker = _new_worker()
+            self.workers.append(worker)
         worker.run = run.name
+        self.playing.append(worker)
         self.pace.began(run.name, is_resumed=(self.folder / run.name).exists())
         with suppress(BrokenPipeError):  # it was killed meanwhile, as `_note` will find
             worker.line.send((run.experiment, self.folder / run.name))
-        self.playing.append(worker)
 
     def end_some(self) -> None:
         """Wait until a run has ended, and note what came of it."""
         ended = wait([worker.line for worker in self.playing])
         for worker in [worker for worker in self.playing if worker.line in ended]:
-            self.playing.remove(worker)
             self._note(worker)
 
     def close(self) -> None:
         """End all processes."""
-        for worker in (*self.playing, *self.idle):
+        for worker in self.workers:
             worker.line.close()
-        for worker in (*self.playing, *self.idle):
+        for worker in self.workers:
             worker.process.join()
 
     def _note(self, worker: _Worker) -> None:
         self.pace.ended(worker.run)
         try:
             outcome = worker.line.recv()
-            self.idle.append(worker)
         except (EOFError, ConnectionResetError):
-            worker.line.close()
             worker.process.join()
             killed = PauseflError(f"{worker.run}: its process ended with status {worker.process.exitcode}")
             outcome = "interrupted" if self.is_interrupted else killed
+        self.playing.remove(worker)
         if isinstance(outcome, RunInterrupted) or outcome == "interrupted":
             self.is_interrupted = True
         elif isinstance(outcome, PauseflError):
@@ -156,11 +157,13 @@ def _new_worker() -> _Worker:
 
 
 def _work(line: "Connection[Any, Any]") -> None:
-    """Play the runs that come, until no more can come."""
+    """Play the runs that come, until one is interrupted or no more can come."""
     die_with_parent()
+    outcome: str | PauseflError = ""
     with suppress(EOFError):
-        while True:
-            line.send(_outcome(*line.recv()))
+        while not isinstance(outcome, RunInterrupted):
+            outcome = _outcome(*line.recv())
+            line.send(outcome)
 
 
 def _outcome(experiment: Experiment, run_dir: Path) -> str | PauseflError:
