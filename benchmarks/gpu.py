@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.busy import busy_share
 from pausefl.bench.training import PRESETS, clients_of
-from pausefl.bench.training.together import together_case
+from pausefl.bench.training.together import RoundsOfClients, together_case
 from pausefl.report.style import RC, SERIES
 from pausefl_process.files import write_durably
 
@@ -27,6 +29,7 @@ RESULT = ROOT / "docs/results/gpu.json"
 PICTURE = ROOT / "docs/gpu.png"
 _STEPS = 100
 _ROUNDS = 100
+_ROUNDS_PROFILED = 3
 _IMAGES = "pausefl.bench.training.images:noise_of_cifar"
 ON_GPU = ["--set", "workload.device=cuda", "--set", f"workload.dataset={_IMAGES}", "--set", "metrics.enabled=false"]
 RUN = ["--set", f"experiment.rounds={_ROUNDS}", "--quiet"]
@@ -63,13 +66,25 @@ def main() -> int:
 
 
 def training(device: torch.device, steps: int = _STEPS) -> Iterator[dict[str, Any]]:
-    """Clients one by one and together, on the processor and on `device`, for each workload."""
+    """Clients one by one and together, on the processor and on `device`, for each workload.
+
+    `busy_share` is that of `device` in rounds together, whose passes are CUDA graphs where there are such.
+    """
     torch.set_num_threads(1)
     for preset in PRESETS:
-        for place in (torch.device("cpu"), device):
-            # On a processor only what a ratio needs: small CIFAR takes a second a round there.
-            case = together_case(preset, clients_of(preset, place), steps if place == device else min(steps, 20))
-            yield {**case, "preset": preset, "device": place.type}
+        yield {**together_case(preset, clients_of(preset, torch.device("cpu")), min(steps, 20)), **_of(preset, "cpu")}
+        clients = clients_of(preset, device)
+        case = together_case(preset, clients, steps)
+        yield {**case, **_of(preset, device.type), "busy_share": busy_share(partial(_some_rounds, clients), device)}
+
+
+def _of(preset: str, device: str) -> dict[str, str]:
+    return {"preset": preset, "device": device}
+
+
+def _some_rounds(clients: RoundsOfClients) -> None:
+    for t in range(1, _ROUNDS_PROFILED + 1):
+        clients.replayed(t)
 
 
 def memory_growth_bytes() -> int:
@@ -92,10 +107,15 @@ def draw(found: Mapping[str, Any]) -> Figure:
         bars = {i + 0.27 * (offset - 1): 1e3 * case[key] for i, case in enumerate(cases) if key in case}
         if bars:
             axes.bar(list(bars), list(bars.values()), 0.25, color=colour.light, label=label)
-    axes.set_xticks(range(len(cases)), [f"{case['preset']}\n{case['device']}" for case in cases])
+    axes.set_xticks(range(len(cases)), [_label(case) for case in cases])
     axes.set(yscale="log", ylabel="training of a round (ms)", title=str(found["device"]))
     axes.legend()
     return figure
+
+
+def _label(case: Mapping[str, Any]) -> str:
+    busy = f", {case['busy_share']:.0%} busy" if "busy_share" in case else ""
+    return f"{case['preset']}\n{case['device']}{busy}"
 
 
 def _run(name: str, settings: Sequence[str]) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import gpu
+from benchmarks.busy import busy_share, covered
 from pausefl.bench.training import PRESETS
 from pausefl.bench.training.images import noise_of_cifar
 from pausefl.cli import parser
@@ -28,8 +31,20 @@ def test_training_is_measured_for_every_workload_and_drawn() -> None:
     cases = list(gpu.training(torch.device("cpu"), steps=1))
     assert [case["preset"] for case in cases[::2]] == list(PRESETS)
     assert all(case["alone_s"] > 0 and case["together_s"] > 0 for case in cases)
+    assert all(0 < case["busy_share"] <= 1 for case in cases[1::2])
     figure = gpu.draw({"device": "a processor", "training": json.loads(json.dumps(cases))})
     assert len(figure.axes[0].patches) == 2 * len(cases)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda span: (min(span), max(span)))))
+def test_spans_that_overlap_count_once(spans: list[tuple[int, int]]) -> None:
+    assert covered(spans) == len({unit for start, end in spans for unit in range(start, end)})
+
+
+def test_a_device_is_busy_while_it_computes() -> None:
+    matrix = torch.ones(500, 500)
+    assert busy_share(lambda: [matrix @ matrix for _ in range(50)], torch.device("cpu")) > 0.3
+    assert busy_share(lambda: sum(range(1_000_000)), torch.device("cpu")) < 0.1
 
 
 def test_a_command_is_told_by_its_end() -> None:

@@ -1,0 +1,34 @@
+"""How busy a device is while something is computed on it."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+_ACTIVITIES = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA}
+
+
+def busy_share(work: Callable[[], object], device: torch.device) -> float:
+    """The share of the time of `work` in which an operation ran on the device, in [0, 1].
+
+    `work` returns when the device is done. It is profiled, which makes it slower: the share without is no smaller.
+    """
+    with profile(activities=[_ACTIVITIES[device.type]], acc_events=True) as profiler:
+        began_s = time.perf_counter()
+        work()
+        took_s = time.perf_counter() - began_s
+    on_device = (e for e in profiler.events() or () if e.device_type.name.lower() == device.type)
+    # What the program itself marks, an optimizer's step for instance, contains times without an operation.
+    operations = (e.time_range for e in on_device if not e.is_user_annotation)
+    busy_us = covered((operation.start, operation.end) for operation in operations)
+    return min(busy_us / (took_s * 1e6), 1.0)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How much of a line the spans from start to end cover together, in their unit."""
+    length, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        length += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return length
