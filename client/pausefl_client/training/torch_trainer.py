@@ -156,6 +156,7 @@ class TorchTrainer:
     def remember(self, optimizer_states: JoinedStates, method: TrainingMethod) -> None:
         """Go on with these, which are now the trainer's, as after a training of its own."""
         self._remembered = optimizer_states
+        self._optimizer.state.clear()
         self.method = method
 
     # -- what survives a restart
