@@ -63,7 +63,7 @@ def _apart(x: torch.Tensor, k: int) -> torch.Tensor:
     return x.view(x.shape[0], k, x.shape[1] // k, *x.shape[2:]).transpose(0, 1)
 
 
-def linear(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
+def _linear(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.Tensor:
     """(k, n, ..., features) as nn.Linear maps them, row i with the parameters of model i."""
     rows = x.flatten(1, -2)
     weight, *bias = parameters
@@ -118,7 +118,7 @@ def _alike(layer: Any, x: torch.Tensor, parameters: StackedParameters) -> torch.
 
 
 _FORWARDS: dict[type[nn.Module], Callable[[Any, torch.Tensor, StackedParameters], torch.Tensor]] = {
-    nn.Linear: linear,
+    nn.Linear: _linear,
     nn.Conv2d: _conv2d,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,

@@ -1,8 +1,8 @@
 """k models of one architecture in common memory: a matrix of values and one of gradients, with a row for each."""
 
 import copy
+import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -10,11 +10,9 @@ from torch import nn
 from pausefl_client.batched.layers import NotStackable, StackedNetwork
 from pausefl_client.batched.perceptrons import differentiate, perceptron_of
 from pausefl_client.batched.replays import Recorder, Replays
+from pausefl_client.training.joined_states import JoinedStates, copied
 from pausefl_client.training.optimizers import make_optimizer
 from pausefl_client.training.trainer import TrainingSettings
-
-OptimizerStates = list[dict[str, Any]]
-"""What an optimizer remembers of each parameter of one model, in the order of the model's."""
 
 
 class ModelStack:
@@ -40,14 +38,19 @@ class ModelStack:
         self._gradients = torch.zeros_like(self.values)
         self._leaves: list[torch.Tensor] = []
         self._leaf_gradients: list[torch.Tensor] = []
+        self._learning = 0
         self._rows = [nn.Parameter(row) for row in self.values]
         self._optimizer = make_optimizer(settings, list(self._rows))
-        self._gradients_of_models = [self._parted(gradient) for gradient in self._gradients]
         self.models = [self._model(template, row) for row in range(size)]
         """They can be read, changed and handed to a `TrainingMethod` like any other model."""
+        self._places = [
+            list(zip(model.parameters(), self._parted(gradient), strict=True))
+            for model, gradient in zip(self.models, self._gradients, strict=True)
+        ]
+        """Of the gradients of each model's parameters."""
 
-    def begin(self, theta: torch.Tensor, states: Sequence[OptimizerStates], rate: float | None) -> None:
-        """Set the first len(states) models to θ, (d,), and what the optimizer remembers of each.
+    def begin(self, theta: torch.Tensor, states: Sequence[JoinedStates], rate: float | None) -> None:
+        """Set the first len(states) models to θ, (d,), and what the optimizer remembers of each, which is copied.
 
         `rate` is the learning rate, None: that of the settings.
         """
@@ -59,21 +62,22 @@ class ModelStack:
             group["lr"] = rate
         self._optimizer.state.clear()
         for row, of_model in zip(self._rows, states, strict=False):
-            if any(of_model):
-                self._optimizer.state[row] = self._joined(of_model)
-        for model, rows in zip(self.models[:used], self._gradients_of_models, strict=False):
-            for parameter, gradient in zip(model.parameters(), rows, strict=True):
-                parameter.grad = gradient  # a round that broke off may have left a method's own there
+            if of_model:
+                self._optimizer.state[row] = {name: copied(value) for name, value in of_model.items()}
+        for parameter, gradient in itertools.chain(*self._places[:used]):
+            parameter.grad = gradient  # a round that broke off may have left a method's own there
         self.learn(used)
 
     def learn(self, count: int) -> None:
         """Let the first `count` models learn, and no other."""
-        for row, gradient in zip(self._rows, self._gradients, strict=True):
+        for row, gradient in zip(self._rows[:count], self._gradients, strict=False):
             row.grad = gradient
         for row in self._rows[count:]:
             row.grad = None
-        self._leaves = [leaf.requires_grad_() for leaf in self._stacked(self.values[:count])]
-        self._leaf_gradients = self._stacked(self._gradients[:count])
+        if count != self._learning:
+            self._leaves = [leaf.requires_grad_() for leaf in self._stacked(self.values[:count])]
+            self._leaf_gradients = self._stacked(self._gradients[:count])
+            self._learning = count
 
     @property
     def is_of_perceptrons(self) -> bool:
@@ -97,58 +101,36 @@ class ModelStack:
 
     def take_gradients(self, count: int) -> None:
         """Take over the gradients that a method has put into the places of the first `count` models' rows."""
-        for model, rows in zip(self.models[:count], self._gradients_of_models, strict=False):
-            for parameter, row in zip(model.parameters(), rows, strict=True):
-                if parameter.grad is None:
-                    raise NotStackable("the training method takes gradients away")
-                if parameter.grad is not row:
-                    row.copy_(parameter.grad)
-                    parameter.grad = row
+        for parameter, place in itertools.chain(*self._places[:count]):
+            if parameter.grad is None:
+                raise NotStackable("the training method takes gradients away")
+            if parameter.grad is not place:
+                place.copy_(parameter.grad)
+                parameter.grad = place
 
     def step(self) -> None:
         """Take the optimizer's step, for all models that learn."""
         self._optimizer.step()
 
-    def states(self, row: int) -> OptimizerStates:
-        """What the optimizer remembers of a model; the stack forgets it with the next `begin`."""
-        of_row = self._optimizer.state.get(self._rows[row], {})
-        parted = {name: self._parted(value) for name, value in of_row.items()}
-        return [{name: values[i] for name, values in parted.items()} for i in range(len(self._sizes))]
+    def states(self, row: int) -> JoinedStates:
+        """What the optimizer remembers of a model; it is the caller's from the next `begin` on."""
+        states: JoinedStates = self._optimizer.state.get(self._rows[row], {})
+        return states
 
     def _stacked(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """(k, d) as a view (k, *shape) for each parameter."""
         parts = torch.split(rows, self._sizes, 1)
         return [part.view(len(rows), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
-    def _joined(self, states: OptimizerStates) -> dict[str, Any]:
-        """Of a whole model: tensors of its parameters' shapes in one, all else (Adam's count of steps) as in each."""
-        return {
-            name: torch.cat([state[name].reshape(-1) for state in states])
-            if _has_shape(value, self._shapes[0])
-            else _copied(value)
-            for name, value in states[0].items()
-        }
-
-    def _parted(self, value: Any) -> list[Any]:
-        """The other way round; the parts of a tensor share its memory, all else is each parameter's own."""
-        if not _has_shape(value, self.values[0].shape):
-            return [_copied(value) for _ in self._sizes]
-        return [part.view(shape) for part, shape in zip(torch.split(value, self._sizes), self._shapes, strict=True)]
+    def _parted(self, row: torch.Tensor) -> list[torch.Tensor]:
+        """(d,) as a view for each parameter."""
+        return [part.view(shape) for part, shape in zip(torch.split(row, self._sizes), self._shapes, strict=True)]
 
     def _model(self, template: nn.Module, row: int) -> nn.Module:
         model = copy.deepcopy(template)
-        values, gradients = iter(self._parted(self.values[row])), iter(self._gradients_of_models[row])
+        values = iter(self._parted(self.values[row]))
         for module in model.modules():
             for name, old in module._parameters.items():
                 if old is not None:
-                    module._parameters[name] = parameter = nn.Parameter(next(values))
-                    parameter.grad = next(gradients)
+                    module._parameters[name] = nn.Parameter(next(values))
         return model
-
-
-def _has_shape(value: Any, shape: Sequence[int]) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == torch.Size(shape)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -5,20 +5,22 @@ models, so sums are rounded in another order.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch.nn import functional
 
+from pausefl_client.batched.batches import RoundBatches
 from pausefl_client.batched.layers import NotStackable, StackedNetwork
-from pausefl_client.batched.stack import ModelStack, OptimizerStates
+from pausefl_client.batched.stack import ModelStack
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.registries import OPTIMIZERS
-from pausefl_client.training.method import Batch, TrainingMethod
+from pausefl_client.training.joined_states import JoinedStates
+from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.tasks import Classification
-from pausefl_client.training.torch_trainer import TorchTrainer, normalise
+from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_proto.wire import Vector
 
@@ -31,7 +33,7 @@ class Trained:
     """One client's round, and what the client remembers of it once it is its own."""
 
     outcome: TrainingOutcome
-    optimizer_states: OptimizerStates
+    optimizer_states: JoinedStates
     method: TrainingMethod
 
 
@@ -76,28 +78,28 @@ def _local_steps(
     stack: ModelStack, learners: Sequence[TorchTrainer], methods: Sequence[TrainingMethod], round: int
 ) -> torch.Tensor:
     """Train on the round's batches and return the mean loss of each learner's steps; most steps come first."""
-    rows: list[Iterator[torch.Tensor]] = [learner.drawn(round)[1] for learner in learners]
+    batches = RoundBatches(learners, round)
     steps, task = [learner.steps for learner in learners], learners[0].task
     learning = len(learners)
     changes_gradients = type(methods[0]).change_gradients is not TrainingMethod.change_gradients
     can_be_replayed = type(task) is Classification  # another task's loss may read values back, or draw
-    whole = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)
-    least = whole if can_be_replayed and stack.replays.are_recorded else 0  # fewer shapes are fewer recordings
+    # Fewer shapes are fewer recordings.
+    least = batches.size if can_be_replayed and stack.replays.are_recorded else 0
     total = torch.zeros(len(learners), device=learners[0].device)
     for step in range(steps[0]):
         if steps[learning - 1] <= step:
             learning = sum(count > step for count in steps)
             stack.learn(learning)
-        now = [next(each) for each in rows[:learning]]
-        inputs, targets = _gathered(learners, now, least)
-        one_pass = partial(_pass, stack, task, [len(of_one) for of_one in now])
+        sizes = batches.sizes(step, learning)
+        inputs, targets = batches.at(step, sizes, least)
+        one_pass = partial(_pass, stack, task, sizes)
         losses = stack.replays.call(one_pass, inputs, targets) if can_be_replayed else one_pass(inputs, targets)
         if changes_gradients:
             for method, model in zip(methods[:learning], stack.models, strict=False):
                 method.change_gradients(model)
             stack.take_gradients(learning)
         stack.step()
-        total[:learning] += losses
+        total[:learning].add_(losses)
     return total / torch.tensor(steps, device=total.device)
 
 
@@ -110,27 +112,6 @@ def _pass(
     losses = _losses(task, stack.outputs(inputs), targets, sizes)
     stack.differentiate(losses.sum())
     return losses.detach()
-
-
-def _gathered(learners: Sequence[TorchTrainer], rows: Sequence[torch.Tensor], least: int = 0) -> Batch:
-    """The examples of each learner's rows, n_i of them, as (k, n, *shape), where n is max n_i or `least` if greater.
-
-    Targets that are added hold −1, which as a class does not count.
-    """
-    sizes = [len(of_one) for of_one in rows]
-    n = max(least, *sizes)
-    gathered = []
-    for values, padding in (
-        ([learner.inputs for learner in learners], 0),
-        ([learner.targets for learner in learners], -1),
-    ):
-        shape = len(rows), n, *values[0].shape[1:]
-        stacked = values[0].new_empty(shape) if min(sizes) == n else values[0].new_full(shape, padding)
-        for of_one, size, place, selected in zip(values, sizes, stacked.unbind(), rows, strict=False):
-            torch.index_select(of_one, 0, selected, out=place[:size])
-        gathered.append(stacked)
-    inputs, targets = gathered
-    return Batch(normalise(inputs), targets)
 
 
 def _losses(task: LearningTask, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:

@@ -1,9 +1,8 @@
 """Local training of one client with torch."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import nn
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding, holding_of
 from pausefl_client.data.tasks import LearningTask
+from pausefl_client.training.joined_states import JoinedStates, joined, parted
 from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state
 from pausefl_client.training.models import flatten, manifest_of, unflatten
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
@@ -22,6 +22,7 @@ from pausefl_client.training.saved_states import StateWriter, read_states
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_client.training.withdrawal import stop_if_withdrawn
+from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import MAX_STATISTICS, Vector
@@ -77,7 +78,10 @@ class TorchTrainer:
         self._has_channels_last = is_convolved and device.type == "cpu"
         self.manifest = self._tensors.with_control() if self.method.has_control else self._tensors
         self._parameters = list(self.model.parameters())
+        self._shapes = [parameter.shape for parameter in self._parameters]
         self._optimizer = self.method.optimizer(self.model, settings)
+        self._remembered: JoinedStates = {}
+        """Of a training together, which the optimizer gets when it is needed; empty: it has what there is."""
         self._state_writer = StateWriter()
         self._random_layers = RandomLayers(self.model, self.method, device)
         self._rates = LearningRates(settings) if settings.schedule else None
@@ -94,14 +98,15 @@ class TorchTrainer:
         seed, rows = self.drawn(round)
         unflatten(self.model, start)
         self.model.train()
+        optimizer = self._current_optimizer()
         if (rate := self.rate(round)) is not None:
-            for group in self._optimizer.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = rate
         if self.method.has_control:
             self.method.take_control(control)
         with self._random_layers.seeded(seed):
             self.method.begin_round(self.model, round)
-            losses = self.method.local_steps(self.model, self._optimizer, self._batches(rows), self.task)
+            losses = self.method.local_steps(self.model, optimizer, self._batches(rows), self.task)
             self.method.end_round(self.model)
         # Reading a value waits for a GPU.
         loss = float(torch.stack(checked_losses(losses, self.method)).mean())
@@ -124,10 +129,15 @@ class TorchTrainer:
         d = self._tensors.size
         return theta[:d], self.named(theta[d:]) if self.method.has_control else {}
 
+    def orders(self, round: int) -> tuple[int, Iterator[IntArray]]:
+        """The seed of a round's dropout, and the order of all examples in each epoch."""
+        rng = generator(self._seed, "batches", self._client_id, round)
+        return int(rng.integers(2**63)), (rng.permutation(self.n_examples) for _ in range(self.settings.epochs))
+
     def drawn(self, round: int) -> tuple[int, Iterator[torch.Tensor]]:
         """The seed of a round's dropout, and the rows of each step's examples."""
-        rng = generator(self._seed, "batches", self._client_id, round)
-        return int(rng.integers(2**63)), self._rows(rng)
+        seed, orders = self.orders(round)
+        return seed, itertools.islice(self._rows(orders), self.steps)
 
     def rate(self, round: int) -> float | None:
         """The learning rate of a round; None: that of the settings."""
@@ -137,15 +147,16 @@ class TorchTrainer:
         """An update, followed by the method's change of the control variate if it has one."""
         return np.concatenate((update, self._flat(method.control_change()))) if method.has_control else update
 
-    def optimizer_states(self) -> list[dict[str, Any]]:
-        """What the optimizer remembers of each of the model's parameters, in their order; not to be changed."""
-        return [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
+    def optimizer_states(self) -> JoinedStates:
+        """What the optimizer remembers of all of the model's parameters; not to be changed."""
+        if remembered := self._remembered:  # first, since another thread may be about to give it to the optimizer
+            return remembered
+        return joined([self._optimizer.state.get(parameter, {}) for parameter in self._parameters], self._shapes)
 
-    def remember(self, optimizer_states: Sequence[dict[str, Any]], method: TrainingMethod) -> None:
-        """Go on with these, as after a training of its own."""
-        for parameter, state in zip(self._parameters, optimizer_states, strict=True):
-            if state:
-                self._optimizer.state[parameter] = state
+    def remember(self, optimizer_states: JoinedStates, method: TrainingMethod) -> None:
+        """Go on with these, which are now the trainer's, as after a training of its own."""
+        self._remembered = optimizer_states
+        self._optimizer.state.clear()
         self.method = method
 
     # -- what survives a restart
@@ -153,28 +164,32 @@ class TorchTrainer:
     def state(self) -> bytes:
         """The states of optimizer and method, such as Adam's moments; empty where there are none, as for plain SGD."""
         of_method = checked_state(self.method)
-        of_optimizer = (value for of_one in self._optimizer.state.values() for value in of_one.values())
+        optimizer = self._current_optimizer()
+        of_optimizer = (value for of_one in optimizer.state.values() for value in of_one.values())
         if not (of_method or any(torch.is_tensor(value) for value in of_optimizer)):
             return b""
-        return self._state_writer.written(self._optimizer.state_dict(), of_method)
+        return self._state_writer.written(optimizer.state_dict(), of_method)
 
     def restore(self, state: bytes) -> None:
         """Go on with these states; empty: with fresh ones."""
-        self._optimizer = self.method.optimizer(self.model, self.settings)
+        self._optimizer, self._remembered = self.method.optimizer(self.model, self.settings), {}
         of_optimizer, of_method = read_states(state, self.device) if state else ({}, {})
         self.method.restore(of_method)
         if of_optimizer:
             self._optimizer.load_state_dict(of_optimizer)
 
-    def _rows(self, rng: np.random.Generator) -> Iterator[torch.Tensor]:
-        """Those of each step: all examples in a new order every epoch, `max_steps` batches at most."""
-        size = self.settings.batch_size
-        per_epoch = -(-self.n_examples // size)
-        for step in range(self.steps):
-            if step % per_epoch == 0:
-                order = torch.from_numpy(rng.permutation(self.n_examples)).to(self.device)
-            start = step % per_epoch * size
-            yield order[start : start + size]
+    def _current_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, with all that is remembered."""
+        if self._remembered:
+            states = parted(self._remembered, self._shapes)
+            self._optimizer.state.update(zip(self._parameters, states, strict=True))
+            self._remembered = {}
+        return self._optimizer
+
+    def _rows(self, orders: Iterator[IntArray]) -> Iterator[torch.Tensor]:
+        """Those of each step: all examples in the order of every epoch."""
+        for order in orders:
+            yield from torch.split(torch.from_numpy(order).to(self.device), self.settings.batch_size)
 
     def _batches(self, rows: Iterator[torch.Tensor]) -> Iterator[Batch]:
         """Those of a round, until its job is withdrawn; gathered several at a time, which takes fewer calls."""
@@ -204,9 +219,12 @@ class TorchTrainer:
         return flat
 
 
-def normalise(inputs: torch.Tensor) -> torch.Tensor:
-    """uint8 images to float32 in [−1, 1] (mean 0.5, sd 0.5 of values in [0, 1]); features and tokens as they are."""
-    return inputs.float().div_(127.5).sub_(1) if inputs.dtype == torch.uint8 else inputs
+def normalise(inputs: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """uint8 images to float32 in [−1, 1] (mean 0.5, sd 0.5 of values in [0, 1]); features and tokens as they are.
+
+    `out` is a float32 tensor that is to hold the images.
+    """
+    return torch.div(inputs, 127.5, out=out).sub_(1) if inputs.dtype == torch.uint8 else inputs
 
 
 def resolve_device(name: str) -> torch.device:

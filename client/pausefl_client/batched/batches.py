@@ -1,0 +1,71 @@
+"""The batches of a round's clients, side by side: each step's are parts of tensors that hold several steps of all."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pausefl_client.training.method import Batch
+from pausefl_client.training.torch_trainer import TorchTrainer, normalise
+from pausefl_proto.arrays import IntArray
+
+# Of inputs as they are stored: as many steps of all clients at once, and no more than a processor's cache holds.
+_GATHERED_BYTES = 1 << 20
+
+
+class RoundBatches:
+    """What each learner trains on in each step of a round, as training alone would draw it; most steps come first."""
+
+    def __init__(self, learners: Sequence[TorchTrainer], round: int) -> None:
+        self.size = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)
+        """Of a whole batch."""
+        self._learners = learners
+        dealt = _dealt(learners, round, self.size)
+        self._sizes = (dealt >= 0).sum(2)
+        device, inputs, targets = learners[0].device, learners[0].inputs, learners[0].targets
+        drawn = torch.from_numpy(dealt).to(device)
+        self._rows = drawn.clamp(min=0)  # any example's in the places that are left over
+        self._targets = targets.new_empty((*dealt.shape, *targets.shape[1:]))
+        for learner, rows, place in zip(learners, self._rows, self._targets, strict=True):
+            torch.index_select(learner.targets, 0, rows.flatten(), out=place.flatten(0, 1))
+        self._targets[drawn < 0] = -1
+        of_step = len(learners) * self.size * inputs[:1].nbytes
+        self._at_once = min(dealt.shape[1], max(1, _GATHERED_BYTES // of_step))
+        self._inputs = inputs.new_empty((len(learners), self._at_once, self.size, *inputs.shape[1:]))
+        self._normalised = torch.empty_like(self._inputs[:, 0], dtype=torch.float32)
+
+    def sizes(self, step: int, learning: int) -> list[int]:
+        """How many examples each of the first `learning` learners has in a step."""
+        sizes: list[int] = self._sizes[:learning, step].tolist()
+        return sizes
+
+    def at(self, step: int, sizes: Sequence[int], least: int) -> Batch:
+        """The examples of the learners that have these `sizes` in a step, (k, n, *shape), valid until the next call.
+
+        n is max(sizes), or `least` if that is greater. Targets that are added hold −1, which as a class does not count.
+        """
+        learning, n, place = len(sizes), max(least, *sizes), step % self._at_once
+        if place == 0:
+            self._gather(step, learning)
+        inputs = self._inputs[:learning, place, :n]
+        if inputs.dtype == torch.uint8:
+            inputs = normalise(inputs, self._normalised[:learning, :n])
+        return Batch(inputs, self._targets[:learning, step, :n])
+
+    def _gather(self, step: int, learning: int) -> None:
+        """Gather the inputs of this step and those that follow."""
+        rows = self._rows[:learning, step : step + self._at_once].flatten(1)
+        for learner, of_one, place in zip(self._learners, rows, self._inputs.flatten(1, 2), strict=False):
+            torch.index_select(learner.inputs, 0, of_one, out=place[: len(of_one)])
+
+
+def _dealt(learners: Sequence[TorchTrainer], round: int, size: int) -> IntArray:
+    """The rows of the examples of each step, (k, steps, size), where −1 stands for none."""
+    dealt = np.full((len(learners), learners[0].steps, size), -1)
+    for of_one, learner in zip(dealt, learners, strict=True):
+        places = of_one[: learner.steps].reshape(-1)
+        of_epoch = -(-learner.n_examples // size) * size
+        for start, order in zip(range(0, len(places), of_epoch), learner.orders(round)[1], strict=False):
+            own = places[start : start + len(order)]
+            own[:] = order[: len(own)]
+    return dealt
