@@ -61,3 +61,17 @@ def test_numbers_are_left_as_they_are_and_targets_may_have_a_shape() -> None:
         for learner, own, x, y in zip(learners, rows, inputs, targets, strict=True):
             np.testing.assert_array_equal(x[: len(own)], learner.inputs[own])
             np.testing.assert_array_equal(y[: len(own)], learner.targets[own])
+
+
+def test_what_is_no_number_counts_only_where_it_was_drawn() -> None:
+    learners = most_steps_first(ADAM, ADAM, sizes=(11, 10))
+    for learner in learners:
+        learner.inputs = torch.full((learner.n_examples, 5), torch.nan)
+    batches = RoundBatches(learners, 1)
+    for step in range(learners[0].steps):
+        sizes = batches.sizes(step, 2)
+        inputs, _ = batches.at(step, sizes, batches.size)
+    assert max(sizes) < batches.size
+    for x, size in zip(inputs, sizes, strict=True):
+        assert x[:size].isnan().all()
+        assert (x[size:] == 0).all()

@@ -24,11 +24,12 @@ class RoundBatches:
         self._sizes = (dealt >= 0).sum(2)
         device, inputs, targets = learners[0].device, learners[0].inputs, learners[0].targets
         drawn = torch.from_numpy(dealt).to(device)
+        self._is_left_over = drawn < 0
         self._rows = drawn.clamp(min=0)  # any example's in the places that are left over
         self._targets = targets.new_empty((*dealt.shape, *targets.shape[1:]))
         for learner, rows, place in zip(learners, self._rows, self._targets, strict=True):
             torch.index_select(learner.targets, 0, rows.flatten(), out=place.flatten(0, 1))
-        self._targets[drawn < 0] = -1
+        self._targets[self._is_left_over] = -1
         of_step = len(learners) * self.size * inputs[:1].nbytes
         self._at_once = min(dealt.shape[1], max(1, _GATHERED_BYTES // of_step))
         self._inputs = inputs.new_empty((len(learners), self._at_once, self.size, *inputs.shape[1:]))
@@ -57,6 +58,10 @@ class RoundBatches:
         rows = self._rows[:learning, step : step + self._at_once].flatten(1)
         for learner, of_one, place in zip(self._learners, rows, self._inputs.flatten(1, 2), strict=False):
             torch.index_select(learner.inputs, 0, of_one, out=place[: len(of_one)])
+        if self._inputs.is_floating_point():  # what is no number would count even where its loss does not
+            is_left_over = self._is_left_over[:learning, step : step + self._at_once]
+            places = self._inputs[:learning, : is_left_over.shape[1]]
+            places.masked_fill_(is_left_over.view(*is_left_over.shape, *[1] * (places.dim() - 3)), 0)
 
 
 def _dealt(learners: Sequence[TorchTrainer], round: int, size: int) -> IntArray:
