@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from pausefl.config.experiment import parse_experiment
@@ -19,8 +22,9 @@ from pausefl.runtime.client.forks import forked_client
 from pausefl.runtime.fleet import SILENT, Fleet
 from pausefl.runtime.virtual.forks import forked_run
 from pausefl_process.forking import ForkedProcess, forget_fork_server
-from pausefl_process.lifetime import start
+from pausefl_process.lifetime import begin_to_import, start
 from pausefl_proto.errors import ConfigError, PauseflError
+from rigs.waiting import wait_for
 
 
 def tell_masked(told: "Connection[Any, Any]") -> None:
@@ -163,3 +167,36 @@ def test_a_run_whose_server_cannot_be_started_ends_with_the_reason(
     experiment = parse_experiment("[workload]\nmodel = 'synthetic'\n[privacy]\nenabled = false\n")
     with pytest.raises(type(refusal), match=refusal.strerror):
         Fleet(experiment, tmp_path).run(SILENT)
+
+
+def test_a_fork_server_whose_folder_is_gone_is_begun_anew() -> None:
+    """As where all old things in the folder for temporary files are removed."""
+    assert told_after([]) == []
+    shutil.rmtree(Path(forkserver._forkserver._forkserver_address).parent)  # type: ignore[attr-defined]
+    assert told_after([]) == []
+
+
+def test_a_fork_server_that_was_given_up_is_waited_for() -> None:
+    assert told_after([]) == []
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    forget_fork_server()
+    wait_for(lambda: not psutil.pid_exists(pid), "the end of the server that was given up")
+
+
+def test_threads_that_begin_a_fork_server_at_once_leave_the_environment_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    forget_fork_server()
+    barrier = threading.Barrier(4)
+
+    def begin() -> None:
+        barrier.wait()
+        begin_to_import([])
+
+    threads = [threading.Thread(target=begin) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "PYTHONSAFEPATH" not in os.environ

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import limits_of
-from pausefl_process.host_monitor import HostMonitor, HostReport, StealMeter
+from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
 from pausefl_server.host_limits import ADVICE, HostLimits, advice
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -40,6 +42,10 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
+async def probed(monitor: HostMonitor, count: int) -> None:
+    await until(lambda: monitor.n_probes >= count)
+
+
 @pytest.mark.realtime
 async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
     with closing(HostMonitor()) as monitor, monitor.watching():
@@ -48,7 +54,7 @@ async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
         report = monitor.report(began_s, STALL_S / 2)
         assert STALL_S - TOLERANCE_S < report.loop_lag_s < STALL_S + TOLERANCE_S, "not answered yet"
         assert 0 < report.compute_share <= 0.5
-        await until(lambda: len(monitor.probes) > 0)
+        await until(lambda: monitor.n_probes > 0)
         assert STALL_S - TOLERANCE_S < monitor.report(began_s, 0.0).loop_lag_s < STALL_S + TOLERANCE_S
         later_s = time.monotonic() + 1.0
         assert monitor.report(later_s, 0.0).loop_lag_s < TOLERANCE_S, "an older stall is not this window's"
@@ -57,9 +63,11 @@ async def test_a_blocked_event_loop_is_seen_as_lag() -> None:
 @pytest.mark.realtime
 async def test_a_free_event_loop_lags_little() -> None:
     with closing(HostMonitor()) as monitor, monitor.watching():
-        began_s = time.monotonic()
-        await until(lambda: len(monitor.probes) >= 10)
-        reports = sorted(probe.loop_lag_s for probe in monitor.probes)
+        began_s, reports = time.monotonic(), []
+        for count in range(1, 11):
+            await probed(monitor, count)
+            reports.append(monitor.report(time.monotonic(), 0.0).loop_lag_s)
+        reports.sort()
         assert reports[5] < 0.02
         assert monitor.report(began_s, 0.0).timer_overshoot_s > 0
 
@@ -91,10 +99,27 @@ asyncio.run(main())
     assert STALL_S - TOLERANCE_S < overshoot_s < STALL_S + TOLERANCE_S
 
 
+@given(st.lists(st.integers(0, 9), max_size=30), st.integers(-1, 31))
+def test_peaks_are_the_greatest_since_then(values: list[int], since: int) -> None:
+    peaks = Peaks()
+    for at, value in enumerate(values):
+        peaks.add(at, value)
+    assert peaks.since(since) == max(values[max(since, 0) :], default=0)
+
+
+def test_a_stall_counts_however_long_ago_the_window_began() -> None:
+    peaks = Peaks()
+    peaks.add(0.0, 5.0)
+    for number in range(1, 100_000):
+        peaks.add(number * 0.05, 0.001 * (number % 7))
+    assert peaks.since(0.0) == 5.0
+    assert peaks.since(0.01) == 0.006
+
+
 async def test_nobody_is_probed_while_nobody_watches() -> None:
     with closing(HostMonitor()) as monitor:
         with monitor.watching():
-            await until(lambda: len(monitor.probes) > 0)
+            await until(lambda: monitor.n_probes > 0)
         await until(lambda: monitor.is_parked)
         assert monitor.report(time.monotonic() + 1.0, 0.0).loop_lag_s < TOLERANCE_S
 

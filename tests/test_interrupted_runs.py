@@ -133,3 +133,19 @@ def test_the_server_optimizer_goes_on_where_it_was(
         assert done.returncode == 0, done.stderr
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "whole")]
     assert models[0] == models[1]
+
+
+def test_a_run_that_is_killed_while_it_plays_rounds_again_has_not_ended(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Its summary was of the rounds that were taken back."""
+    folder = tmp_path / "run"
+    assert run("run", synthetic(tmp_path, rounds=2, clients=2, m=1, train_s=1.0), "--run-dir", folder).returncode == 0
+    process = background("run", "--resume", folder, "--back-to", 1)
+    wait_for(lambda: rounds_in(folder) == 1, "the last round to be taken back", running=process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (folder / "summary.json").exists()
+    assert run("run", "--resume", folder).returncode == 0
+    assert query(folder, "SELECT round, attempt FROM rounds ORDER BY round") == [(1, 1), (2, 2)]
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 2

@@ -109,6 +109,30 @@ async def test_a_best_model_of_another_timeline_is_not_the_rounds(tmp_path: Path
     assert "not evaluated, since their models are gone: round 2" in said
 
 
+async def test_going_back_keeps_the_best_of_the_rounds_that_stay(tmp_path: Path) -> None:
+    first, _ = await play(tmp_path, 2, 0.25, 0.75, checkpoint_every=2)
+    await play(tmp_path, 4, 0.5, 0.875, checkpoint_every=2)
+    result, _ = await play(tmp_path, 4, 0.5, 0.25, checkpoint_every=2, back_to=2)
+    kept = ModelFiles(tmp_path, MANIFEST).load()
+    assert kept is not None
+    assert result.best is not None
+    assert first.best is not None
+    assert (result.best.round, result.best.validation_accuracy, kept[0]) == (2, 0.75, 2)
+    assert result.best.theta.tobytes() == first.best.theta.tobytes() == kept[1].tobytes()
+
+
+async def test_a_best_model_that_is_gone_is_told_of_and_the_next_best_counts(tmp_path: Path) -> None:
+    await play(tmp_path, 5, 0.25, 0.75, 0.25, 0.5, 0.375)
+    (tmp_path / "best_model.safetensors").unlink()
+    result, said = await play(tmp_path, 6, 0.25)
+    assert "the best model so far, of round 2, is gone: the best of those that are left counts" in said
+    assert result.best is not None
+    assert (result.best.round, result.best.validation_accuracy) == (4, 0.5)
+    again, said = await play(tmp_path, 7, 0.25)
+    assert again.best is not None
+    assert again.best.round == 4
+
+
 @pytest.mark.parametrize("damage", [b"", b"no model", None])
 def test_a_best_model_that_is_damaged_is_none(tmp_path: Path, damage: bytes | None) -> None:
     if damage is not None:

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -210,3 +211,54 @@ def test_a_closed_log_is_one_file(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["run.db"]
     shutil.copy(path, path.with_name("copy.db"))
     Store(path.with_name("copy.db")).close()
+
+
+def play_killed(program: str, path: Path) -> None:
+    """Run a program that kills itself."""
+    done = subprocess.run([sys.executable, "-c", program, path], cwd=Path(__file__).parent, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_log_that_was_killed_before_its_first_commit_is_begun_anew(tmp_path: Path) -> None:
+    play_killed(
+        """
+import os, sys
+from pathlib import Path
+from pausefl_server.storage.store import Store
+Store._seal_table = lambda *_: os.kill(os.getpid(), 9)
+Store(Path(sys.argv[1]))
+""",
+        tmp_path / "run.db",
+    )
+    store = Store(tmp_path / "run.db")
+    commit(store)
+    store.close()
+    Store(tmp_path / "run.db").close()
+
+
+def test_a_log_whose_first_commit_an_earlier_version_did_not_seal_goes_on(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "run.db")) as db, db:
+        db.executescript("DELETE FROM seals; PRAGMA user_version = 0;")
+    Store(tmp_path / "run.db").close()
+
+
+def test_what_a_kill_left_unfinished_in_the_file_is_undone(tmp_path: Path) -> None:
+    """SQLite writes no journal once a log is there; it does while it is begun."""
+    play_killed(
+        """
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size = 1")
+db.execute("BEGIN IMMEDIATE")
+db.execute("CREATE TABLE begun (text)")
+db.executemany("INSERT INTO begun VALUES (?)", [("x" * 200,)] * 2000)
+os.kill(os.getpid(), 9)
+""",
+        tmp_path / "run.db",
+    )
+    assert (tmp_path / "run.db-journal").stat().st_size > 0
+    store = Store(tmp_path / "run.db")
+    commit(store)
+    store.close()

@@ -3,10 +3,11 @@
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
@@ -15,6 +16,9 @@ from pausefl_proto.errors import ConfigError
 
 # Of the 108 bytes that the address of a Unix socket has, what multiprocessing adds to this folder leaves so many.
 _LONGEST_FOLDER_BYTES = 70
+
+_ENVIRONMENT = threading.Lock()
+"""Held by the thread that changes this process's environment for the start of a server."""
 
 
 class ForkedProcess(ForkServerProcess):
@@ -26,7 +30,9 @@ class ForkedProcess(ForkServerProcess):
         There is one, begun when the first of its processes is started: later ones change nothing of it. What cannot be
         imported is left out.
         """
-        super().__init__(target=_in_environment, args=(dict(os.environ), work, *arguments), name=name)
+        with _ENVIRONMENT:
+            environment = dict(os.environ)
+        super().__init__(target=_in_environment, args=(environment, work, *arguments), name=name)
         self.imports = list(imports)
 
 
@@ -37,7 +43,7 @@ def begin_fork_server(imports: Sequence[str]) -> None:
     """
     if not can_fork():
         raise ConfigError(f"TMPDIR = {tempfile.gettempdir()}: for a socket, {_LONGEST_FOLDER_BYTES} bytes at most")
-    with _environment_of_server(imports):
+    with _ENVIRONMENT, _environment_of_server(imports):
         forkserver.set_forkserver_preload(["pausefl_process.preloaded"])
         try:
             forkserver.ensure_running()
@@ -56,7 +62,16 @@ def forget_fork_server() -> None:
     server: Any = forkserver._forkserver  # there is no other way to give one up
     with suppress(OSError, TypeError):
         os.close(server._forkserver_alive_fd)  # the old one ends with the last process that has this open
+    if server._forkserver_pid is not None:
+        threading.Thread(target=_await_end, args=(server._forkserver_pid,), daemon=True).start()
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+    os.makedirs(util.get_temp_dir(), 0o700, exist_ok=True)  # noqa: PTH103  # where the next one's socket will lie
+
+
+def _await_end(pid: int) -> None:
+    """Wait until a child has ended, or it would stay a zombie."""
+    with suppress(ChildProcessError):  # it was the child of the process that forked this one
+        os.waitpid(pid, 0)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +17,8 @@ _LINGER_S = 1.0
 # The kernel counts processor time in ticks of 10 ms: shares over less than a second would be noise.
 _STEAL_OVER_S = 1.0
 _NEVER_S = float("inf")
+# Of values that come in no order, a million leave some fourteen.
+_MOST_PEAKS = 1000
 _PROC_STAT = Path("/proc/stat")
 
 
@@ -36,14 +37,22 @@ class HostReport:
     on the server the processor time of its process."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostProbe:
-    """What the monitor saw at one moment, `at_s` on its clock."""
+class Peaks:
+    """The greatest of some values since any moment in the past."""
 
-    at_s: float
-    loop_lag_s: float
-    timer_overshoot_s: float
-    steal_share: float
+    def __init__(self) -> None:
+        # A value that a later one reaches is the greatest of no time up to now: the rest fall, and are few.
+        self._falling: deque[tuple[float, float]] = deque(maxlen=_MOST_PEAKS)
+
+    def add(self, at_s: float, value: float) -> None:
+        """Note a value, later than those before."""
+        while self._falling and self._falling[-1][1] <= value:
+            self._falling.pop()
+        self._falling.append((at_s, value))
+
+    def since(self, from_s: float) -> float:
+        """The greatest value since then; 0 where there is none."""
+        return next((value for at_s, value in self._falling if at_s >= from_s), 0.0)
 
 
 class HostWatch(Protocol):
@@ -89,8 +98,9 @@ class HostMonitor:
         """Belongs to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._steal = StealMeter(_PROC_STAT)
-        self.probes: deque[HostProbe] = deque(maxlen=4096)
-        """The latest probes, the newest last."""
+        self.n_probes = 0
+        """How many probes the event loop has answered."""
+        self._lags_s, self._overshoots_s, self._steals = Peaks(), Peaks(), Peaks()
         self._due_s = _NEVER_S  # when the thread's sleep is to end
         self._woke_s = _NEVER_S  # since when the event loop has been due to answer
         self._watchers = 0
@@ -119,11 +129,11 @@ class HostMonitor:
         now_s = time.monotonic()
         # A stall just before the window has delayed what the window began with.
         from_s = since_s - _PROBE_EVERY_S
-        seen = [*takewhile(lambda probe: probe.at_s >= from_s, reversed(self.probes)), self._overdue(now_s)]
+        # The probe under way tells something already: a short exchange ends before it does.
         return HostReport(
-            loop_lag_s=max(probe.loop_lag_s for probe in seen),
-            timer_overshoot_s=max(probe.timer_overshoot_s for probe in seen),
-            steal_share=max(probe.steal_share for probe in seen),
+            loop_lag_s=max(self._lags_s.since(from_s), now_s - self._woke_s),
+            timer_overshoot_s=max(self._overshoots_s.since(from_s), now_s - self._due_s),
+            steal_share=self._steals.since(from_s),
             compute_share=compute_s / max(now_s - since_s, 1e-9),
         )
 
@@ -132,10 +142,6 @@ class HostMonitor:
         self._closed = True
         self._wanted.set()
         self._thread.join()
-
-    def _overdue(self, now_s: float) -> HostProbe:
-        """What the probe under way tells already: a short exchange ends before it does."""
-        return HostProbe(now_s, max(now_s - self._woke_s, 0.0), max(now_s - self._due_s, 0.0), 0.0)
 
     def _run(self) -> None:
         while not self._closed:
@@ -164,7 +170,10 @@ class HostMonitor:
 
     def _note(self, woke_s: float, overshoot_s: float, steal_share: float) -> None:
         now_s, self._woke_s = time.monotonic(), _NEVER_S
-        self.probes.append(HostProbe(now_s, now_s - woke_s, overshoot_s, steal_share))
+        self._lags_s.add(now_s, now_s - woke_s)
+        self._overshoots_s.add(now_s, overshoot_s)
+        self._steals.add(now_s, steal_share)
+        self.n_probes += 1
 
 
 class StealMeter:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -49,7 +50,7 @@ from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import MetricsSettings, ServerSettings
 from pausefl_server.state import RunState, StartingPoint
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.restore import restore
+from pausefl_server.storage.restore import restore, stored_model
 from pausefl_server.storage.store import Store
 from pausefl_server.storage.store_actor import StoreActor
 
@@ -137,6 +138,7 @@ async def serve(
     *,
     oracle: Oracle | None = None,
     keep: Callable[[RunResult], None],
+    forget: Callable[[int], None] = lambda _: None,
     back_to: int | None = None,
     best_model: BestModelFile | None = None,
     platform: Platform = REAL,
@@ -144,7 +146,8 @@ async def serve(
     """Run one federation to its end; `folder` holds run.db and the checkpoint, and is resumed where it has rounds.
 
     `back_to` takes back the rounds after that one. `best_model` keeps the best model found so far.
-    `report` gets the progress events. `keep` writes the results down, in a thread, before metrics and page are closed.
+    `report` gets the progress events. `keep` writes the results down, in a thread, before metrics and page are closed;
+    `forget` takes away those of an earlier end before rounds are taken back, and is told the one before these.
     SIGINT and SIGTERM end the run: the open round is given up, and everything is saved.
     """
     with ExitStack() as closing:
@@ -161,7 +164,9 @@ async def serve(
                 after_each=telemetry.replayed,
                 back_to=back_to,
                 say=observer.noticed,
+                forget=forget,
             )
+            best_so_far = _best_so_far(store, checkpoint, best_model, observer)
         ends = budgets_end(start.state.table, settings.budget, start.state.round, policy.m)
         for failed in store.failed_attempts():
             telemetry.attempt_failed(failed, start.state)
@@ -170,7 +175,6 @@ async def serve(
         if endpoints.metrics is not None:
             probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
             closing.enter_context(_shown(telemetry, endpoints.metrics, report, probes))
-        best_so_far = kept_best(store.evaluations(), best_model)
         waiting = waiting_models_max(theta_0.nbytes)
         evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, best_model, waiting)
         missing = _missing(start, best_model, store.model_digests(), observer) if evaluate is not None else []
@@ -310,6 +314,15 @@ async def _end(coordinator: Coordinator, interruption: Interruption) -> None:
     await interruption.asked.wait()
     with suppress(ActorStopped):  # it has ended by itself meanwhile
         await coordinator.tell(Shutdown(interruption.reason))
+
+
+def _best_so_far(
+    store: Store, checkpoint: Checkpoint, best_model: BestModelFile | None, observer: RunObserver
+) -> Best | None:
+    if best_model is None:
+        return None
+    stored, digests = partial(stored_model, store, checkpoint), store.model_digests()
+    return kept_best(store.evaluations(), best_model, stored, digests, observer.noticed)
 
 
 def _missing(

@@ -14,8 +14,8 @@ from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import View
-from pausefl.runtime.run import REPORT, run_experiment
-from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS, is_run_of, refuse_run_in
+from pausefl.runtime.run import run_experiment
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, REPORT, SHARED_STEPS, is_run_of, refuse_run_in
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 

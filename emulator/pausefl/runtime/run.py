@@ -11,12 +11,10 @@ from pausefl.observers import Observed, Observer, load_observers
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import Fleet, View
 from pausefl.runtime.provenance import note_start
-from pausefl.runtime.run_dir import made_run_dir
+from pausefl.runtime.run_dir import REPORT, made_run_dir
 from pausefl_client.privacy.ledger import make_durable
 from pausefl_client.privacy.mechanism import ExactLaplace
 from pausefl_proto.errors import ConfigError
-
-REPORT = "report.html"
 
 
 def run_experiment(

@@ -23,6 +23,8 @@ _MADE = (
 )
 _CONFIG_DIGEST = "config_digest"
 
+REPORT = "report.html"
+"""What is drawn of a run that has ended."""
 CAMPAIGN_PLAN = "campaign.json"
 """The file in a campaign's folder that says what was asked for."""
 SHARED_STEPS = "steps.json"

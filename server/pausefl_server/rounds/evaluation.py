@@ -1,13 +1,13 @@
 """The evaluator as an actor: it has models evaluated off the critical path and remembers the best."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import EvaluatorLost, PauseflError
-from pausefl_proto.wire import Vector
+from pausefl_proto.wire import Vector, digest
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
 from pausefl_server.storage.store_actor import SaveEvaluations, StoreActor
@@ -56,13 +56,31 @@ class BestModelFile(Protocol):
         """The round and θ of what is kept; None where there is nothing whole."""
 
 
-def kept_best(evaluations: Iterable[tuple[int, Evaluation]], file: BestModelFile | None) -> Best | None:
-    """The best model of an interrupted run; None where it is not the one in the file."""
-    rated = [(e.accuracy, -t) for t, e in evaluations if _is_rating(e)]
-    kept = file.load() if file is not None and rated else None
-    if kept is None or kept[0] != -max(rated)[1]:
+def kept_best(
+    evaluations: Iterable[tuple[int, Evaluation]],
+    file: BestModelFile,
+    stored: Callable[[int], Vector | None],
+    digests: Mapping[int, str],
+    say: Callable[[str], None],
+) -> Best | None:
+    """The best model of an interrupted run that is still there, in the file or `stored` with its round; None without.
+
+    The file then holds it, and `say` hears of a better one that is gone. A model in the file that was never rated, and
+    is its round's by `digests`, was found the best just before a kill: it stays, and is evaluated once more.
+    """
+    rated = {t: e.accuracy for t, e in evaluations if _is_rating(e)}
+    in_file = dict(filter(None, [file.load()]))
+    is_to_be_rated = any(t not in rated and digest(theta) == digests.get(t) for t, theta in in_file.items())
+    ranked = sorted(rated, key=lambda t: (-rated[t], t))
+    models = ((t, in_file[t] if t in in_file else stored(t)) for t in ranked)
+    best, theta = next(((t, theta) for t, theta in models if theta is not None), (0, None))
+    if ranked and best != ranked[0] and not is_to_be_rated:
+        say(f"the best model so far, of round {ranked[0]}, is gone: the best of those that are left counts")
+    if theta is None:
         return None
-    return Best(*kept, validation_accuracy=max(rated)[0])
+    if best not in in_file and not is_to_be_rated:
+        file.save(best, theta)
+    return Best(best, theta, rated[best])
 
 
 class EvaluatorActor(Actor[Evaluate]):

@@ -25,10 +25,12 @@ def restore(
     *,
     back_to: int | None = None,
     say: Callable[[str], None],
+    forget: Callable[[int], None] = lambda _: None,
 ) -> StartingPoint:
     """Go on after the last round whose model is there, which is the last of the log or the one before it.
 
-    With `back_to`, after that round: `say` hears what it costs. ConfigError where the models that it takes are gone.
+    With `back_to`, after that round. Before rounds are taken back, `say` hears what it costs, and `forget`, with the
+    round before them, takes away what was written of them. ConfigError where the models that it takes are gone.
     """
     models = _Models(store, checkpoint, theta_0, store.model_digests())
     log = store.log()
@@ -43,6 +45,7 @@ def restore(
     theta, optimizer_state = found
     if begun < last:
         say(cost(log, begun))
+        forget(begun)
         store.go_back_to(begun, optimizer_state, is_private=settings.budget is not None)
     if begun == 0:
         checkpoint.save(0, theta_0)
@@ -68,6 +71,15 @@ def restore(
         unevaluated={t: models.theta(t) for t in due if t not in evaluated},
         attempts=store.attempts(),
     )
+
+
+def stored_model(store: Store, checkpoint: Checkpoint, round: int) -> Vector | None:
+    """θ_t of a committed round; None where it is kept no longer."""
+    model_digest = store.model_digests().get(round, "")
+    if (theta := checkpoint.load(round, model_digest)) is not None:
+        return theta
+    kept = checkpoint.load_kept(round, model_digest)
+    return None if kept is None else kept[0]
 
 
 def cost(log: RoundLog, back_to: int) -> str:

@@ -34,6 +34,8 @@ def verify_log(path: Path, commits: int) -> None:
         if not _is_readable(database):
             return  # it is empty, another program's or another version's, which opening it tells
         seals = dict(database.execute("SELECT subject, digest FROM seals"))
+        if not seals and held == 0:
+            return  # an earlier version was killed before its first commit, which sealed what it had begun
         subjects = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")} | {"meta"}
         if "evaluations" not in seals:  # all of them, as an earlier version sealed them
             subjects |= {f"evaluations {round_}" for round_ in evaluated_rounds(database)}

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
 
@@ -52,6 +52,7 @@ class Store:
         self._commit_count = CommitCount(path)
         try:
             if verify and path.exists():
+                _undo_unfinished(path)
                 verify_log(path, self._commit_count.read())
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
@@ -65,13 +66,12 @@ class Store:
     def _open(self, path: Path) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {sqlite_synchronous()}")
-        # Empty also where a crash came before the schema, which is written in one transaction.
+        # Empty also where a crash came before all that a log begins with, which is written in one transaction.
         if self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
             schema = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")
-            version = f"INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}');"
-            self._db.executescript(f"BEGIN IMMEDIATE; {schema} {version} COMMIT;")
-            with self._transaction():
-                self._seal_table("meta")
+            self._db.executescript(f"BEGIN IMMEDIATE; {schema}")
+            with self._transaction(is_begun=True):
+                self._set_meta("schema_version", str(SCHEMA_VERSION))
         elif (found := self.meta("schema_version")) != str(SCHEMA_VERSION):
             raise ConfigError(f"{path}: has schema_version {found}, this version of pausefl reads {SCHEMA_VERSION}")
 
@@ -247,9 +247,10 @@ class Store:
         self._db.execute("INSERT OR REPLACE INTO seals VALUES (?, ?)", (subject, digest))
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, *, is_begun: bool = False) -> Iterator[None]:
         """All that is written within, or nothing; counted, so that a commit that gets lost is missed."""
-        self._db.execute("BEGIN IMMEDIATE")
+        if not is_begun:
+            self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
             (commits,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -281,6 +282,13 @@ class Store:
 
     def _insert_events(self, round: int, attempt: int, events: Iterable[LogEvent]) -> None:
         self._db.executemany(_INSERT_EVENT, [(round, attempt, *event_values(event)) for event in events])
+
+
+def _undo_unfinished(path: Path) -> None:
+    """Undo what a kill left unfinished while the file was begun: SQLite does, but not for those who only read."""
+    if path.with_name(f"{path.name}-journal").exists():
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
 
 
 _INSERT_ROUND = _insert("rounds", (*ROUND_COLUMNS, *HOST_COLUMNS))

@@ -35,5 +35,10 @@ class ModelFiles:
         except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 
+    def forget_after(self, round: int) -> None:
+        """Take the best model so far away where it is of a later round."""
+        if (kept := self.load()) is not None and kept[0] > round:
+            self._best.unlink()
+
     def _tensors(self, theta: Vector) -> dict[str, Vector]:
         return {name: np.ascontiguousarray(tensor) for name, tensor in self._manifest.split(theta).items()}

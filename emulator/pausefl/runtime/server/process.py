@@ -19,10 +19,11 @@ from pausefl.evaluator.process import find_evaluator
 from pausefl.results.summary import SummaryPlan, summarise
 from pausefl.results.tally import RunTally
 from pausefl.runtime.provenance import starts_of
+from pausefl.runtime.run_dir import REPORT
 from pausefl.runtime.server.model_files import ModelFiles
 from pausefl.runtime.server.plan import EvaluatedModel, ServerPlan, SyntheticModel
 from pausefl_process.events import Done, Failed, Notice, ProgressEvent, Report, RoundCommitted, to_json, to_line
-from pausefl_process.files import Lock, write_durably
+from pausefl_process.files import Lock, sync_folder, write_durably
 from pausefl_process.lifetime import die_with_parent
 from pausefl_process.log_file import write_output_to
 from pausefl_process.logs import is_json, set_up_log
@@ -162,6 +163,7 @@ async def play(
             report,
             oracle=plan.oracle,
             keep=partial(_keep, plan.summary, policy, models, run_dir),
+            forget=partial(_forget, models, run_dir),
             back_to=back_to,
             best_model=models,
             platform=platform,
@@ -177,6 +179,14 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
         summary = summarise(plan, policy, tally, result)
         summary["starts"] = starts_of(store)
     write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def _forget(models: ModelFiles, run_dir: Path, round: int) -> None:
+    """Take away what was written of the rounds after this one, the summary too, without which a run has not ended."""
+    models.forget_after(round)
+    for name in ("summary.json", REPORT):
+        (run_dir / name).unlink(missing_ok=True)
+    sync_folder(run_dir)
 
 
 @asynccontextmanager
