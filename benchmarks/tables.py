@@ -18,21 +18,21 @@ def session_table(lines: Sequence[Line]) -> str:
     if not lines:
         return "Not measured yet."
     head, plays = lines[0], lines[1:]
-    machine = head["machine"]
-    repetitions = max(line["repetition"] for line in plays)
-    others = max(line["others"] for line in plays)
-    where = f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gib']} GiB, {machine['system']}"
-    text = [
-        f"{where}; {repetitions} repetitions. Other processes took {100 * others:.0f} % of the machine at most.",
-        "",
-        "| system | versions | plays |",
-        "|---|---|---|",
-    ]
+    text = [machine_line(lines), "", "| system | versions | plays |", "|---|---|---|"]
     for system, versions in head["versions"].items():
         used = ", ".join(f"{name} {version}" for name, version in versions.items())
         own = f"pausefl {head['pausefl']}, {used}" if system == "pausefl" else used
         text.append(f"| {SYSTEMS[system].shown} | {own} | {sum(line['system'] == system for line in plays)} |")
     return "\n".join(text)
+
+
+def machine_line(lines: Sequence[Line]) -> str:
+    """Where the figures were measured."""
+    machine, plays = lines[0]["machine"], lines[1:]
+    repetitions = max(line["repetition"] for line in plays)
+    others = max(line["others"] for line in plays)
+    where = f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gib']} GiB, {machine['system']}"
+    return f"{where}; {repetitions} repetitions. Other processes took {100 * others:.0f} % of the machine at most."
 
 
 def round_table(lines: Sequence[Line]) -> str:

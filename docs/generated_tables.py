@@ -1,6 +1,7 @@
 """Writes the tables of measured figures into the documents, from the files under docs/results.
 
 make benchmarks                                     # writes docs/results/benchmarks.jsonl
+python -m benchmarks --results docs/results/benchmarks-elsewhere.jsonl    # on another machine
 pausefl bench annealing --json > docs/results/annealing.jsonl
 make chaos                                          # writes docs/results/chaos.jsonl
 pausefl bench overload --json > docs/results/overload.jsonl
@@ -43,6 +44,10 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("benchmarks-processor", "benchmarks.md", "benchmarks.jsonl", peers.cpu_table),
     ("benchmarks-memory", "benchmarks.md", "benchmarks.jsonl", peers.memory_table),
     ("benchmarks-training", "benchmarks.md", "benchmarks.jsonl", peers.training_table),
+    ("benchmarks-elsewhere-session", "benchmarks.md", "benchmarks-elsewhere.jsonl", peers.machine_line),
+    ("benchmarks-elsewhere-rounds", "benchmarks.md", "benchmarks-elsewhere.jsonl", peers.round_table),
+    ("benchmarks-elsewhere-ratios", "benchmarks.md", "benchmarks-elsewhere.jsonl", peers.ratio_table),
+    ("benchmarks-elsewhere-training", "benchmarks.md", "benchmarks-elsewhere.jsonl", peers.training_table),
     ("chaos", "reliability.md", "chaos.jsonl", reliability.chaos_table),
     ("reliability", "../README.md", "chaos.jsonl", reliability.reliability_table),
     ("fuzz", "reliability.md", "fuzz.json", reliability.fuzz_table),
