@@ -163,6 +163,16 @@ def test_groups_are_counted_per_client_and_per_round_they_could_be_chosen(tmp_pa
     assert random["relevant_to_irrelevant"]["mean"] == 0.5
 
 
+def test_groups_of_which_none_joins_later_are_compared(tmp_path: Path) -> None:
+    """There is a table of them, and nothing to draw."""
+    runs = write_runs(tmp_path)
+    for path in (path for of_policy in runs.values() for path in of_policy):
+        (path / "config.toml").write_text("[clients.groups.only]\ncount = 1\n")
+    page = write_comparison(compare(runs), tmp_path / "out")
+    assert "<td>only</td>" in page.read_text("utf-8")
+    assert not (page.parent / "groups.png").exists()
+
+
 def test_policies_are_drawn_around_the_joins_with_what_they_chose(tmp_path: Path) -> None:
     page = write_comparison(compare(grouped_runs(tmp_path)), tmp_path / "out")
     assert matplotlib.image.imread(page.parent / "groups.png")[..., :3].var() > 1e-3

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.cli import main
-from rigs.command import synthetic
+from rigs.command import rounds_in, run, synthetic
 
 
 def ended(*arguments: str) -> int | str | None:
@@ -52,3 +52,42 @@ def test_a_run_of_an_older_version_is_refused_in_one_line(
     assert ended("compare", "--resume", str(folder)) == 2
     assert capsys.readouterr().err == f"pausefl: {path}: lacks {lost}; an older version may have written it\n"
     assert ended("report", str(path.parent)) == 2
+
+
+RAISES = """
+from pausefl_server.selection import Policy, Selection
+
+class Raises(Policy):
+    def select(self, state, context):
+        if context.round == 3:
+            raise KeyError("x")
+        return Selection(context.eligible[: self.m])
+"""
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("more", [[], ["--jobs", "1"]])
+def test_an_error_of_own_code_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    """The rounds before it are kept, and it names their run."""
+    (tmp_path / "raising.py").write_text(RAISES)
+    config, folder = str(synthetic(tmp_path, rounds=4, clients=3, m=1)), tmp_path / "all"
+    arguments = ["--policies", "raising:Raises", "--virtual", *more]
+    assert ended("compare", config, "--run-dir", str(folder), *arguments) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("pausefl: raising.Raises-seed1: KeyError: 'x' (")
+    assert said.endswith(f"raising.py:7); go on with: pausefl compare --resume {folder}")
+
+
+@pytest.mark.end_to_end
+def test_a_run_that_failed_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text(RAISES)
+    config, run_dir = str(synthetic(tmp_path, rounds=4, clients=3, m=1)), tmp_path / "run"
+    own = ["--set", "selection.policy=raising:Raises", "--set", "experiment.clock=virtual"]
+    failed = run("run", config, "--run-dir", run_dir, *own)
+    assert failed.returncode == 1
+    assert failed.stderr.endswith(f"raising.py:7); go on with: pausefl run --resume {run_dir}\n")
+    (tmp_path / "raising.py").write_text(RAISES.replace("== 3", "== 0"))
+    assert run("run", "--resume", run_dir).returncode == 0
+    assert rounds_in(run_dir) == 4

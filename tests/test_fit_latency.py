@@ -235,3 +235,15 @@ def test_the_command_prints_what_validate_and_run_take_and_a_run_can_be_fitted_a
 
 def played_selection(folder: Path) -> object:
     return parse_experiment((folder / "run/config.toml").read_text()).selection
+
+
+def test_values_lie_where_they_were_measured(tmp_path: Path) -> None:
+    """A law that is the data themselves does not lie beside them for its six digits."""
+    path = tmp_path / "fleet.csv"
+    path.write_text("client,time,seconds\na,1,0.08707592589\na,2,0.09073598673\nb,1,0.3\n")
+    figure = draw_fit(pausefl.fit_latency(path))
+    assert [axes.get_title("left") for axes in figure.axes] == ["a: values, 0.00 apart", "b: constant, 0.00 apart"]
+    measured = [axes.lines[0] for axes in figure.axes]
+    assert [line.get_drawstyle() for line in measured] == ["steps-post", "steps-post"]
+    assert np.asarray(measured[0].get_xydata()).tolist() == [[0.0870759, 0.0], [0.0870759, 0.5], [0.090736, 1.0]]
+    assert np.asarray(measured[1].get_xydata()).tolist() == [[0.3, 0.0], [0.3, 1.0]]

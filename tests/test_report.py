@@ -208,7 +208,7 @@ def test_page_gives_both_epsilons_and_labels_them(page: str) -> None:
 
 def test_rounds_are_listed_in_ranges_and_very_many_are_counted() -> None:
     assert in_ranges(np.array([1, 2, 3, 5, 7, 8])) == "1–3, 5, 7–8"
-    assert in_ranges(np.array([], np.int64)) == "never"
+    assert in_ranges(np.array([], np.int64)) == "none"
     assert in_ranges(np.arange(1, 2001, 2)).endswith(", 117, 119 and 940 more (view leakage of run.db)")
 
 

@@ -252,7 +252,7 @@ def test_an_extension_that_was_cut_short_leaves_a_run_that_can_be_read(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": 2}, "experiment.rounds = 2: the run in .* was begun for 3, give it more"),
+        ({"rounds": 2}, "experiment.rounds = 2: the run in .* goes to 3 already, give it more"),
         ({"rounds": 9, "train_s": 1.0}, "holds the run of another experiment"),
     ],
 )

@@ -20,13 +20,20 @@ from pausefl.commands import refuse_beside
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, own_document
 from pausefl.config.validation import check_address, refuse_virtual
-from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, resume_command, while_output_is_read
+from pausefl.exit_status import (
+    RunInterrupted,
+    check_outcome,
+    exit_with_status,
+    resume_command,
+    while_output_is_read,
+    with_way_on,
+)
 from pausefl.terminal_table import plain_console
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.events import MetricsServed
 from pausefl_process.logs import ask_for, set_up_log
 from pausefl_process.outbox import posted_output
-from pausefl_proto.errors import ConfigError, first_error
+from pausefl_proto.errors import ConfigError, PauseflError, first_error
 
 if TYPE_CHECKING:
     from pausefl.campaigns.campaign import Player, Show
@@ -115,6 +122,10 @@ def _run(options: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         how = f"go on with: {resume_command(run_dir)}" if (run_dir / "run.db").exists() else "no round was played"
         raise RunInterrupted(f"interrupted; {how}") from None
+    except PauseflError as error:
+        if not (run_dir / "run.db").exists():
+            raise
+        raise with_way_on(error, resume_command(run_dir)) from error
     _print_summary(console, summary, run_dir)
     check_outcome(summary["outcome"], summary["stopped_because"], resume_command(run_dir))
 

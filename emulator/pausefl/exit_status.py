@@ -86,6 +86,13 @@ def check_outcome(outcome: Outcome, reason: str, go_on: str) -> None:
         raise RunInterrupted(f"{reason}; go on with: {go_on}")
 
 
+def with_way_on(error: PauseflError, go_on: str, run: str = "") -> PauseflError:
+    """The error that ended a run, with the command that goes on with it once it is mended; bad input as it is."""
+    if isinstance(error, ConfigError | RunInterrupted):
+        return error
+    return PauseflError(f"{run + ': ' if run else ''}{error}; go on with: {go_on}")
+
+
 def resume_command(run_dir: Path) -> str:
     """The command that goes on with a run of `pausefl run`."""
     return shlex.join(["pausefl", "run", "--resume", str(run_dir)])

@@ -167,10 +167,7 @@ async def serve(
                 forget=forget,
             )
             best_so_far = _best_so_far(store, checkpoint, best_model, observer)
-        ends = budgets_end(start.state.table, settings.budget, start.state.round, policy.m)
-        for failed in store.failed_attempts():
-            telemetry.attempt_failed(failed, start.state)
-        telemetry.resumed(store.evaluations(), ends if start.state.round else None)
+        _tell_of_log(telemetry, store, start.state, settings)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
         if endpoints.metrics is not None:
             probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
@@ -314,6 +311,14 @@ async def _end(coordinator: Coordinator, interruption: Interruption) -> None:
     await interruption.asked.wait()
     with suppress(ActorStopped):  # it has ended by itself meanwhile
         await coordinator.tell(Shutdown(interruption.reason))
+
+
+def _tell_of_log(telemetry: Telemetry, store: Store, state: RunState, settings: ServerSettings) -> None:
+    """Tell of what the log holds besides its rounds."""
+    for failed in store.failed_attempts():
+        telemetry.attempt_failed(failed, state)
+    ends = budgets_end(state.table, settings.budget, state.round, state.policy.m)
+    telemetry.resumed(store.evaluations(), ends if state.round else None)
 
 
 def _best_so_far(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pausefl.campaigns.pace import CampaignPace
 from pausefl.config.experiment import Experiment
-from pausefl.exit_status import RunInterrupted
+from pausefl.exit_status import RunInterrupted, with_way_on
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
@@ -83,6 +83,8 @@ class OneByOne:
                     outcome = run_experiment(run.experiment, folder / run.name, view, resume=True)["outcome"]
             except KeyboardInterrupt:
                 outcome = "interrupted"
+            except PauseflError as error:
+                raise with_way_on(error, go_on, run.name) from error
             if outcome == "interrupted":
                 raise CampaignInterrupted(
                     f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"

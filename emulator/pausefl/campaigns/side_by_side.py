@@ -15,7 +15,7 @@ from typing import Any
 from pausefl.campaigns.campaign import CampaignInterrupted, Planned, is_left
 from pausefl.campaigns.pace import CampaignPace
 from pausefl.config.experiment import Experiment
-from pausefl.exit_status import RunInterrupted
+from pausefl.exit_status import RunInterrupted, with_way_on
 from pausefl.runtime.fleet import SILENT
 from pausefl.runtime.run import run_experiment
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
@@ -54,7 +54,7 @@ class SideBySide:
                     campaign.begin(waiting.popleft())
                 campaign.end_some()
         if campaign.error is not None:
-            raise campaign.error
+            raise with_way_on(campaign.error, go_on, campaign.failed)
         if campaign.is_interrupted:
             raise CampaignInterrupted(
                 f"interrupted after {campaign.n_done} of {len(runs)} runs were finished; go on with: {go_on}"
@@ -86,6 +86,8 @@ class _Campaign:
     playing: list[_Worker] = field(default_factory=list)
     error: PauseflError | None = None
     """The first of a run's; no other is begun then."""
+    failed: str = ""
+    """The run whose error that is."""
     is_interrupted: bool = False
 
     @property
@@ -122,13 +124,14 @@ class _Campaign:
             outcome = worker.line.recv()
         except (EOFError, ConnectionResetError):
             worker.process.join()
-            killed = PauseflError(f"{worker.run}: its process ended with status {worker.process.exitcode}")
+            killed = PauseflError(f"its process ended with status {worker.process.exitcode}")
             outcome = "interrupted" if self.is_interrupted else killed
         self.playing.remove(worker)
         if isinstance(outcome, RunInterrupted) or outcome == "interrupted":
             self.is_interrupted = True
         elif isinstance(outcome, PauseflError):
-            self.error = self.error or outcome
+            if self.error is None:
+                self.error, self.failed = outcome, worker.run
         else:
             self.n_done += 1
             time_left = self.pace.left(self.n_runs - self.n_done - len(self.playing))

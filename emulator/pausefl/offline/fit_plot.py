@@ -6,7 +6,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from pausefl.offline.fitting import equal_values
+from pausefl.offline.fitting import as_written, equal_values
 from pausefl.offline.latency_fit import LatencyFit
 from pausefl.report.style import RC, SERIES
 from pausefl_proto.arrays import FloatArray
@@ -19,7 +19,8 @@ _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 def draw_fit(fit: LatencyFit) -> Figure:
     """A panel per client; with more than PANELS_MAX clients, of those whose law lies farthest from the data."""
     points = {name: np.sort(fitted.law.points()) for name, fitted in fit.laws.items()}
-    measured = {name: equal_values(latencies) for name, latencies in fit.latencies.items()}
+    # Of more digits, a law that is the data themselves would lie beside each of them.
+    measured = {name: as_written(equal_values(latencies)) for name, latencies in fit.latencies.items()}
     distance = {name: greatest_distance(measured[name], points[name]) for name in points}
     shown = sorted(distance, key=lambda name: -distance[name])[:PANELS_MAX]
     down = -(-len(shown) // _ACROSS)
@@ -28,7 +29,8 @@ def draw_fit(fit: LatencyFit) -> Figure:
         for place, name in enumerate(shown, start=1):
             axes = figure.add_subplot(down, _ACROSS, place)
             values = measured[name]
-            axes.step(values, np.arange(1, len(values) + 1) / len(values), color=SERIES[0].light, label="measured")
+            steps = [values[0], *values], [0.0, *_levels(values)]
+            axes.step(*steps, where="post", color=SERIES[0].light, label="measured")
             axes.plot(points[name], _levels(points[name]), "--", color=SERIES[1].light, label="law")
             axes.set_xlim(0, 1.2 * values[-1])
             axes.set_title(f"{name}: {fit.laws[name].table['kind']}, {distance[name]:.2f} apart", fontsize=9)

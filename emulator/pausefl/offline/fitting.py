@@ -183,7 +183,12 @@ def _values(latencies: ClientLatencies) -> LawTable:
     values = equal_values(latencies)
     if len(values) > VALUES_MAX:
         values = np.quantile(values, (np.arange(VALUES_MAX) + 0.5) / VALUES_MAX)
-    return {"kind": "values", "values_s": [float(f"{value:.6g}") for value in np.sort(values)]}
+    return {"kind": "values", "values_s": as_written(np.sort(values)).tolist()}
+
+
+def as_written(values: FloatArray) -> FloatArray:
+    """(n,) values as a law of values has them: with six significant digits."""
+    return np.array([float(f"{value:.6g}") for value in values])
 
 
 def _plain(table: LawTable) -> LawTable:

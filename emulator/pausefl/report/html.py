@@ -167,7 +167,7 @@ def _privacy(run: RunData, privacy: PrivacyFigures) -> Mapping[str, object]:
 
 
 def _clients(run: RunData) -> Iterator[Mapping[str, Any]]:
-    """A row per client of `RunData.clients`, with the rounds that it released in."""
+    """A row per client of `RunData.clients`, with the rounds whose releases were used."""
     of_release, round_of_release = run.leakage["client_id"], run.leakage["round"]
     for values in zip(*(column.tolist() for column in run.clients.values()), strict=True):
         client = dict(zip(run.clients, values, strict=True))
@@ -179,7 +179,7 @@ def in_ranges(rounds: IntArray) -> str:
     ranges = np.split(rounds, np.flatnonzero(np.diff(rounds) > 1) + 1) if rounds.size else []
     shown, more = ranges[:_MOST_RANGES], sum(len(part) for part in ranges[_MOST_RANGES:])
     words = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in shown)
-    return f"{words} and {more:,} more (view leakage of run.db)" if more else words or "never"
+    return f"{words} and {more:,} more (view leakage of run.db)" if more else words or "none"
 
 
 def _schedule(run: RunData) -> Sequence[tuple[int, float]]:

@@ -147,7 +147,7 @@ def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) ->
     if _without_places(with_rounds(stored, wanted)) != _without_places(experiment):
         raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment, see its config.toml")
     if wanted < begun:
-        raise ConfigError(f"experiment.rounds = {wanted}: the run in {run_dir} was begun for {begun}, give it more")
+        raise ConfigError(f"experiment.rounds = {wanted}: the run in {run_dir} goes to {begun} already, give it more")
 
 
 def _extend(run_dir: Path, experiment: Experiment) -> None:

@@ -42,11 +42,19 @@ def _note(summary: StoredSummary) -> str:
         parts.append(f"the {'black line' if drawing == 'best' else 'band'} is {band_note(n_seeds)}")
     if drawing in {"latency", "rounds"}:
         parts.append(f"accuracy smoothed over {SMOOTHING_ROUNDS} rounds")
+    if drawing == "latency" and (short := [name for name, series in summary["series"].items() if _is_a_point(series)]):
+        parts.append(f"too few rounds to draw the accuracy of {', '.join(short)}")
     if drawing == "latency" and any(_points(summary, name, "accuracy") for name in summary["series"]):
         parts.append("circles: the authors' archived run, one seed")
     if summary["scale"] == "quick":
         parts.append("quick scale")
     return "; ".join(parts)
+
+
+def _is_a_point(series: Mapping[str, Any]) -> bool:
+    """Whether all that is left of a series' accuracy, once it is smoothed, is one place."""
+    curve: StoredCurve | None = series["accuracy_by_latency"]
+    return curve is not None and curve["x"][0] == curve["x"][-1]
 
 
 def _draw_latency(summary: StoredSummary) -> Figure:

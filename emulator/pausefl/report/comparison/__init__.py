@@ -7,7 +7,7 @@ import html
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Row:
 class Comparison:
     """Several policies, each run once per seed."""
 
-    runs: Mapping[str, Sequence[RunData]]
+    runs: Mapping[str, Sequence[RunData]] = field(repr=False)
     """By policy, sorted by seed."""
     baseline: str
     """The policy that savings are measured against."""
