@@ -35,7 +35,7 @@ def draw_fit(fit: LatencyFit) -> Figure:
             axes.set_xlim(0, 1.2 * values[-1])
             axes.set_title(f"{name}: {fit.laws[name].table['kind']}, {distance[name]:.2f} apart", fontsize=9)
             axes.set_xlabel("latency (s)")
-        figure.axes[0].legend(loc="lower right")
+        figure.axes[0].legend(loc="upper left")
         figure.axes[0].set_ylabel("share below")
     return figure
 
