@@ -97,7 +97,7 @@ def _name(options: argparse.Namespace) -> str:
 
 def _run(options: argparse.Namespace) -> None:
     from pausefl.runtime.run import run_experiment
-    from pausefl.runtime.run_dir import new_run_dir, stored_experiment, with_rounds
+    from pausefl.runtime.run_dir import has_rounds, new_run_dir, stored_experiment, with_rounds
     from pausefl.runtime.terminal import JsonView, make_view
 
     if (options.config is None) == (options.resume is None):
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace) -> None:
         how = f"go on with: {resume_command(run_dir)}" if (run_dir / "run.db").exists() else "no round was played"
         raise RunInterrupted(f"interrupted; {how}") from None
     except PauseflError as error:
-        if not (run_dir / "run.db").exists():
+        if not has_rounds(run_dir):
             raise
         raise with_way_on(error, resume_command(run_dir)) from error
     _print_summary(console, summary, run_dir)

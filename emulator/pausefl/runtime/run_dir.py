@@ -141,6 +141,15 @@ def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
     return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"rounds": rounds})})
 
 
+def has_rounds(run_dir: Path) -> bool:
+    """Whether a round was played there, as far as its log can be read."""
+    try:
+        with closing(open_read_only(run_dir / "run.db")) as database:
+            return database.execute("SELECT 1 FROM rounds LIMIT 1").fetchone() is not None
+    except sqlite3.Error:
+        return False
+
+
 def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) -> None:
     """ConfigError unless the experiment is the stored one with more rounds."""
     begun, wanted = stored.experiment.rounds, experiment.experiment.rounds
