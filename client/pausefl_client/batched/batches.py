@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pausefl_client.training.device_copies import on_device
 from pausefl_client.training.method import Batch
 from pausefl_client.training.torch_trainer import TorchTrainer, normalise
 from pausefl_proto.arrays import IntArray
@@ -23,7 +24,7 @@ class RoundBatches:
         dealt = _dealt(learners, round, self.size)
         self._sizes = (dealt >= 0).sum(2)
         device, inputs, targets = learners[0].device, learners[0].inputs, learners[0].targets
-        drawn = torch.from_numpy(dealt).to(device)
+        drawn = on_device(dealt, device)
         self._is_left_over = drawn < 0
         self._rows = drawn.clamp(min=0)  # any example's in the places that are left over
         self._targets = targets.new_empty((*dealt.shape, *targets.shape[1:]))

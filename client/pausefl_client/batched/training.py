@@ -17,6 +17,7 @@ from pausefl_client.batched.layers import NotStackable, StackedNetwork
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.data.tasks import LearningTask
 from pausefl_client.registries import OPTIMIZERS
+from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.joined_states import JoinedStates
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.tasks import Classification
@@ -57,7 +58,7 @@ def train_together(stack: ModelStack, trainers: Sequence[TorchTrainer], theta: V
     learners = [trainers[i] for i in order]
     start, control = learners[0].parted(theta)
     methods = [copy.deepcopy(learner.method) for learner in learners]
-    theta_0 = torch.from_numpy(start.copy()).to(learners[0].device)
+    theta_0 = on_device(start, learners[0].device)
     stack.begin(theta_0, [learner.optimizer_states() for learner in learners], learners[0].rate(round))
     for method, model in zip(methods, stack.models, strict=False):
         if method.has_control:
@@ -66,9 +67,10 @@ def train_together(stack: ModelStack, trainers: Sequence[TorchTrainer], theta: V
     losses = _local_steps(stack, learners, methods, round)
     for method, model in zip(methods, stack.models, strict=False):
         method.end_round(model)
-    updates = stack.values[: len(learners)].cpu().numpy() - start
+    values, mean_losses = off_device(stack.values[: len(learners)], losses)
+    updates = values - start
     trained: dict[int, Trained] = {}
-    for row, (i, method, loss) in enumerate(zip(order, methods, losses.tolist(), strict=True)):
+    for row, (i, method, loss) in enumerate(zip(order, methods, mean_losses.tolist(), strict=True)):
         outcome = TrainingOutcome(learners[row].with_control(updates[row], method), loss)
         trained[i] = Trained(outcome, stack.states(row), method)
     return [trained[i] for i in range(len(trainers))]

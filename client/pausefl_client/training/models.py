@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
 from pausefl_client.data.text import BUCKETS
 from pausefl_client.registries import MODELS
+from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_proto.draws import stable_hash
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
@@ -127,9 +127,14 @@ def manifest_of(model: nn.Module) -> Manifest:
 
 def flatten(model: nn.Module) -> Vector:
     """All parameters and persistent buffers as one new (d,) float32 vector."""
-    tensors = [tensor.reshape(-1).to("cpu", torch.float32) for tensor in model.state_dict().values()]
-    flat: Vector = torch.cat(tensors).numpy() if tensors else np.empty(0, np.float32)
+    (flat,) = off_device(flattened(model))
     return flat
+
+
+def flattened(model: nn.Module) -> torch.Tensor:
+    """The same on the model's device."""
+    tensors = [tensor.reshape(-1).to(torch.float32) for tensor in model.state_dict().values()]
+    return torch.cat(tensors) if tensors else torch.empty(0)
 
 
 def unflatten(model: nn.Module, theta: Vector) -> None:
@@ -138,8 +143,7 @@ def unflatten(model: nn.Module, theta: Vector) -> None:
     sizes = [tensor.numel() for tensor in tensors]
     if theta.shape != (sum(sizes),):
         raise ValueError(f"theta has shape {theta.shape}, the model has {sum(sizes)} values")
-    # Copied, since the vector may be read-only and torch warns about those.
-    parts = torch.split(torch.from_numpy(theta.copy()), sizes)
+    parts = torch.split(on_device(theta, tensors[0].device), sizes) if tensors else ()
     for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view(tensor.shape))
 

@@ -12,9 +12,10 @@ from torch import nn
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding, holding_of
 from pausefl_client.data.tasks import LearningTask
+from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.joined_states import JoinedStates, joined, parted
 from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state
-from pausefl_client.training.models import flatten, manifest_of, unflatten
+from pausefl_client.training.models import flattened, manifest_of, unflatten
 from pausefl_client.training.optimizers import LearningRates, make_optimizer
 from pausefl_client.training.paced import steps_of
 from pausefl_client.training.random_layers import RandomLayers
@@ -108,9 +109,9 @@ class TorchTrainer:
             self.method.begin_round(self.model, round)
             losses = self.method.local_steps(self.model, optimizer, self._batches(rows), self.task)
             self.method.end_round(self.model)
-        # Reading a value waits for a GPU.
-        loss = float(torch.stack(checked_losses(losses, self.method)).mean())
-        return TrainingOutcome(self.with_control(flatten(self.model) - start, self.method), loss)
+        loss = torch.stack(checked_losses(losses, self.method)).mean()
+        trained, mean_loss = off_device(flattened(self.model), loss)
+        return TrainingOutcome(self.with_control(trained - start, self.method), float(mean_loss))
 
     # -- the parts of a round, for training that is batched with other clients'
 
@@ -189,7 +190,7 @@ class TorchTrainer:
     def _rows(self, orders: Iterator[IntArray]) -> Iterator[torch.Tensor]:
         """Those of each step: all examples in the order of every epoch."""
         for order in orders:
-            yield from torch.split(torch.from_numpy(order).to(self.device), self.settings.batch_size)
+            yield from torch.split(on_device(order, self.device), self.settings.batch_size)
 
     def _batches(self, rows: Iterator[torch.Tensor]) -> Iterator[Batch]:
         """Those of a round, until its job is withdrawn; gathered several at a time, which takes fewer calls."""
@@ -206,16 +207,17 @@ class TorchTrainer:
                 yield each
 
     def named(self, vector: Vector) -> dict[str, torch.Tensor]:
-        """A vector of the model's size as tensors on its device; copied, since it may be read-only."""
-        parts = self._tensors.split(vector.copy())
-        return {name: torch.from_numpy(part).to(self.device) for name, part in parts.items()}
+        """A vector of the model's size as new tensors on its device."""
+        tensors = self._tensors.tensors
+        parts = torch.split(on_device(vector, self.device), [tensor.size for tensor in tensors])
+        return {tensor.name: part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)}
 
     def _flat(self, tensors: Mapping[str, torch.Tensor]) -> Vector:
         """The other way round; 0 for tensors that are not there."""
         flat: Vector = np.zeros(self._tensors.size, np.float32)
-        for name, part in self._tensors.split(flat).items():
-            if name in tensors:
-                part[...] = tensors[name].cpu().numpy()
+        parts = {name: part for name, part in self._tensors.split(flat).items() if name in tensors}
+        for part, values in zip(parts.values(), off_device(*(tensors[name] for name in parts)), strict=True):
+            part[...] = values
         return flat
 
 
