@@ -16,17 +16,20 @@ from rigs.waiting import wait_for
 pytestmark = pytest.mark.end_to_end
 
 
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_the_first_interrupt_saves_everything(
-    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
+    tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], number: signal.Signals, clock: str
 ) -> None:
-    process = background("run", synthetic(tmp_path, rounds=100_000), "--run-dir", tmp_path / "run")
+    options = "--run-dir", tmp_path / "run", "--set", f"experiment.clock={clock}"
+    process = background("run", synthetic(tmp_path, rounds=100_000), *options)
     wait_for(lambda: rounds_in(tmp_path / "run") >= 5, "five rounds")
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     assert process.wait(30) == 130
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["stopped_because"].startswith("stopped by SIG")
+    assert summary["stopped_because"] == f"stopped by {number.name}"
     assert summary["rounds"] == rounds_in(tmp_path / "run") >= 5
-    assert (tmp_path / "run/report.html").exists()
+    assert (tmp_path / "run/report.html").exists() == (number == signal.SIGINT)
 
 
 def test_the_second_interrupt_ends_it_at_once(

@@ -50,6 +50,20 @@ def sigterm_as_interrupt(limit_s: float = DRAIN_S) -> Iterator[None]:
             timer.cancel()
 
 
+def ask_to_end(pid: int, number: int) -> None:
+    """Send SIGTERM to a process that `lifetime.start` started, and let it know by which signal it was asked for.
+
+    SIGINT is held back there, so it stays pending for `asked_by`.
+    """
+    for one in dict.fromkeys((number, signal.SIGTERM)):
+        os.kill(pid, one)
+
+
+def asked_by(number: signal.Signals) -> signal.Signals:
+    """Which signal asked for the end that `number` has brought: of `ask_to_end`, or from the terminal as well."""
+    return signal.SIGINT if signal.SIGINT in signal.sigpending() else number
+
+
 @contextmanager
 def signals_to(handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: int) -> Iterator[None]:
     """Handle these signals by `handler` for the time of the block; nothing changes in a thread besides the main one.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pausefl_process.ending import DRAIN_S, end_within
+from pausefl_process.ending import DRAIN_S, asked_by, end_within
 
 
 class Interruption:
@@ -39,7 +39,7 @@ def interruptible() -> Iterator[Interruption]:
 
     def interrupt(number: signal.Signals) -> None:
         loop.remove_signal_handler(number)
-        interruption.ask(f"stopped by {number.name}")
+        interruption.ask(f"stopped by {asked_by(number).name}")
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:

@@ -26,7 +26,7 @@ from pausefl.runtime.scrape_targets import Targets
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
 from pausefl.runtime.virtual.forks import forked_run
-from pausefl_process.ending import BAD_INPUT, DRAIN_S, end_within, signals_to
+from pausefl_process.ending import BAD_INPUT, DRAIN_S, ask_to_end, end_within, signals_to
 from pausefl_process.events import (
     Done,
     Failed,
@@ -358,7 +358,7 @@ class Fleet:
                     process.kill()
                 raise KeyboardInterrupt
             view.show(Interrupted("finishing; once more ends it at once"))
-            self._server.terminate()
+            ask_to_end(self._server.pid, number)
 
         try:
             with signals_to(interrupt, signal.SIGINT, signal.SIGTERM):
