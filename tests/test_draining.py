@@ -15,7 +15,7 @@ import pytest
 
 from pausefl.cli import main
 from pausefl.config.experiment import load_experiment
-from pausefl.evaluator.plan import evaluator_plan
+from pausefl.evaluator.plan import evaluator_connection, evaluator_plan
 from pausefl.evaluator.process import OwnEvaluator
 from pausefl.runtime import fleet
 from pausefl_process.ending import DRAIN_S, INTERRUPTED
@@ -166,7 +166,8 @@ async def test_an_evaluator_that_was_not_started_needs_no_end(monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Popen, "_launch", interrupted)
-    evaluator = OwnEvaluator(evaluator_plan(load_experiment("demo")), 1.0, lambda _: None)
+    demo = load_experiment("demo")
+    evaluator = OwnEvaluator(evaluator_plan(demo), evaluator_connection(demo), lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         await evaluator._start()
     await evaluator.close()

@@ -62,10 +62,24 @@ class Summing:
         return Evaluation(split, subset, theta.size, float(theta[0]), float(theta.sum()), "first value")
 
 
+class Stuck(Summing):
+    """One that begins an evaluation and does not end it before it is `freed`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.freed = threading.Event()
+
+    def evaluate(self, theta: Vector, split: Split, *, subset: bool) -> Evaluation:
+        self.freed.wait()
+        return super().evaluate(theta, split, subset=subset)
+
+
 @asynccontextmanager
-async def serving(port: int = 0, size: int = 3, tls: Tls | None = None) -> AsyncIterator[str]:
+async def serving(
+    port: int = 0, size: int = 3, tls: Tls | None = None, evaluator: Summing | None = None
+) -> AsyncIterator[str]:
     """An evaluator's address."""
-    server = EvaluatorServer(Summing(size), WORKLOAD, tls)
+    server = EvaluatorServer(evaluator or Summing(size), WORKLOAD, tls)
     try:
         yield f"127.0.0.1:{await server.start('127.0.0.1', port)}"
     finally:
@@ -85,9 +99,14 @@ class Said(list[str]):
 
 @asynccontextmanager
 async def asking(
-    address: str, workload: str = WORKLOAD, tls: Tls | None = None, patience_s: float = 20.0, said: Said | None = None
+    address: str,
+    workload: str = WORKLOAD,
+    tls: Tls | None = None,
+    patience_s: float = 20.0,
+    said: Said | None = None,
+    answer_s: float = 20.0,
 ) -> AsyncIterator[RemoteEvaluator]:
-    remote = RemoteEvaluator(address, workload, tls, patience_s, Said() if said is None else said)
+    remote = RemoteEvaluator(address, workload, tls, patience_s, answer_s, Said() if said is None else said)
     try:
         async with asyncio.timeout(30):
             yield remote
@@ -206,6 +225,17 @@ async def test_only_the_patient_wait_for_an_evaluator_that_is_lost() -> None:
         async with serving(int(address.rpartition(":")[2])):
             assert len(await asked) == 2
             assert len(await remote.evaluate(theta, subset=True, patient=False)) == 2
+
+
+@pytest.mark.parametrize("patient", [False, True])
+async def test_an_evaluator_that_is_there_and_does_not_answer_is_lost(patient: bool) -> None:
+    """Keepalive finds nothing wrong with it."""
+    theta, stuck = np.zeros(3, np.float32), Stuck()
+    async with serving(evaluator=stuck) as address, asking(address, answer_s=0.2) as remote:
+        with pytest.raises(EvaluatorLost, match=r"evaluation\.answer_timeout_s = 0\.2: the evaluator took longer"):
+            await remote.evaluate(theta, subset=True, patient=patient)
+        stuck.freed.set()
+        assert len(await remote.evaluate(theta, subset=True, patient=False)) == 2
 
 
 async def test_a_round_without_its_evaluation_is_reported_once(tmp_path: Path) -> None:
@@ -347,7 +377,7 @@ def test_what_keeps_an_evaluator_from_serving(override: str, message: str, monke
 
 @pytest.mark.end_to_end
 async def test_the_servers_own_evaluator_is_started_again() -> None:
-    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, patience_s=20.0)
+    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, 20.0, answer_s=20.0)
     async with asyncio.timeout(60), find_evaluator(plan, own, Said()) as evaluator:
         _, theta_0 = await evaluator.initial()
         before = await evaluator.evaluate(theta_0, subset=True, patient=False)
@@ -356,6 +386,16 @@ async def test_the_servers_own_evaluator_is_started_again() -> None:
         process.join()
         assert await evaluator.evaluate(theta_0, subset=True, patient=False) == before
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.end_to_end
+async def test_the_servers_own_evaluator_is_ended_where_it_does_not_answer() -> None:
+    """It may be stuck; the next evaluation starts another."""
+    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, 20.0, answer_s=1e-4)
+    async with asyncio.timeout(60), find_evaluator(plan, own, Said()) as evaluator:
+        with pytest.raises(EvaluatorLost, match=r"evaluation\.answer_timeout_s = 0\.0001: the evaluator took longer"):
+            await evaluator.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
+        assert not multiprocessing.active_children()
 
 
 @pytest.mark.end_to_end

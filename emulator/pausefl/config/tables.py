@@ -273,7 +273,10 @@ class EvaluationTable(TomlTable):
     insecure: bool = False
     """Lets the evaluator listen where other machines can reach it, without mutual TLS (`--insecure`)."""
     connect_timeout_s: Positive = 60.0
-    """How long the server waits for the evaluator before round 1, and for the evaluation of the last model."""
+    """How long the server waits for the evaluator before round 1, and for one that is away at the run's end."""
+    answer_timeout_s: Positive = 600.0
+    """How long one answer of the evaluator may take. Then it counts as lost, and one that the server started is started
+    again."""
 
 
 class ServerTable(TomlTable):

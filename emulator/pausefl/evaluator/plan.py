@@ -55,6 +55,8 @@ class EvaluatorConnection:
     tls: Tls | None
     patience_s: float
     """How long to wait for an evaluator that must be there."""
+    answer_s: float
+    """How long one that is there may take for an answer."""
 
 
 def evaluator_plan(experiment: Experiment) -> EvaluatorPlan:
@@ -87,5 +89,5 @@ def evaluator_endpoint(experiment: Experiment) -> EvaluatorEndpoint:
 
 def evaluator_connection(experiment: Experiment) -> EvaluatorConnection:
     """How the server reaches its evaluator."""
-    evaluation = experiment.evaluation
-    return EvaluatorConnection(evaluation.address, tls_of(experiment.tls), evaluation.connect_timeout_s)
+    where = experiment.evaluation
+    return EvaluatorConnection(where.address, tls_of(experiment.tls), where.connect_timeout_s, where.answer_timeout_s)

@@ -8,6 +8,7 @@ import signal
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -45,11 +46,7 @@ async def find_evaluator(
 
     `say` is told what a person should read. ConfigError when a file for TLS is wrong.
     """
-    evaluator: RemoteEvaluator | OwnEvaluator
-    if connection.address:
-        evaluator = _connect(connection, plan, say)
-    else:
-        evaluator = OwnEvaluator(plan, connection.patience_s, say)
+    evaluator = _connect(connection, plan, say) if connection.address else OwnEvaluator(plan, connection, say)
     try:
         yield evaluator
     finally:
@@ -59,10 +56,10 @@ async def find_evaluator(
 class OwnEvaluator:
     """An evaluator in a child process of this one; started when it is first needed, and again when it has died."""
 
-    def __init__(self, plan: EvaluatorPlan, patience_s: float, say: Say) -> None:
-        """`patience_s` and `say` as for `RemoteEvaluator`."""
+    def __init__(self, plan: EvaluatorPlan, connection: EvaluatorConnection, say: Say) -> None:
+        """`connection` says how patient to be with the process."""
         self._plan = plan
-        self._patience_s = patience_s
+        self._connection = connection
         self._say = say
         self._process: SpawnProcess | None = None
         self._remote: RemoteEvaluator | None = None
@@ -77,7 +74,11 @@ class OwnEvaluator:
             line = await self._line()
         except PauseflError as error:
             raise EvaluatorLost(str(error)) from error
-        return await line.evaluate(theta, subset=subset, patient=patient)
+        try:
+            return await line.evaluate(theta, subset=subset, patient=patient)
+        except EvaluatorLost:
+            await self.close()  # it may be alive and stuck
+            raise
 
     async def close(self) -> None:
         """End the process."""
@@ -91,7 +92,7 @@ class OwnEvaluator:
     async def _line(self) -> RemoteEvaluator:
         if self._remote is None or self._process is None or not self._process.is_alive():
             await self.close()
-            here = EvaluatorConnection(f"127.0.0.1:{await self._start()}", None, self._patience_s)
+            here = replace(self._connection, address=f"127.0.0.1:{await self._start()}", tls=None)
             self._remote = _connect(here, self._plan, self._say)
         return self._remote
 
@@ -118,7 +119,8 @@ class OwnEvaluator:
 
 
 def _connect(connection: EvaluatorConnection, plan: EvaluatorPlan, say: Say) -> RemoteEvaluator:
-    return RemoteEvaluator(connection.address, plan.subject, connection.tls, connection.patience_s, say)
+    line = connection.address, plan.subject, connection.tls, connection.patience_s, connection.answer_s
+    return RemoteEvaluator(*line, say)
 
 
 def _run_own(plan: EvaluatorPlan, events: "Connection[Any, Any]") -> None:

@@ -117,16 +117,23 @@ class RemoteEvaluator:
     """The server's end. It connects when it is first asked, and again whenever it must."""
 
     def __init__(
-        self, address: str, workload: str, tls: Tls | None, patience_s: float, say: Callable[[str], None]
+        self,
+        address: str,
+        workload: str,
+        tls: Tls | None,
+        patience_s: float,
+        answer_s: float,
+        say: Callable[[str], None],
     ) -> None:
         """`patience_s`: how long to wait for an evaluator that must be there; `say` tells of that wait.
 
-        ConfigError when a file for TLS is wrong.
+        `answer_s`: how long one that is there may take for an answer. ConfigError when a file for TLS is wrong.
         """
         self._address = address
         self._subject = pb.Subject(protocol_version=PROTOCOL_VERSION, workload=workload)
         self._tls = tls
         self._patience_s = patience_s
+        self._answer_s = answer_s
         self._say = say
         self._channel = open_channel(address, tls, options=_QUICKLY)
 
@@ -167,7 +174,7 @@ class RemoteEvaluator:
 
     async def _ask_initial(self) -> tuple[Manifest, Vector]:
         method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(f"/{_SERVICE}/Initial")
-        call = method(self._subject.SerializeToString())
+        call = method(self._subject.SerializeToString(), timeout=self._answer_s)
         try:
             parts = aiter(call)
             header, payload = _open(await anext(parts, b""))
@@ -181,7 +188,7 @@ class RemoteEvaluator:
         parts = await asyncio.to_thread(_take_apart, header, theta)
         method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{_SERVICE}/Evaluate")
         try:
-            reply = pb.Evaluations.FromString(await method(iter(parts)))
+            reply = pb.Evaluations.FromString(await method(iter(parts), timeout=self._answer_s))
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
         return tuple(
@@ -192,6 +199,8 @@ class RemoteEvaluator:
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             said = shown(error.details() or "")
             return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {said}')
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return EvaluatorLost(f"evaluation.answer_timeout_s = {self._answer_s:g}: the evaluator took longer")
         return failure(error, self._address, self._tls)
 
 
