@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -145,9 +145,10 @@ def test_epochs_may_differ_and_steps_be_bounded() -> None:
     check_rounds(lambda: trainers_of(settings))
 
 
-def test_one_client_after_another_joins_those_who_have_trained_before() -> None:
-    """Adam's counts of steps then differ."""
-    alone, together = trainers_of(), trainers_of()
+@pytest.mark.parametrize("settings", [SGD, ADAM], ids=["sgd", "adam"])
+def test_one_client_after_another_joins_those_who_have_trained_before(settings: TrainingSettings) -> None:
+    """Adam's counts of steps then differ, and SGD has momentum of some alone."""
+    alone, together = trainers_of(settings), trainers_of(settings)
     for t, who in enumerate(([0], [1, 0], [0, 2], [2, 1, 0]), 1):
         theta = theta_of(alone[0], t)
         for i, outcome in zip(who, played_together([together[i] for i in who], theta, t), strict=True):
@@ -231,6 +232,7 @@ class Case:
     model: Callable[[], nn.Module] = network
     method: Callable[[], TrainingMethod] = TrainingMethod
     optimizer: str = "adam"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tied() -> nn.Module:
@@ -254,11 +256,14 @@ def frozen() -> nn.Module:
         Case("Halved has its own `loss`", method=Halved),
         Case("Moon has its own `loss`", method=lambda: TRAINING_METHODS["moon"](mu=1.0)),
         Case("torch.optim:LBFGS is none of", optimizer="torch.optim:LBFGS"),
+        Case("has dampening", optimizer="sgd", options={"momentum": 0.9, "dampening": 0.1}),
     ],
     ids=lambda case: case.reason,
 )
 def test_what_cannot_be_batched_is_told(case: Case) -> None:
-    (trainer,) = trainers_of(TrainingSettings(case.optimizer, 0.01), case.method, case.model, sizes=[9])
+    (trainer,) = trainers_of(
+        TrainingSettings(case.optimizer, 0.01, optimizer_options=case.options), case.method, case.model, sizes=[9]
+    )
     with pytest.raises(NotStackable, match=case.reason):
         check_stackable(trainer)
 

@@ -61,12 +61,22 @@ class ModelStack:
         if rate is not None:
             group["lr"] = rate
         self._optimizer.state.clear()
+        fresh = self._beside(next(filter(None, states), {}))
         for row, of_model in zip(self._rows, states, strict=False):
-            if of_model:
-                self._optimizer.state[row] = {name: copied(value) for name, value in of_model.items()}
+            if of_model or fresh:
+                self._optimizer.state[row] = {name: copied(value) for name, value in (of_model or fresh).items()}
         for parameter, gradient in itertools.chain(*self._places[:used]):
             parameter.grad = gradient  # a round that broke off may have left a method's own there
         self.learn(used)
+
+    def _beside(self, of_another: JoinedStates) -> JoinedStates:
+        """What the optimizer is told of a model that has not trained yet, where another has; empty: nothing.
+
+        torch's fused SGD takes momentum of all models or of none. Without dampening the first step from 0 is the same.
+        """
+        if not isinstance(self._optimizer, torch.optim.SGD):
+            return {}
+        return {name: torch.zeros_like(value) for name, value in of_another.items()}
 
     def learn(self, count: int) -> None:
         """Let the first `count` models learn, and no other."""

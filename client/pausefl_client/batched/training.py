@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -47,6 +48,8 @@ def check_stackable(trainer: TorchTrainer) -> None:
             raise NotStackable(f"the training method {method.__name__} has its own `{part}`")
     if trainer.settings.optimizer not in OPTIMIZERS:
         raise NotStackable(f"the optimizer {trainer.settings.optimizer} is none of torch's")
+    if trainer.settings.optimizer_options.get("dampening"):
+        raise NotStackable("the optimizer has dampening, which spares a client's first step alone")
 
 
 def train_together(stack: ModelStack, trainers: Sequence[TorchTrainer], theta: Vector, *, round: int) -> list[Trained]:
@@ -102,7 +105,7 @@ def _local_steps(
             stack.take_gradients(learning)
         stack.step()
         total[:learning].add_(losses)
-    return total / torch.tensor(steps, device=total.device)
+    return total / on_device(np.array(steps, np.float32), total.device)
 
 
 def _pass(
