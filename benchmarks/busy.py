@@ -9,8 +9,8 @@ from torch.profiler import ProfilerActivity, profile
 _ACTIVITIES = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA}
 
 
-def busy_share(work: Callable[[], object], device: torch.device) -> float:
-    """The share of the time of `work` in which an operation ran on the device, in [0, 1].
+def busy_share(work: Callable[[], object], device: torch.device) -> float | None:
+    """The share of the time of `work` in which an operation ran on the device, in [0, 1]; None where none was seen.
 
     `work` returns when the device is done. It is profiled, which makes it slower: the share without is no smaller.
     """
@@ -20,9 +20,8 @@ def busy_share(work: Callable[[], object], device: torch.device) -> float:
         took_s = time.perf_counter() - began_s
     on_device = (e for e in profiler.events() or () if e.device_type.name.lower() == device.type)
     # What the program itself marks, an optimizer's step for instance, contains times without an operation.
-    operations = (e.time_range for e in on_device if not e.is_user_annotation)
-    busy_us = covered((operation.start, operation.end) for operation in operations)
-    return min(busy_us / (took_s * 1e6), 1.0)
+    operations = [(e.time_range.start, e.time_range.end) for e in on_device if not e.is_user_annotation]
+    return min(covered(operations) / (took_s * 1e6), 1.0) if operations else None
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

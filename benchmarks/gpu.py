@@ -1,6 +1,10 @@
 """`make gpu`: everything that only a GPU can show, into docs/results/gpu.json and docs/gpu.png; some 8 minutes.
 
-Needs Python, torch and a CUDA device, and no network: images are random ones of the workloads' sizes.
+Needs Python, torch and a CUDA device, and no network: images are random ones of the workloads' sizes. Each part runs in
+a process of its own and is written down when it ends, so that one that fails or hangs costs no other.
+
+python -m benchmarks.gpu                      all parts
+python -m benchmarks.gpu training small_mnist one of those that are not commands of their own, as JSON
 """
 
 import json
@@ -9,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +23,22 @@ from matplotlib.figure import Figure
 
 from benchmarks.busy import busy_share
 from pausefl.bench.training import PRESETS, clients_of
-from pausefl.bench.training.together import RoundsOfClients, together_case
+from pausefl.bench.training.together import together_case
 from pausefl.report.style import RC, SERIES
 from pausefl_process.files import write_durably
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs/results/gpu.json"
 PICTURE = ROOT / "docs/gpu.png"
+TESTS = ("device_copies", "training", "batched_training", "replayed_passes", "privacy_mechanism")
+"""The files of tests that need CUDA, whose names or cases say so."""
 _STEPS = 100
 _ROUNDS = 100
 _ROUNDS_PROFILED = 3
+_ROUNDS_WATCHED = 1000
+_LONGEST_S = 180.0
+_LINES_KEPT = 100
+_TOO_LATE = -1
 _IMAGES = "pausefl.bench.training.images:noise_of_cifar"
 ON_GPU = ["--set", "workload.device=cuda", "--set", f"workload.dataset={_IMAGES}", "--set", "metrics.enabled=false"]
 RUN = ["--set", f"experiment.rounds={_ROUNDS}", "--quiet"]
@@ -43,105 +52,175 @@ RUNS = {
 }
 
 
-def main() -> int:
-    """0 if all went well, 1 if tests, audit or a run failed or memory grew, 2 without a CUDA device."""
+def main(arguments: Sequence[str]) -> int:
+    """0 if all went well, 1 if a part failed, 2 without a CUDA device."""
     if not torch.cuda.is_available():
-        print("gpu: torch finds no CUDA device here, so nothing was measured", file=sys.stderr)
+        built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda or '(none)'}"
+        print(f"gpu: torch finds no CUDA device here, so nothing was measured; {built}", file=sys.stderr)
         return 2
-    found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "tests": _played([sys.executable, "-m", "pytest", "-q", "-k", "cuda", "tests"]),
-        "training": list(training(torch.device("cuda"))),
-        "memory_growth_bytes": memory_growth_bytes(),
-        "audit": _played([*_pausefl("audit", "small_cifar"), *ON_GPU, "--uploads", "2000"]),
-        "runs": [_run(name, settings) for name, settings in RUNS.items()],
-    }
-    write_durably(RESULT, json.dumps(found, indent=1) + "\n")
+    if arguments:
+        measure, *which = arguments
+        print(json.dumps(MEASUREMENTS[measure](*which, torch.device("cuda"))))
+        return 0
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "parts": []}
+    with tempfile.TemporaryDirectory(prefix="pausefl-gpu-") as folder:
+        for name, command in commands(Path(folder)).items():
+            print(f"{name} ...", flush=True)
+            found["parts"].append(part := {"name": name, **played(command, logs=Path(folder))})
+            write_durably(RESULT, json.dumps(found, indent=1) + "\n")
+            print(f"{name}: {part['took_s']:.0f} s, {'ok' if not failures(part) else '; '.join(failures(part))}")
     with mpl.rc_context(RC):
         draw(found).savefig(PICTURE, dpi=110)
-    parts: list[dict[str, Any]] = [found["tests"], found["audit"], *found["runs"]]
-    print(f"{RESULT}, {PICTURE}: " + "; ".join(part["last_line"] for part in parts))
-    return int(found["memory_growth_bytes"] > 0 or any(part["exit_status"] for part in parts))
+    print(f"{RESULT}, {PICTURE}")
+    return int(any(map(failures, found["parts"])))
 
 
-def training(device: torch.device, steps: int = _STEPS) -> Iterator[dict[str, Any]]:
-    """Clients one by one and together, on the processor and on `device`, for each workload.
+def commands(folder: Path) -> Mapping[str, Sequence[str]]:
+    """The parts by name; runs play in `folder`."""
+    files = [f"tests/test_{name}.py" for name in TESTS]
+    measured = {
+        f"{what}, {preset}": [*_python("benchmarks.gpu"), what, preset] for preset in PRESETS for what in MEASUREMENTS
+    }
+    runs = {
+        name: [*_pausefl("run", "small_cifar"), *ON_GPU, *RUN, *settings, "--run-dir", str(folder / str(i))]
+        for i, (name, settings) in enumerate(RUNS.items())
+    }
+    return {
+        "tests": [*_python("pytest"), "-q", "-k", "cuda", *files],
+        **measured,
+        "audit": [*_pausefl("audit", "small_cifar"), *ON_GPU, "--uploads", "2000"],
+        **runs,
+    }
 
-    `busy_share` is that of `device` in rounds together, whose passes are CUDA graphs where there are such.
-    """
+
+def failures(part: Mapping[str, Any]) -> list[str]:
+    """What went wrong with a part; empty: nothing."""
+    values: Mapping[str, Any] = part["values"] or {}
+    told = {
+        f"exit status {part['exit_status']}: {part['last_line']}": part["exit_status"] != 0,
+        "no CUDA graph was captured": values.get("recordings") == 0,
+        "the device's memory in use has grown": any(v > 0 for k, v in values.items() if k.endswith("_growth_bytes")),
+        "the profiler saw nothing on the device": "busy_share" in values and values["busy_share"] is None,
+    }
+    return [what for what, is_so in told.items() if is_so]
+
+
+def training(preset: str, device: torch.device, steps: int = _STEPS) -> dict[str, Any]:
+    """The clients of a workload one by one and together, on the processor and on `device`."""
     torch.set_num_threads(1)
-    for preset in PRESETS:
-        yield {**together_case(preset, clients_of(preset, torch.device("cpu")), min(steps, 20)), **_of(preset, "cpu")}
-        clients = clients_of(preset, device)
-        case = together_case(preset, clients, steps)
-        yield {**case, **_of(preset, device.type), "busy_share": busy_share(partial(_some_rounds, clients), device)}
+    on_processor = together_case(preset, clients_of(preset, torch.device("cpu")), min(steps, 20))
+    case = together_case(preset, clients_of(preset, device), steps)
+    return {"preset": preset, "device": device.type, "on_processor": on_processor, **case}
 
 
-def _of(preset: str, device: str) -> dict[str, str]:
-    return {"preset": preset, "device": device}
-
-
-def _some_rounds(clients: RoundsOfClients) -> None:
-    for t in range(1, _ROUNDS_PROFILED + 1):
+def busy(preset: str, device: torch.device) -> dict[str, Any]:
+    """The share of rounds together in which `device` is busy; passes are CUDA graphs where there are such."""
+    torch.set_num_threads(1)
+    clients = clients_of(preset, device)
+    for t in (1, 2):  # passes are captured at the second sight of their shapes
         clients.replayed(t)
 
+    def rounds() -> None:
+        for t in range(_ROUNDS_PROFILED):
+            clients.replayed(3 + t)
 
-def memory_growth_bytes() -> int:
-    """By how much the device's memory in use grows over 1,000 rounds together, after the first."""
-    clients = clients_of(PRESETS[0], torch.device("cuda"))
-    clients.replayed(1)
-    before = torch.cuda.memory_allocated()
-    for t in range(2, 1002):
+    return {"preset": preset, "busy_share": busy_share(rounds, device)}
+
+
+def memory(preset: str, device: torch.device, rounds: int = _ROUNDS_WATCHED) -> dict[str, Any]:
+    """By how much the memory in use of a CUDA device, and page-locked memory, grow over rounds together.
+
+    Three rounds before them capture what is captured. Large workloads play a tenth of the rounds.
+    """
+    clients = clients_of(preset, device)
+    rounds = rounds if preset == PRESETS[0] else rounds // 10
+    for t in (1, 2, 3):
         clients.replayed(t)
-    return torch.cuda.memory_allocated() - before
+    before = _memory_bytes()
+    for t in range(4, 4 + rounds):
+        clients.replayed(t)
+    grown = {f"{kind}_growth_bytes": now - before[kind] for kind, now in _memory_bytes().items()}
+    return {"preset": preset, "rounds": rounds, **grown}
+
+
+MEASUREMENTS: Mapping[str, Callable[..., dict[str, Any]]] = {"training": training, "busy": busy, "memory": memory}
+"""What is measured of each workload."""
+
+
+def _memory_bytes() -> dict[str, int]:
+    pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+    return {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved(), "pinned": pinned}
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
     """A round's training one by one, together and, on a GPU, replayed as CUDA graphs, by workload and device."""
     figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.subplots()
-    cases: Sequence[Mapping[str, Any]] = found["training"]
+    shares = {v["preset"]: v["busy_share"] for v in _values(found) if "busy_share" in v}
+    cases = [(c, label) for values in _values(found) if "on_processor" in values for c, label in _cases(values, shares)]
     ways = ("alone_s", "one by one"), ("together_s", "together"), ("replayed_s", "together, CUDA graphs")
     for offset, ((key, label), colour) in enumerate(zip(ways, SERIES, strict=False)):
-        bars = {i + 0.27 * (offset - 1): 1e3 * case[key] for i, case in enumerate(cases) if key in case}
+        bars = {i + 0.27 * (offset - 1): 1e3 * case[key] for i, (case, _) in enumerate(cases) if key in case}
         if bars:
             axes.bar(list(bars), list(bars.values()), 0.25, color=colour.light, label=label)
-    axes.set_xticks(range(len(cases)), [_label(case) for case in cases])
+    axes.set_xticks(range(len(cases)), [label for _, label in cases])
     axes.set(yscale="log", ylabel="training of a round (ms)", title=str(found["device"]))
-    axes.legend()
+    if cases:
+        axes.legend()
     return figure
 
 
-def _label(case: Mapping[str, Any]) -> str:
-    busy = f", {case['busy_share']:.0%} busy" if "busy_share" in case else ""
-    return f"{case['preset']}\n{case['device']}{busy}"
+def _values(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [part["values"] for part in found["parts"] if part["values"]]
 
 
-def _run(name: str, settings: Sequence[str]) -> dict[str, Any]:
-    """100 rounds of small CIFAR."""
-    with tempfile.TemporaryDirectory(prefix="pausefl-gpu-") as folder:
-        place = ["--run-dir", f"{folder}/run"]
-        played = _played([*_pausefl("run", "small_cifar"), *ON_GPU, *RUN, *settings, *place])
-    return {"name": name, "rounds": _ROUNDS, **played}
+def _cases(values: Mapping[str, Any], shares: Mapping[str, float | None]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    share = shares.get(values["preset"])
+    yield values["on_processor"], f"{values['preset']}\ncpu"
+    yield values, f"{values['preset']}\n{values['device']}" + ("" if share is None else f", {share:.0%} busy")
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-m", module]
 
 
 def _pausefl(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pausefl", *arguments]
+    return [*_python("pausefl"), *arguments]
 
 
-def _played(command: Sequence[str]) -> dict[str, Any]:
-    """How a command ended, how long it took, and what it said last."""
+def played(command: Sequence[str], logs: Path | None = None, within_s: float = _LONGEST_S) -> dict[str, Any]:
+    """How a command ended, how long it took, what it said last, and the JSON that this was.
+
+    Where it failed, the last lines of all that it said, and of the logs of runs in the folder `logs`.
+    """
     began_s = time.perf_counter()
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    said = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout + ended.stderr).split("\n")
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            status = subprocess.run(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False, timeout=within_s
+            ).returncode
+        except subprocess.TimeoutExpired:
+            status = _TOO_LATE
+        output.seek(0)
+        lines = _lines(output.read())
+    if status == _TOO_LATE:
+        lines.append(f"not at its end after {within_s:g} s")
+    last_line = lines[-1] if lines else ""
+    logged = (line for path in sorted(logs.rglob("*.log")) for line in _lines(path.read_text())) if logs else ()
     return {
         "command": " ".join(command[1:]),
-        "exit_status": ended.returncode,
+        "exit_status": status,
         "took_s": time.perf_counter() - began_s,
-        "last_line": next((line.strip() for line in reversed(said) if line.strip()), ""),
+        "last_line": last_line,
+        "values": json.loads(last_line) if status == 0 and last_line.startswith("{") else None,
+        **({"said": [*lines, *logged][-_LINES_KEPT:]} if status else {}),
     }
 
 
+def _lines(text: str) -> list[str]:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    return [line.strip() for line in plain.split("\n") if line.strip()]
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

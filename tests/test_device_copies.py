@@ -32,7 +32,7 @@ def test_a_tensor_on_the_device_is_not_the_array(device: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_page_locked_memory_is_used_again() -> None:
+def test_cuda_copies_use_page_locked_memory_again() -> None:
     device, values = torch.device("cuda"), np.ones(1_000_000, np.float32)
 
     def reserved_bytes() -> int:

@@ -1,8 +1,10 @@
 """`make gpu`: on a machine without a GPU it says so; its parts work on a processor too, which stands for one."""
 
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,22 +20,26 @@ from pausefl.config.experiment import load_experiment
 
 RUNS = gpu.RUNS.values()
 ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 def test_without_a_gpu_it_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main() == 2
-    assert capsys.readouterr().err == "gpu: torch finds no CUDA device here, so nothing was measured\n"
+    assert gpu.main([]) == 2
+    said = "gpu: torch finds no CUDA device here, so nothing was measured; torch "
+    assert re.fullmatch(re.escape(said) + r"\S+ is built for CUDA \S+\n", capsys.readouterr().err)
     assert not gpu.RESULT.exists()
 
 
 def test_training_is_measured_for_every_workload_and_drawn() -> None:
-    cases = list(gpu.training(torch.device("cpu"), steps=1))
-    assert [case["preset"] for case in cases[::2]] == list(PRESETS)
-    assert all(case["alone_s"] > 0 and case["together_s"] > 0 for case in cases)
-    assert all(0 < case["busy_share"] <= 1 for case in cases[1::2])
-    figure = gpu.draw({"device": "a processor", "training": json.loads(json.dumps(cases))})
-    assert len(figure.axes[0].patches) == 2 * len(cases)
+    measured = [gpu.training(preset, CPU, steps=1) for preset in PRESETS]
+    assert all(case["alone_s"] > 0 and case["together_s"] > 0 for m in measured for case in (m, m["on_processor"]))
+    shares = [gpu.busy(preset, CPU) for preset in PRESETS]
+    assert all(0 < share["busy_share"] <= 1 for share in shares)
+    parts = [{"values": json.loads(json.dumps(values))} for values in (*measured, *shares)]
+    axes = gpu.draw({"device": "a processor", "parts": [*parts, {"values": None}]}).axes[0]
+    assert len(axes.patches) == 2 * 2 * len(PRESETS)
+    assert all("busy" in label.get_text() for label in axes.get_xticklabels()[1::2])
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda span: (min(span), max(span)))))
@@ -43,16 +49,59 @@ def test_spans_that_overlap_count_once(spans: list[tuple[int, int]]) -> None:
 
 def test_a_device_is_busy_while_it_computes() -> None:
     matrix = torch.ones(500, 500)
-    assert busy_share(lambda: [matrix @ matrix for _ in range(50)], torch.device("cpu")) > 0.3
-    assert busy_share(lambda: sum(range(1_000_000)), torch.device("cpu")) < 0.1
+    busy = busy_share(lambda: [matrix @ matrix for _ in range(50)], CPU)
+    number = torch.ones(1)
+    idle = busy_share(lambda: [number + 1, sum(range(1_000_000))], CPU)
+    assert busy is not None
+    assert busy > 0.3
+    assert idle is not None
+    assert 0 < idle < 0.1
+    assert busy_share(lambda: sum(range(1000)), CPU) is None
 
 
-def test_a_command_is_told_by_its_end() -> None:
-    failed = gpu._played(
-        [sys.executable, "-c", "print('first'); print('\\x1b[1mlast\\x1b[0m\\n'); raise SystemExit(3)"]
-    )
+def test_a_command_is_told_by_its_end(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/server.log").write_text("it was the server\n")
+    script = "print('first'); print('\\x1b[1mlast\\x1b[0m\\n'); raise SystemExit(3)"
+    failed = gpu.played([sys.executable, "-c", script], logs=tmp_path)
     assert (failed["exit_status"], failed["last_line"]) == (3, "last")
     assert failed["took_s"] > 0
+    assert failed["said"] == ["first", "last", "it was the server"]
+    assert gpu.failures(failed) == ["exit status 3: last"]
+
+
+def test_a_command_that_hangs_is_ended() -> None:
+    late = gpu.played([sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(60)"], within_s=2.0)
+    assert late["said"] == ["begun", "not at its end after 2 s"]
+    assert gpu.failures(late) == ["exit status -1: not at its end after 2 s"]
+
+
+@pytest.mark.parametrize(
+    ("values", "failures"),
+    [
+        ({"recordings": 3, "busy_share": 0.6, "pinned_growth_bytes": 0}, []),
+        ({"recordings": 0}, ["no CUDA graph was captured"]),
+        ({"busy_share": None}, ["the profiler saw nothing on the device"]),
+        ({"reserved_growth_bytes": 512}, ["the device's memory in use has grown"]),
+    ],
+)
+def test_what_a_part_measures_may_fail_it(values: dict[str, Any], failures: list[str]) -> None:
+    part = gpu.played([sys.executable, "-c", "import sys; print(sys.argv[1])", json.dumps(values)])
+    assert part["values"] == values
+    assert gpu.failures(part) == failures
+
+
+def test_every_file_of_tests_that_needs_cuda_is_played() -> None:
+    mark = 'reason="no CUDA ' + 'device"'
+    needing = [path.stem for path in ROOT.glob("tests/test_*.py") if mark in path.read_text()]
+    assert sorted(needing) == sorted(f"test_{name}" for name in gpu.TESTS)
+
+
+def test_its_measurements_are_parts(tmp_path: Path) -> None:
+    parts = gpu.commands(tmp_path)
+    assert len(parts) == 2 + len(gpu.MEASUREMENTS) * len(PRESETS) + len(gpu.RUNS)
+    for what in gpu.MEASUREMENTS:
+        assert [*parts[f"{what}, small_mnist"][1:]] == ["-m", "benchmarks.gpu", what, "small_mnist"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""What a process takes of its host: open files, memory that it has freed, time for collecting garbage."""
+"""What a process takes of its host: open files, memory that it has freed, time for collecting garbage, GPUs."""
 
 import ctypes
 import gc
+import os
 import resource
 
 # Of glibc's <malloc.h>.
@@ -38,3 +39,11 @@ def collect_seldom() -> None:
     often costs a server a tenth of its processor time and finds nothing.
     """
     gc.set_threshold(_NEW_OBJECTS)
+
+
+def use_no_gpu() -> None:
+    """Hide all CUDA devices from this process, which must not have asked for them yet.
+
+    A step of torch's Adam on a processor asks a device that it sees for its stream, and so begins to use it.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""

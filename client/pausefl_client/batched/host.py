@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,7 +113,8 @@ class _Stacks:
 
     def _make_room(self, kind: int, tried: int) -> None:
         self._most[kind] = tried // 2
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # where a capture has failed before, torch keeps its memory, and says so
+            torch.cuda.empty_cache()
         log.warning("the device's memory does not hold %d clients together: %d at once from now on", tried, tried // 2)
 
 

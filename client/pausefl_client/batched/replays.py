@@ -11,6 +11,8 @@ log = logging.getLogger("pausefl.client")
 
 # A graph for each pair of shapes. A round has few: whole batches, last ones, and fewer clients towards its end.
 _MOST_GRAPHS = 16
+# What CUDA, cuBLAS and cuDNN say; the last finds no algorithm whose workspace there is room for.
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine to execute this computation")
 # Calls before a recording: libraries choose their kernels and make room for them.
 _WARM_UPS = 3
 
@@ -44,6 +46,10 @@ class Replays:
         self._recorder = recorder
         self._seen: set[_Shapes] = set()
         self._recordings: dict[_Shapes, _Recording] = {}
+
+    def __len__(self) -> int:
+        """How many recordings there are."""
+        return len(self._recordings)
 
     @property
     def are_recorded(self) -> bool:
@@ -79,7 +85,7 @@ class Replays:
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether a device's memory was not enough: torch's error, a library's, or one that followed from such a one."""
-    told = error is not None and any(said in str(error) for said in ("out of memory", "ALLOC_FAILED"))
+    told = error is not None and any(said in str(error) for said in _OUT_OF_MEMORY)
     return error is not None and (told or is_out_of_memory(error.__context__))
 
 

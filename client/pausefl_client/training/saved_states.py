@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pausefl_client.training.device_copies import off_device
+
 _LENGTH_BYTES = 8
 # How a file of torch.save begins, which the whole of a state was in earlier versions.
 _ZIP = b"PK\x03\x04"
@@ -34,10 +36,10 @@ class StateWriter:
         states, tensors = _parted(optimizer["state"])
         places = {dtype: [place for place, _ in of_dtype] for dtype, of_dtype in tensors.items()}
         described = {"optimizer": {**optimizer, "state": states}, "tensors": places, "method": dict(of_method)}
-        flat = (torch.cat([tensor.reshape(-1).cpu() for _, tensor in of_dtype]) for of_dtype in tensors.values())
+        flats = off_device(*(_as_bytes([tensor for _, tensor in of_dtype]) for of_dtype in tensors.values()))
         description = self._description(described)
         length = len(description).to_bytes(_LENGTH_BYTES, "little")
-        return b"".join((length, description, *(values.view(torch.uint8).numpy().data for values in flat)))
+        return b"".join((length, description, *(flat.data for flat in flats)))
 
     def _description(self, described: dict[str, Any]) -> bytes:
         known = _comparable(described)
@@ -61,7 +63,7 @@ def read_states(written: bytes, device: torch.device) -> tuple[dict[str, Any], d
         dtype = _DTYPES[name]
         end = start + dtype.itemsize * sum(math.prod(shape) for *_, shape in places)
         values = torch.from_numpy(np.asarray(bytearray(written[start:end]), np.uint8)).view(dtype)
-        _put_back(values.to(device), places, optimizer["state"])
+        _put_back(values, places, optimizer["state"])  # `load_state_dict` takes to the device what belongs there
         start = end
     return optimizer, saved["method"]
 
@@ -84,6 +86,13 @@ def _parted(
             else:
                 rest[key][name] = value
     return rest, tensors
+
+
+def _as_bytes(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The bytes of tensors of one dtype, on their device, or on the processor where they lie on several."""
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = [tensor.cpu() for tensor in tensors]
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]).view(torch.uint8)
 
 
 def _is_plain(value: object) -> bool:

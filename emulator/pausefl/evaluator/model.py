@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from pausefl_client.data.datasets import Examples, load_dataset
+from pausefl_client.training.device_copies import on_device
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, flatten, manifest_of, unflatten
 from pausefl_client.training.tasks import Classification
@@ -123,19 +124,18 @@ class Evaluator:
     def _rate(self, theta: Vector, examples: Examples) -> tuple[float, float]:
         """The mean score, and the mean loss, over everything that the model predicts for these examples."""
         unflatten(self._model, theta)
-        score, loss, n = 0.0, 0.0, 0
+        score, loss = torch.zeros(2, dtype=torch.float64, device=self._device)  # read once: that waits for a GPU
+        n = 0
         with torch.inference_mode():
             for start in range(0, len(examples), _BATCH):
                 rows = slice(start, start + _BATCH)
-                # Copied, since a memory-mapped array is read-only and torch warns about those.
-                inputs = torch.tensor(examples.inputs[rows], device=self._device)
-                targets = torch.tensor(examples.labels[rows], device=self._device)
+                inputs, targets = (on_device(part[rows], self._device) for part in (examples.inputs, examples.labels))
                 outputs = self._model(normalise(inputs))
                 scores = self._task.score(outputs, targets)
-                score += float(scores.sum(dtype=torch.float64))
-                loss += float(self._task.loss(outputs, targets)) * len(scores)
+                score += scores.sum(dtype=torch.float64)
+                loss += self._task.loss(outputs, targets).double().reshape(()) * len(scores)
                 n += len(scores)
-        return score / n, loss / n
+        return float(score) / n, float(loss) / n
 
 
 def _subset(examples: Examples, n: int, seed: int, split: str) -> Examples:

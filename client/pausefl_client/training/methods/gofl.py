@@ -17,5 +17,6 @@ class Gofl(TrainingMethod):
         """Divide by the L2 norm; a gradient of 0 stays."""
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
-        for gradient in gradients if norm > 0 else ():
-            gradient.div_(norm)
+        divisor = torch.where(norm > 0, norm, 1.0)  # not read: that would wait for a GPU
+        for gradient in gradients:
+            gradient.div_(divisor)

@@ -62,6 +62,11 @@ class RoundsOfClients:
         """Train all in one call, whose passes are CUDA graphs."""
         self._train_together(self._recorded, round)
 
+    @property
+    def recordings(self) -> int:
+        """How many CUDA graphs there are."""
+        return len(self._recorded.replays)
+
     def _train_together(self, stack: ModelStack, round: int) -> None:
         trained = train_together(stack, self._trainers, self._theta, round=round)
         for trainer, of_one in zip(self._trainers, trained, strict=True):
@@ -84,7 +89,7 @@ def together_case(preset: str, clients: RoundsOfClients, steps: int) -> dict[str
         "together_s": float(np.median(together_s)),
         **ratio_of(together_s, alone_s),
         "processor_ratio": float(np.median(together_cpu_s / alone_cpu_s)),
-        **({"replayed_s": float(np.median(replayed[0][0]))} if replayed else {}),
+        **({"replayed_s": float(np.median(replayed[0][0])), "recordings": clients.recordings} if replayed else {}),
     }
 
 

@@ -7,8 +7,11 @@ has not been touched.
 import atexit
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
+from torch import nn
 
 from pausefl.config.client_records import method_of, partitioner_of
 from pausefl.population.behaviours import BehaviourChain
@@ -18,9 +21,11 @@ from pausefl_client.batched.host import BatchedHost
 from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
 from pausefl_client.data.partition import partition
-from pausefl_client.training.models import build_model
+from pausefl_client.training.method import TrainingMethod
+from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, warm_up
-from pausefl_client.training.trainer import Trainer
+from pausefl_client.training.trainer import Trainer, TrainingSettings
+from pausefl_process.resources import use_no_gpu
 
 warm_up()
 # Objects made so far are never collected, so the pages that hold them stay shared with the children.
@@ -46,6 +51,8 @@ def make_torch_trainers(
         owners=data.train.owners,
     )
     rows = dict(zip(plan.client_ids, parts, strict=True))
+    if w.device == "cpu":
+        use_no_gpu()
     device = resolve_device(w.device)
     dealing = dealing_of(parts, dataset=w.dataset, examples=w.examples, split_seed=plan.split_seed)
 
@@ -65,4 +72,18 @@ def make_torch_trainers(
         outermost = chain.trainer(paced(own, plan, client_id, chain.settings(plan.settings)))
         return outermost if batched is None else batched.entrance(client_id, outermost)
 
+    if device.type == "cuda":
+        first = data.train.take(rows[client_ids[0]])
+        model = build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
+        take_a_step(model, LocalData(first, data.classes, task=data.task), plan.settings, device, method_of(w))
     return {client_id: trainer_of(client_id) for client_id in client_ids}
+
+
+def take_a_step(
+    model: nn.Module, data: LocalData, settings: TrainingSettings, device: torch.device, method: TrainingMethod
+) -> None:
+    """Train a model that nobody needs: a GPU's first step takes a second, which would count as a client's latency."""
+    one_step = replace(settings, epochs=1, max_steps=1)
+    trainer = TorchTrainer(model, data, one_step, device=device, seed=0, client_id="first step", method=method)
+    theta = flatten(model)
+    trainer.train(np.pad(theta, (0, trainer.manifest.size - theta.size)), round=1)
