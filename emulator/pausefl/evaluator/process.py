@@ -19,6 +19,7 @@ from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_process.ending import DRAIN_S, end_within
 from pausefl_process.events import Failed, ProgressEvent, Ready, Report
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts, start
+from pausefl_process.resources import use_no_gpu
 from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
 from pausefl_proto.wire import Manifest, Vector
@@ -139,6 +140,8 @@ async def _serve(
 ) -> None:
     """Make the evaluator, listen, and serve until one of the signals comes."""
     os.nice(_NICENESS)
+    if plan.device == "cpu":
+        use_no_gpu()
     evaluator = rehearsed_evaluator(plan)
     server, ended = EvaluatorServer(evaluator, plan.subject, endpoint.tls), asyncio.Event()
 

@@ -10,7 +10,6 @@ from pausefl.extras import require
 from pausefl_client.data.datasets import DATASETS
 from pausefl_client.registries import MODELS
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
-from pausefl_process.resources import use_no_gpu
 from pausefl_proto.errors import PauseflError
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ def rehearsed_evaluator(plan: EvaluatorPlan) -> "Evaluator":
     from pausefl.evaluator.model import Evaluator
 
     torch.set_num_threads(1)
-    if plan.device == "cpu":
-        use_no_gpu()
     with told_in_one_line(plan, "making the model and its data"):
         evaluator = Evaluator(
             plan.dataset,

@@ -38,7 +38,7 @@ from pausefl_process.lifetime import die_with_parent, ignore_interrupts
 from pausefl_process.log_file import write_output_to
 from pausefl_process.logs import is_verbose, set_up_log
 from pausefl_process.plugins import OWN_CODE_ERRORS, errors_of_own_code
-from pausefl_process.resources import allow_many_files, keep_freed_memory
+from pausefl_process.resources import allow_many_files, keep_freed_memory, use_no_gpu
 from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
 from pausefl_proto.privacy_unit import vector_epsilon
@@ -209,6 +209,8 @@ def make_trainers(
             )
             for c in client_ids
         }
+    if w.device == "cpu":
+        use_no_gpu()
     # Clients with a synthetic model never import torch.
     from pausefl.runtime.client.torch_trainers import make_torch_trainers
 

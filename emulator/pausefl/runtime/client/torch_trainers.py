@@ -25,7 +25,6 @@ from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, warm_up
 from pausefl_client.training.trainer import Trainer, TrainingSettings
-from pausefl_process.resources import use_no_gpu
 
 warm_up()
 # Objects made so far are never collected, so the pages that hold them stay shared with the children.
@@ -51,8 +50,6 @@ def make_torch_trainers(
         owners=data.train.owners,
     )
     rows = dict(zip(plan.client_ids, parts, strict=True))
-    if w.device == "cpu":
-        use_no_gpu()
     device = resolve_device(w.device)
     dealing = dealing_of(parts, dataset=w.dataset, examples=w.examples, split_seed=plan.split_seed)
 
