@@ -7,17 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pausefl.results.reading import CLIENTS, open_database, read_columns
 from pausefl.results.tally import RunTally
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import digest
 from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.records import LogEvent
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import RunResult
 from pausefl_server.storage import checkpoint as checkpoints
 from pausefl_server.storage.checkpoint import Checkpoint
+from pausefl_server.storage.restore import cost
 from pausefl_server.storage.store import Store
 from rigs.coordinator import CoordinatorRig
 from rigs.federation import BUDGET, PRIVATE, clients, federation, log_of, private
+from rigs.log import observation, record
 
 ADAM = ServerOptimizer("fedadam", learning_rate=0.1)
 
@@ -72,7 +76,7 @@ async def test_going_back_says_its_cost_and_keeps_what_was_spent(tmp_path: Path)
     after, said = await play(tmp_path, 6, back_to=2)
     most = BUDGET.spent(5) - BUDGET.spent(2)
     assert any(
-        f"going back to round 2 plays rounds 3 to 5 again: the epsilon spent on them, up to {most:.4g} by a client and"
+        f"going back to round 2 plays rounds 3 to 5 again: the epsilon spent since, up to {most:.4g} by a client and"
         f" {2 * most:.4g} by all, stays spent" in line
         for line in said
     )
@@ -81,6 +85,52 @@ async def test_going_back_says_its_cost_and_keeps_what_was_spent(tmp_path: Path)
     assert [o.participation for r in records for o in r.observations if o.client_id == "a"] == [1, 2, 6, 7, 8, 9]
     assert after.state.table.epsilon_spent.tolist() == [BUDGET.spent(9)] * 2
     assert before.state.table.epsilon_spent.tolist() == [BUDGET.spent(5)] * 2
+
+
+@pytest.mark.parametrize("back_to", [0, 2])
+def test_what_clients_came_with_is_known_after_their_hellos_were_taken_back(tmp_path: Path, back_to: int) -> None:
+    """They come again with what this run has spent, which no earlier one has; going back twice changes nothing."""
+    store = Store(tmp_path / "run.db")
+    write_rounds(store, 4, spent_before=3)
+    for _ in range(2):
+        store.go_back_to(back_to)
+        store.save_late_events(back_to + 1, [*store.late_events(), *(came(c, 9) for c in "ab")])
+    assert store.first_hellos() == {"a": (0, 0.0), "b": (3, BUDGET.spent(3))}
+    before = {client_id: released for client_id, (released, _) in store.first_hellos().items()}
+    log, late = store.log(), store.late_events()
+    assert RunTally.of(log, late_events=late, released_before=before).had_spent
+    assert not RunTally.of(log, late_events=late, released_before=before | {"b": 0}).had_spent
+    store.close()
+    with open_database(tmp_path) as database:
+        clients = read_columns(database, CLIENTS)
+    assert dict(zip(clients["client_id"], clients["spent_before"], strict=True)) == {"a": 0.0, "b": BUDGET.spent(3)}
+
+
+def test_the_cost_of_going_back_counts_what_answered_nothing(tmp_path: Path) -> None:
+    """b's late release, and what it came with."""
+    store = Store(tmp_path / "run.db")
+    write_rounds(store, 4, spent_before=3)
+    store.save_late_events(5, [LogEvent("reconciled", "b", "late", epsilon_spent=BUDGET.spent(8), released=8)])
+    spent = [BUDGET.spent(4) - BUDGET.spent(2), BUDGET.spent(8) - BUDGET.spent(5)]
+    assert f"up to {max(spent):.4g} by a client and {sum(spent):.4g} by all" in cost(store, 2)
+    spent = [BUDGET.spent(4), BUDGET.spent(8) - BUDGET.spent(3)]
+    assert f"up to {max(spent):.4g} by a client and {sum(spent):.4g} by all" in cost(store, 0)
+    store.close()
+
+
+def came(client_id: str, released: int) -> LogEvent:
+    return LogEvent("joined", client_id, n_examples=10, epsilon_spent=BUDGET.spent(released), released=released)
+
+
+def write_rounds(store: Store, rounds: int, spent_before: int) -> None:
+    """Rounds that a and b answer, of whom b comes with some releases."""
+    for t in range(1, rounds + 1):
+        events = (came("a", 0), came("b", spent_before)) if t == 1 else ()
+        answers = [
+            observation(c, participation=i, epsilon=BUDGET.epsilon(i), epsilon_spent=BUDGET.spent(i))
+            for c, i in (("a", t), ("b", spent_before + t))
+        ]
+        store.commit_round(record(t, *answers, events=events))
 
 
 async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path) -> None:
@@ -177,7 +227,7 @@ async def test_a_client_that_came_later_is_a_newcomer_again_and_stays_charged(tm
             assert r.coordinator.state.table.ids == (["a"] if t < 3 else ["a", "b"])
             tally = RunTally.of(r.store.log(), late_events=r.store.late_events())
             if t == 2:
-                assert tally.unanswered.releases_at_most(r.coordinator.state.table, BUDGET) == b.released == 7
+                assert tally.unanswered.releases_at_most(r.coordinator.state.table, BUDGET)["b"] == b.released == 7
                 await r.join("b", released=b.released)
             await a.answer(t, attempt=job.attempt)
         await r.played()

@@ -98,7 +98,10 @@ different instants."""
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one chosen client did in one round, as the server saw it. Only accepted updates make one."""
+    """What one chosen client did in one round, as the server saw it. Only updates that came in time make one.
+
+    Whether it entered the model is another matter: a `LogEvent` says so of one that was rejected beside the others.
+    """
 
     client_id: str
     timing: Timing
@@ -126,9 +129,9 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A chosen client without an accepted update in its round: a latency censored at what was waited for.
+    """A chosen client without an update in its round: a latency censored at what was waited for.
 
-    The client would have taken longer than `latency_s` to give an update that could be used. For a client that answered
+    The client would have taken longer than `waited_s` to give an update that could be used. For a client that answered
     something else before the deadline (`kind` "refused" or "rejected") that is when it answered.
     """
 
@@ -137,7 +140,8 @@ class Miss:
     waited_s: float
     """From the first hand-over of the job until the server waited no longer, on the server's clock."""
     latency_s: float
-    """The same at the emulated scale: a lower bound of the latency. The whole wait counts as communication."""
+    """The same at the emulated scale, all of it counted as communication. That is a lower bound of the latency as far
+    as the client did not compute meanwhile: nothing tells how much of the wait was device time."""
     reason: str = ""
 
 

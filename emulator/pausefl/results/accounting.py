@@ -78,15 +78,13 @@ class UnansweredJobs:
             elif event.kind == "unsettled":
                 self._jobs[client_id] += 1
 
-    def releases_at_most(self, table: ClientTable, budget: Budget) -> int:
-        """The most releases that any client can have charged, as far as its budget allows."""
-        most = int(table.released.max(initial=0))
+    def releases_at_most(self, table: ClientTable, budget: Budget) -> dict[str, int]:
+        """The most releases that each client can have charged, as far as its budget allows."""
+        most = dict(zip(table.ids, table.released.tolist(), strict=True))
         for client_id in self._known.keys() | self._jobs.keys():
-            row, jobs = table.row_of.get(client_id), self._jobs[client_id]
-            # No row: it has not come again since the run went back to a round before it.
-            released = self._known[client_id] if row is None else int(table.released[row])
-            affordable = next((n for n in range(jobs, 0, -1) if budget.affords(released + n)), 0)
-            most = max(most, released + affordable)
+            # Not in the table: it has not come again since the run went back to a round before it.
+            released, jobs = most.get(client_id, self._known[client_id]), self._jobs[client_id]
+            most[client_id] = released + next((n for n in range(jobs, 0, -1) if budget.affords(released + n)), 0)
         return most
 
     def _newly_known(self, client_id: str, released: int) -> int:

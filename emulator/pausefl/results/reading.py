@@ -138,8 +138,9 @@ class Summary(TypedDict):
 CLIENTS = """
 SELECT client_id, max(n_examples) AS n_examples, coalesce(max(times_chosen), 0) AS times_chosen,
        sum(accepted) AS accepted, max(released) AS released, max(epsilon_spent) AS epsilon_spent,
-       (SELECT epsilon_spent FROM events WHERE kind = 'joined' AND events.client_id = log.client_id
-        ORDER BY sequence LIMIT 1) AS spent_before,
+       coalesce(max(came_with),
+                (SELECT epsilon_spent FROM events WHERE kind = 'joined' AND events.client_id = log.client_id
+                 ORDER BY sequence LIMIT 1)) AS spent_before,
        coalesce(max(retired), 0) AS retired_before
 FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 AS accepted, NULL AS retired
       FROM observations
@@ -147,6 +148,8 @@ FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 
       SELECT client_id, n_examples, released, epsilon_spent, 0, CASE kind WHEN 'retired' THEN round END FROM events)
      AS log
 LEFT JOIN selections USING (client_id)
+LEFT JOIN (SELECT hello.key AS client_id, json_extract(hello.value, '$[1]') AS came_with
+           FROM meta, json_each(meta.value) AS hello WHERE meta.key = 'first hellos') USING (client_id)
 GROUP BY client_id ORDER BY client_id
 """
 

@@ -115,7 +115,7 @@ def _data(dataset: str, result: RunResult) -> str | None:
 def _privacy(settings: PrivacyTable, tally: RunTally, table: ClientTable, size: int) -> dict[str, Any]:
     """What was promised and spent, every ε in `privacy_unit` but the one that names the vector.
 
-    The greatest ε spent is an upper bound: it counts jobs whose clients have not been heard of since. Of a client that
+    What clients spent are upper bounds: they count jobs whose clients have not been heard of since. Of a client that
     first came in the round in which the server was killed, the log knows nothing.
     """
     budget = budget_of(settings)
@@ -123,15 +123,17 @@ def _privacy(settings: PrivacyTable, tally: RunTally, table: ClientTable, size: 
     if budget is None:
         names = ("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", *_PRIVATE_ONLY)
         return {"private": private, **dict.fromkeys(names)}
-    released = tally.unanswered.releases_at_most(table, budget)
-    spent = max(float(table.epsilon_spent.max(initial=0.0)), budget.spent(released))
+    released_by = tally.unanswered.releases_at_most(table, budget)
+    told = dict(zip(table.ids, table.epsilon_spent.tolist(), strict=True))
+    spent_by = [max(told.get(client_id, 0.0), budget.spent(n)) for client_id, n in released_by.items()]
+    released, spent = max(released_by.values(), default=0), max(spent_by, default=0.0)
     return {
         "private": private,
         "max_epsilon_spent": spent,
         "epsilon_budget": budget.epsilon_budget,
         "privacy_unit": settings.unit,
         "vector_epsilon_max": vector_epsilon(settings.unit, spent, size),
-        "median_epsilon_spent": float(np.median(table.epsilon_spent)) if len(table) else 0.0,
+        "median_epsilon_spent": float(np.median(spent_by)) if spent_by else 0.0,
         "delta": settings.delta,
         "epsilon_at_delta": tighter_epsilon(budget, settings.unit, released, settings.delta),
         "epsilon_floor": budget.epsilon_floor,

@@ -22,8 +22,16 @@ _MOST_FAILURES = 5
 class RunTally:
     """Counts of a run's attempts and events, as summary.json has them."""
 
-    def __init__(self, groups: Mapping[str, ClientGroup] | None = None, mode: Mode = "additive") -> None:
-        """`mode`: whether delays are added to an exchange, or are its total."""
+    def __init__(
+        self,
+        groups: Mapping[str, ClientGroup] | None = None,
+        mode: Mode = "additive",
+        released_before: Mapping[str, int] | None = None,
+    ) -> None:
+        """`mode`: whether delays are added to an exchange, or are its total.
+
+        `released_before`: what clients came with first, where the events do not tell.
+        """
         self.missed_jobs: Counter[str] = Counter()
         """Chosen clients without an update, by kind, but for those that were not needed."""
         self.unneeded_jobs = 0
@@ -38,7 +46,7 @@ class RunTally:
         self._failures: Counter[str] = Counter()
         self._capped: Counter[tuple[str, str]] = Counter()
         self._doubts: Counter[str] = Counter()
-        self._released_before: dict[str, int] = {}  # by client, when it first joined
+        self._released_before = dict(released_before or {})  # by client, when it first joined
         self._selection_s = array("d")
         self._errors_s = array("d")  # measured minus drawn
 
@@ -51,9 +59,10 @@ class RunTally:
         *,
         groups: Mapping[str, ClientGroup] | None = None,
         mode: Mode = "additive",
+        released_before: Mapping[str, int] | None = None,
     ) -> "RunTally":
         """The counts of a log: its rounds, the failed attempts at the round after them, and the events after those."""
-        tally = cls(groups, mode)
+        tally = cls(groups, mode, released_before)
         for record in records:
             tally._add_round(record)
         for attempt in unfinished:

@@ -6,7 +6,7 @@ from itertools import chain
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.model.global_model import GlobalModel
-from pausefl_server.records import LogEvent, RoundRecord, unsettled
+from pausefl_server.records import LogEvent, Observation, RoundRecord, unsettled
 from pausefl_server.selection.base import Policy
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, StartingPoint, replay
@@ -41,10 +41,10 @@ def restore(
         begun = last - 1  # a crash while the last model was written
         found = models.find_durable(begun)
     if found is None:
-        raise ConfigError(_nothing_left(last, models, log))
+        raise ConfigError(_nothing_left(last, models, store))
     theta, optimizer_state = found
     if begun < last:
-        say(cost(log, begun))
+        say(cost(store, begun))
         forget(begun)
         store.go_back_to(begun, optimizer_state, is_private=settings.budget is not None)
     if begun == 0:
@@ -82,19 +82,40 @@ def stored_model(store: Store, checkpoint: Checkpoint, round: int) -> Vector | N
     return None if kept is None else kept[0]
 
 
-def cost(log: RoundLog, back_to: int) -> str:
+def cost(store: Store, back_to: int) -> str:
     """What going back to a round costs, as a sentence."""
-    spent: dict[str, float] = {}
-    for observation in (o for record in log if record.round > back_to for o in record.observations):
-        spent[observation.client_id] = spent.get(observation.client_id, 0.0) + observation.epsilon
-    rounds = f"round {log.last}" if log.last == back_to + 1 else f"rounds {back_to + 1} to {log.last}"
+    spent, last = _spent_after(back_to, store), store.log().last
+    rounds = f"round {last}" if last == back_to + 1 else f"rounds {back_to + 1} to {last}"
     if not any(spent.values()):
         return f"going back to round {back_to} plays {rounds} again"
     most, total = max(spent.values()), sum(spent.values())
     return (
-        f"going back to round {back_to} plays {rounds} again: the epsilon spent on them, up to {most:.4g} by a client"
+        f"going back to round {back_to} plays {rounds} again: the epsilon spent since, up to {most:.4g} by a client"
         f" and {total:.4g} by all, stays spent"
     )
+
+
+def _spent_after(round: int, store: Store) -> dict[str, float]:
+    """The ε that each client has told of since a round, be it in an answer or otherwise."""
+    now, then = dict[str, float](), dict[str, float]()
+    for number, told in _told(store):
+        if number <= round:
+            then[told.client_id] = max(told.epsilon_spent, then.get(told.client_id, 0.0))
+        elif isinstance(told, LogEvent) and told.kind == "joined":
+            then.setdefault(told.client_id, told.epsilon_spent)  # what it came with
+        now[told.client_id] = max(told.epsilon_spent, now.get(told.client_id, 0.0))
+    return {client_id: epsilon - then.get(client_id, 0.0) for client_id, epsilon in now.items()}
+
+
+def _told(store: Store) -> Iterator[tuple[int, LogEvent | Observation]]:
+    """All that the log has of clients, in order, with the round before or in which it came."""
+    log = store.log()
+    for record in log:
+        for attempt in record.attempts:
+            yield from ((record.round, event) for event in attempt.events)
+        yield from ((record.round, observation) for observation in record.observations)
+    later = (event for attempt in store.failed_attempts() for event in attempt.events)
+    yield from ((log.last + 1, event) for event in chain(later, store.late_events()))
 
 
 class _Models:
@@ -143,12 +164,12 @@ def _checked(back_to: int, last: int, models: _Models) -> int:
     return back_to
 
 
-def _nothing_left(last: int, models: _Models, log: RoundLog) -> str:
+def _nothing_left(last: int, models: _Models, store: Store) -> str:
     newest = models.rounds()[0]
     return (
         f"checkpoints: the models of rounds {last - 1} and {last}, which the log ends with, are missing or damaged:"
         f" restore slot-0.f32 and slot-1.f32, or go on by --back-to ROUND, one of {_listed(models)}"
-        f" ({cost(log, newest)})"
+        f" ({cost(store, newest)})"
     )
 
 

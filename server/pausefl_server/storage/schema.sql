@@ -9,7 +9,7 @@ CREATE TABLE rounds (
     attempt INTEGER NOT NULL,
     chosen TEXT NOT NULL,              -- JSON list of client ids, in selection order
     weights TEXT,                      -- JSON list, NULL: by data size
-    round_latency_s REAL NOT NULL,     -- eq. (3) on the signal, with the misses' lower bounds
+    round_latency_s REAL NOT NULL,     -- eq. (3) on the signal, with the misses' latency_s
     cluster_penalty_s REAL NOT NULL,   -- eq. (22)'s δ_τ term, never mixed into a measurement
     wall_clock_s REAL NOT NULL,        -- since the run's first round began
     selection_s REAL NOT NULL,
@@ -76,14 +76,15 @@ CREATE TABLE observations (
     PRIMARY KEY (round, client_id)
 ) STRICT, WITHOUT ROWID;
 
--- The chosen clients without an accepted update: latencies censored at latency_s.
+-- The chosen clients without an update in time: latencies censored at latency_s.
 CREATE TABLE misses (
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,          -- the round's, or one of failed_attempts
     client_id TEXT NOT NULL,
     kind TEXT NOT NULL,                -- 'timeout', 'lost' (its stream), 'refused' (by the client), 'rejected' or 'unneeded'
     waited_s REAL NOT NULL,            -- from the job's hand-over until the server waited no longer
-    latency_s REAL NOT NULL,           -- the same at the emulated scale: the latency is longer than this
+    latency_s REAL NOT NULL,           -- the same at the emulated scale, all of it counted as communication: a lower
+                                       -- bound of the latency as far as the client did not compute meanwhile
     reason TEXT NOT NULL,
     PRIMARY KEY (round, attempt, client_id)
 ) STRICT, WITHOUT ROWID;
@@ -135,7 +136,7 @@ CREATE TABLE optimizer_states (
 ) STRICT;
 
 -- round_latency_s is at least measured_latency_s, the greatest latency of an update. Where it is more, a miss decided
--- it: the round would have taken longer than that (is_censored = 1). total_latency_s has the waits of failed attempts
+-- it (is_censored = 1). total_latency_s has the waits of failed attempts
 -- at a round as well, failed_latency_s.
 CREATE VIEW round_latency AS
 WITH measured AS (SELECT round, max(latency_s) AS latency_s FROM observations GROUP BY round),

@@ -1,5 +1,6 @@
 """The observation log on disk (run.db)."""
 
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -35,6 +36,8 @@ from pausefl_server.storage.seals import (
     unusable_log,
     verify_log,
 )
+
+_FIRST_HELLOS = "first hellos"
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -169,12 +172,17 @@ class Store:
         nothing was spent.
         """
         with self._transaction():
+            self._set_meta(_FIRST_HELLOS, json.dumps(self._first_joins() | self.first_hellos()))
             later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
             for (taken_back,) in later.fetchall():
                 self._forget_round(taken_back, is_private=is_private)
             self._forget_later_clients(round)
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(round, optimizer_state)
+
+    def first_hellos(self) -> dict[str, tuple[int, float]]:
+        """Releases and ε that clients came with first, where the log has later hellos only: rounds were taken back."""
+        return {client_id: tuple(spent) for client_id, spent in json.loads(self.meta(_FIRST_HELLOS) or "{}").items()}
 
     def attempts(self) -> dict[int, int]:
         """Which attempt at a round comes next, for each that was taken back or has failed; 1 for all others."""
@@ -187,6 +195,10 @@ class Store:
         """Close the database, which takes its write-ahead log in."""
         self._db.close()
         self._commit_count.close()
+
+    def _first_joins(self) -> dict[str, tuple[int, float]]:
+        rows = self._db.execute(_SELECT_JOINS_FROM_THE_LAST_ON)
+        return {client_id: (released, epsilon_spent) for client_id, released, epsilon_spent in rows}
 
     def _forget_round(self, round: int, *, is_private: bool) -> None:
         (attempt,) = self._db.execute(_SELECT_LAST_ATTEMPT, (round,)).fetchone()
@@ -313,6 +325,9 @@ _OF_LATER_CLIENTS = (
     " (SELECT client_id FROM events WHERE kind = 'joined' AND attempt > 0 AND round <= ?)"
 )
 _SELECT_ROUNDS_OF_LATER_CLIENTS = f"SELECT DISTINCT round {_OF_LATER_CLIENTS}"
+_SELECT_JOINS_FROM_THE_LAST_ON = (
+    "SELECT client_id, released, epsilon_spent FROM events WHERE kind = 'joined' ORDER BY round DESC, sequence DESC"
+)
 _DELETE_LATER_CLIENTS = f"DELETE {_OF_LATER_CLIENTS}"
 _SELECT_STILL_AT_WORK = (
     f"SELECT client_id FROM misses WHERE round = ? AND attempt = ? AND kind IN {STILL_AT_WORK} ORDER BY client_id"

@@ -175,7 +175,8 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
     models.save_last(result.theta)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         log, unfinished, late = store.log(), store.failed_attempts(), store.late_events()
-        tally = RunTally.of(log, unfinished, late, groups=plan.groups, mode=plan.latency.mode)
+        before = {client_id: released for client_id, (released, _) in store.first_hellos().items()}
+        tally = RunTally.of(log, unfinished, late, groups=plan.groups, mode=plan.latency.mode, released_before=before)
         summary = summarise(plan, policy, tally, result)
         summary["starts"] = starts_of(store)
     write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
