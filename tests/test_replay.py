@@ -15,6 +15,8 @@ import pausefl
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.offline.counterfactual import Counterfactual, play_on_log
 from pausefl.offline.replay import RecordedLog, check_same, choices_on, read_log, replay_log
+from pausefl.offline.replay_outputs import in_words
+from pausefl.runtime.run_dir import stored_experiment
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import Miss
 from pausefl_server.rounds.messages import Refusal
@@ -220,6 +222,28 @@ def test_a_run_is_replayed_by_the_library_and_a_damaged_log_names_its_round(run_
     database.close()
     with pytest.raises(PauseflError, match="round 4, attempt 1: the policy chooses"):
         pausefl.replay(damaged)
+
+
+def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_path: Path) -> None:
+    """They stand in the log at the round after the last one."""
+    ended, whole = tmp_path / "ended", pausefl.replay(run_dir)
+    shutil.copytree(run_dir, ended)
+    database = sqlite3.connect(ended / "run.db")
+    with database:
+        database.execute("INSERT INTO failed_attempts SELECT * FROM rounds WHERE round = 6")
+        database.execute("UPDATE failed_attempts SET round = 7, round_latency_s = 0.5")
+    estimate = pausefl.replay(ended, policy="random", draws=2).summary
+    assert estimate["recorded_failed_attempts_s"] == 0.5
+    assert estimate["recorded_total_latency_s"] == pytest.approx(whole.summary["total_latency_s"])
+    assert any("waited 0.5 s more in failed attempts" in line for line in in_words(estimate))
+
+    *_, last = replay_log(stored_experiment(ended), read_log(ended))
+    with database:
+        database.execute("UPDATE failed_attempts SET chosen = ?", (json.dumps(last.chosen),))
+    database.close()
+    own = pausefl.replay(ended).summary
+    assert own["attempts"] == 7
+    assert own["total_latency_s"] == pytest.approx(whole.summary["total_latency_s"] + 0.5)
 
 
 def test_an_estimate_is_written_with_its_caveat(run_dir: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What a replay found: in words, as JSON and CSV, and as a picture."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pausefl.runtime.run_dir import stored_experiment
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError
+from pausefl_server.records import RoundRecord
 
 CAVEAT = (
     "an estimate from another policy's log: it supposes that a client's latency does not depend on who else is chosen,"
@@ -128,7 +129,7 @@ def _own_summary(experiment: Experiment, log: RecordedLog, choices: Sequence[Rep
         "rounds": len(log.records),
         "attempts": len(choices),
         "same_choices": sum(choice.is_same for choice in choices),
-        "total_latency_s": sum(attempt.round_latency_s for record in log.records for attempt in record.attempts),
+        "total_latency_s": _waited_s(log.records) + _waited_s(log.failed_attempts),
     }
 
 
@@ -146,8 +147,8 @@ def _summary(
         "recorded_policy": recorded.selection.policy,
         "rounds": len(log.records),
         "draws": len(played.waited_s),
-        "recorded_total_latency_s": sum(record.round_latency_s for record in log.records),
-        "recorded_failed_attempts_s": sum(a.round_latency_s for r in log.records for a in r.failed_attempts),
+        "recorded_total_latency_s": _waited_s(log.records),
+        "recorded_failed_attempts_s": _waited_s(log.failed_attempts),
         "total_latency_s": _interval(played.waited_s.sum(axis=1)),
         "max_epsilon_spent": _interval(played.max_epsilon_spent) if is_private else None,
         "extrapolated": {
@@ -164,6 +165,10 @@ def _summary(
         "times_chosen": dict(zip(played.client_ids, played.chosen.mean(axis=0).tolist(), strict=True)),
         "caveat": CAVEAT,
     }
+
+
+def _waited_s(attempts: Iterable[RoundRecord]) -> float:
+    return sum((attempt.round_latency_s for attempt in attempts), 0.0)
 
 
 def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
