@@ -13,7 +13,7 @@ import pytest
 from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne
 from pausefl.campaigns.reproduction import estimate
 from pausefl.campaigns.reproduction import summary as summary_module
-from pausefl.campaigns.reproduction.command import requested
+from pausefl.campaigns.reproduction.command import _after, requested
 from pausefl.campaigns.reproduction.document import results_page
 from pausefl.campaigns.reproduction.estimate import estimated_s
 from pausefl.campaigns.reproduction.page import keep, kept_summaries, write_page
@@ -146,6 +146,15 @@ def test_missing_data_are_named(
     err = capsys.readouterr().err
     assert "mnist" in err
     assert err.count("\n") == 1
+
+
+def test_at_the_end_it_is_said_why_a_series_has_no_total(tmp_path: Path) -> None:
+    ended = {"total_latency_s": None, "best_accuracy": {"mean": 0.5}}
+    series: Any = {"pause": {**ended, "diverged_after": [7]}, "random": {**ended, "diverged_after": []}}
+    assert list(_after(request("small_mnist", tmp_path), series))[:2] == [
+        "pause: the model diverged, best test accuracy 50.0 %",
+        "random: privacy budgets ended a run early, best test accuracy 50.0 %",
+    ]
 
 
 def test_the_virtual_clock_is_a_setting_of_every_run() -> None:

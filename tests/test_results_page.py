@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from pausefl.campaigns.reproduction.document import results_page
 from pausefl.campaigns.reproduction.figure import draw_reproduction
 from pausefl.report.style import save_png
-from pausefl.results.reproduction import _against, _best, _stored, _waits, time_to
-from pausefl.results.statistics import Waits
+from pausefl.results.reproduction import ACCURACIES, _against, _best, _stored, _waits, time_to
+from pausefl.results.statistics import Interval, Waits
 from pausefl_proto.wire import NOT_FINITE
+
+NINE = {"experiment": {"rounds": 9}}
 
 
 def stored(drawing: str) -> dict[str, Any]:
@@ -98,12 +101,48 @@ def test_what_a_section_cannot_compare_is_left_out() -> None:
     assert "published 115" not in page
     assert "published 70" not in page
     assert "time to 80 %" not in page
+    summary["series"]["pause"]["against_baseline"] = {"time_to_0.8_s": difference}
+    assert "less `random`" not in results_page([summary])
     for series in summary["series"].values():
         series["total_latency_s"] = {"mean": 0.4, "low": None, "high": None, "n_seeds": 6}
     page = results_page([summary])
     section = page[page.index("## A figure") : page.index("- Random's total latency")]
     assert "latency" not in section
     assert "time to" not in section
+
+
+def cells(summary: dict[str, Any], name: str) -> list[str]:
+    """The series' last accuracy and total latency as the page has them."""
+    (row,) = re.findall(rf"^\| `{name}` .*", results_page([summary]), re.MULTILINE)
+    return [cell.strip() for cell in row.split("|")[3:5]]
+
+
+def test_published_totals_stand_beside_runs_of_as_many_rounds() -> None:
+    """Those without a number of rounds are of the figure's, 300; a figure may be repeated with fewer."""
+    summary = stored("latency")
+    series = summary["series"]["pause"]
+    summary["published"]["pause"] = {"final": 80.0, "total_s": 152, "rounds": None}
+    assert cells(summary, "pause") == ["70.0 [60.0, 80.0]", "150 [140, 160]"]
+    series["rounds"] = 300
+    assert cells(summary, "pause") == ["70.0 [60.0, 80.0]; archived 80", "150 [140, 160]; archived 152"]
+    series["budgets_spent_after"] = [299]
+    assert cells(summary, "pause") == ["70.0 [60.0, 80.0]", "150 [140, 160]"]
+
+
+def test_a_section_tells_how_many_rounds_were_played_and_of_how_many() -> None:
+    summary = stored("latency")
+    summary["settings"]["rounds"] = 100
+    assert "\n- 100 rounds, 3 clients" in results_page([summary])
+    pause, random = summary["series"].values()
+    pause.update(rounds=24, budgets_spent_after=[24] * 6, total_latency_s=None)
+    random.update(rounds=23, budgets_spent_after=[23] * 6, total_latency_s=None)
+    page = results_page([summary])
+    assert "\n- 23 to 24 of 100 rounds, 3 clients" in page
+    assert f"0 of {6 * (23 + 24)} rounds are suspect" in page
+    told = "privacy budgets ended the run with 6 of 6 seeds, after round 24 / 24 / 24 / 24 / 24 / 24."
+    assert f"- `pause`: {told} Its curves end with the first of these." in page
+    assert cells(summary, "pause") == ["70.0 [60.0, 80.0]", "–"]
+    assert "time to 60 % (s)" in page, "links had delays, though no total is left"
 
 
 def test_a_section_tells_which_newcomers_were_chosen_where_not_all_were_alike() -> None:
@@ -164,8 +203,11 @@ def test_a_series_of_short_runs_cuts_no_other_series_times() -> None:
 def test_a_model_that_diverged_needs_longer_than_any_run_and_has_no_total() -> None:
     def run(seconds: float, accuracy: float, *, diverged: bool = False) -> Any:
         ended = ("failed", f"the last one, a: {NOT_FINITE}") if diverged else ("completed", "all rounds done")
-        summary = {"outcome": ended[0], "stopped_because": ended[1], "rounds": 5, "total_latency_s": seconds}
-        return SimpleNamespace(summary=summary, curve=lambda _split: (np.array([seconds]), np.array([accuracy])))
+        rounds = 5 if diverged else 9
+        summary = {"outcome": ended[0], "stopped_because": ended[1], "rounds": rounds, "total_latency_s": seconds}
+        return SimpleNamespace(
+            summary=summary, settings=NINE, curve=lambda _split: (np.array([seconds]), np.array([accuracy]))
+        )
 
     runs: Any = {"a": [run(3, 0.1, diverged=True), run(50, 0.9)], "random": [run(60, 0.9), run(60, 0.9)]}
     waits = {name: _waits(of_series, 60.0) for name, of_series in runs.items()}
@@ -173,6 +215,20 @@ def test_a_model_that_diverged_needs_longer_than_any_run_and_has_no_total() -> N
     assert lost.seconds.tolist() == [60, 50]
     assert time_to(lost, reached)["mean"] == pytest.approx(55)
     assert (_against(runs, waits, "a", "random") or {}).keys() == {"time_to_0.6_s", "time_to_0.7_s", "time_to_0.8_s"}
+
+
+def test_a_run_that_its_budgets_ended_has_no_total() -> None:
+    def run(rounds: int) -> Any:
+        summary = {"rounds": rounds, "total_latency_s": float(rounds)}
+        return SimpleNamespace(summary=summary, settings=NINE)
+
+    short, random = [run(9), run(8)], [run(9), run(9)]
+    unreached = dict.fromkeys(ACCURACIES, Waits(np.array([9.0, 9.0]), np.array([False, False])))
+    waits = {"short": unreached, "random": unreached}
+    assert _against({"short": short, "random": random}, waits, "short", "random") == {}
+    assert _against({"short": [run(9), run(9)], "random": random}, waits, "short", "random") == {
+        "total_latency_s": {"difference": asdict(Interval(0.0, None, None, 2)), "win_rate": 0.5}
+    }
 
 
 def test_curves_that_share_no_place_are_not_drawn() -> None:

@@ -120,6 +120,7 @@ def _figures(runs: Sequence[RunData]) -> dict[str, Any]:
         "seeds": [summary["seed"] for summary in summaries],
         "rounds": max(summary["rounds"] for summary in summaries),
         "diverged_after": [summary["rounds"] for summary in summaries if has_diverged(summary)],
+        "budgets_spent_after": [s["rounds"] for s in summaries if s["outcome"] == "budgets_spent"],
         "last_accuracy": _interval([summary["final_accuracy"] for summary in summaries]),
         "best_accuracy": _interval(best),
         "best_by_seed": best,
@@ -140,8 +141,9 @@ def _best(run: RunData) -> float:
 
 
 def _total_s(run: RunData) -> float | None:
-    """None of a run that ended early: its total compares with no other's."""
-    return None if has_diverged(run.summary) else run.summary["total_latency_s"]
+    """None of a run that ended before its last round: its total compares with no other's."""
+    ended_early = run.summary["rounds"] < run.settings["experiment"]["rounds"]
+    return None if ended_early else run.summary["total_latency_s"]
 
 
 def _interval(values: Sequence[float | None]) -> dict[str, Any] | None:

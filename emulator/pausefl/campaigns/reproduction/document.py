@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from pausefl.campaigns.reproduction.figure import StoredSummary
+from pausefl.campaigns.reproduction.request import in_full
 from pausefl.published import find_reproduction
 from pausefl.results.statistics import FEWEST_SEEDS
 
@@ -22,14 +23,14 @@ what one `pausefl reproduce NAME` left behind. `pausefl reproduce --list` shows 
   test data. Some seeds may not reach it. They are censored, not dropped: the mean is then the restricted mean of
   the Kaplan–Meier estimate. It counts waits up to a stated time: the longest that the series, and the one it is
   compared with, were followed where they have censored seeds. Differences are of waits up to that time too. A model
-  that diverged counts as followed as long as any run, and its series has no total latency.
+  that diverged counts as followed as long as any run.
 - *Win rate*: the share of the seeds in which the series was the earlier one of a pair. Half of the ties counts, and of
   the pairs that censoring leaves undecided.
 - Accuracies are of test data. *Best* is the greatest of all evaluations, on the fixed subset, as in the authors'
   archive; where clients join later, of the evaluations since then. *Last* is the last model's, on all test examples.
   So it can be above the best.
 - Values after "archived" or "published" are the authors', of one run. Totals and last values stand only beside runs of
-  as many rounds.
+  as many rounds. A series with a run that ended early has no total.
 """
 
 
@@ -51,7 +52,7 @@ def _section(summary: StoredSummary) -> Iterator[str]:
     if differences := list(_differences(summary)):
         yield from differences
         yield ""
-    if told := [*_chosen(summary), *_diverged(summary)]:
+    if told := [*_chosen(summary), *_ended_early(summary)]:
         yield from told
         yield ""
     if remarks := find_reproduction(summary["name"]).remarks:
@@ -65,7 +66,7 @@ def _conditions(summary: StoredSummary) -> Iterator[str]:
     numbers = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     delays = "" if settings["time_scale"] == 1 else f", delays at {settings['time_scale']:g} of their length"
     yield (
-        f"- {settings['rounds']} rounds, {settings['clients']} clients, {settings['m']} a round, {settings['dataset']},"
+        f"- {_rounds_in_words(summary)}, {settings['clients']} clients, {settings['m']} a round, {settings['dataset']},"
         f" model `{settings['model']}`{delays}; {numbers}."
     )
     if settings.get("clock", "real") == "virtual":
@@ -73,7 +74,7 @@ def _conditions(summary: StoredSummary) -> Iterator[str]:
     if summary["epsilon_budget"] is not None:
         yield f"- Privacy budget ε̄ = {summary['epsilon_budget']:g} per {summary['privacy_unit']}."
     suspect = sum(series["suspect_rounds"] for series in summary["series"].values())
-    played = sum(_rounds_played(series) for series in summary["series"].values())
+    played = sum(sum(_rounds_played(series)) for series in summary["series"].values())
     yield f"- {summary['hardware']}; pausefl {summary['software']}; {suspect:,} of {played:,} rounds are suspect."
     if summary["left_out"]:
         yield f"- Left out: {'; '.join(summary['left_out'])}."
@@ -97,8 +98,7 @@ def _table(summary: StoredSummary) -> Iterator[str]:
     for name, series in summary["series"].items():
         published = summary["published"].get(name) or {}
         word = "published" if summary["drawing"] == "best" else "archived"
-        lasted = not series.get("diverged_after") and published.get("rounds") in {None, series["rounds"]}
-        at_the_end = published if lasted else {}
+        at_the_end = published if published and _is_as_long(summary, name) else {}
         cells = [
             f"`{name}`",
             _cell(series["best_accuracy"], 100, published.get("best"), word),
@@ -117,13 +117,42 @@ def _table(summary: StoredSummary) -> Iterator[str]:
 
 def _has_latency(summary: StoredSummary) -> bool:
     """Whether links had delays: without any, a run on the virtual clock waits for failed attempts at most."""
-    return any((series["total_latency_s"] or {"mean": 0})["mean"] >= 1 for series in summary["series"].values())
+    return any(_latency_s(series) >= 1 for series in summary["series"].values())
 
 
-def _rounds_played(series: Mapping[str, Any]) -> int:
-    ended: Sequence[int] = series.get("diverged_after", ())
-    whole: int = series["rounds"] * (len(series["seeds"]) - len(ended))
-    return sum(ended) + whole
+def _latency_s(series: Mapping[str, Any]) -> float:
+    """The mean total latency; of a series without one, how far its curve goes."""
+    if (total := series["total_latency_s"]) is not None:
+        return float(total["mean"])
+    curve = series["accuracy_by_latency"]
+    return 0.0 if curve is None else float(curve["x"][-1])
+
+
+def _ends(series: Mapping[str, Any]) -> list[int]:
+    """After how many rounds each run ended that ended early."""
+    return [*series.get("diverged_after", ()), *series.get("budgets_spent_after", ())]
+
+
+def _rounds_played(series: Mapping[str, Any]) -> list[int]:
+    """How many rounds each run played."""
+    ends = _ends(series)
+    return ends + [series["rounds"]] * (len(series["seeds"]) - len(ends))
+
+
+def _rounds_in_words(summary: StoredSummary) -> str:
+    """How many rounds were played, and where that differs, how many were planned."""
+    planned, of_series = summary["settings"]["rounds"], summary["series"].values()
+    if not any(_ends(series) for series in of_series):
+        return f"{planned} rounds"
+    played = sorted({rounds for series in of_series for rounds in _rounds_played(series)})
+    return f"{' to '.join(str(rounds) for rounds in dict.fromkeys((played[0], played[-1])))} of {planned} rounds"
+
+
+def _is_as_long(summary: StoredSummary, name: str) -> bool:
+    """Whether all runs of a series played as many rounds as the published one: the figure's, or those it states."""
+    stated = summary["published"][name].get("rounds")
+    published = stated or in_full(find_reproduction(summary["name"])).experiment(name).experiment.rounds
+    return set(_rounds_played(summary["series"][name])) == {published}
 
 
 def _is_reached(summary: StoredSummary, level: str) -> bool:
@@ -151,12 +180,14 @@ def _chosen(summary: StoredSummary) -> Iterator[str]:
             yield f"- `{name}` chose a newcomer {told} (mean over newcomers and seeds)."
 
 
-def _diverged(summary: StoredSummary) -> Iterator[str]:
-    """The series whose models did not last."""
+def _ended_early(summary: StoredSummary) -> Iterator[str]:
+    """The series with runs that did not last, and why."""
+    reasons = {"diverged_after": "the model diverged", "budgets_spent_after": "privacy budgets ended the run"}
     for name, series in summary["series"].items():
-        if rounds := series.get("diverged_after"):
-            told = f"{len(rounds)} of {len(series['seeds'])} seeds, after round {' / '.join(map(str, rounds))}"
-            yield f"- `{name}`: the model diverged with {told}. Its curves end with the first of these."
+        for key, reason in reasons.items():
+            if rounds := series.get(key):
+                told = f"{len(rounds)} of {len(series['seeds'])} seeds, after round {' / '.join(map(str, rounds))}"
+                yield f"- `{name}`: {reason} with {told}. Its curves end with the first of these."
 
 
 def _differences(summary: StoredSummary) -> Iterator[str]:
@@ -165,7 +196,8 @@ def _differences(summary: StoredSummary) -> Iterator[str]:
     for name, series in summary["series"].items():
         if series["against_baseline"] and _has_latency(summary):
             parts = (_difference(series, key, found) for key, found in series["against_baseline"].items())
-            yield f"- `{name}` less `{base}`: {'; '.join(part for part in parts if part)}."
+            if told := "; ".join(part for part in parts if part):
+                yield f"- `{name}` less `{base}`: {told}."
 
 
 def _difference(series: Mapping[str, Any], key: str, found: Mapping[str, Any]) -> str:

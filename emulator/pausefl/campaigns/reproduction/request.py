@@ -49,11 +49,14 @@ class Request:
         return experiment
 
 
+def in_full(reproduction: Reproduction) -> Request:
+    """The request for all of it, as it was published."""
+    return Request(reproduction, tuple(reproduction.series), reproduction.seeds, "full", (), Path())
+
+
 def left_out(request: Request) -> list[str]:
     """What these runs leave out of the full ones, a phrase each."""
-    whole = Request(
-        request.reproduction, tuple(request.reproduction.series), request.reproduction.seeds, "full", (), request.folder
-    )
+    whole = in_full(request.reproduction)
     phrases = [f"{whole.seeds - request.seeds} of {whole.seeds} seeds"] if request.seeds < whole.seeds else []
     if without := [series for series in whole.series if series not in request.series]:
         phrases.append(f"the series {', '.join(without)}")
