@@ -112,6 +112,13 @@ def test_a_latency_below_tau_min_is_worth_no_more_than_tau_min() -> None:
     assert table.clamped.tolist() == [2, 0]
 
 
+def test_a_latency_that_is_tau_min_but_for_rounding_is_not_counted_as_below_it() -> None:
+    """Clocks that have run for long tell 0.05 s by subtraction."""
+    table = table_of("a", "b")
+    table.apply_round(played(1, {"a": 0.04999999999999893, "b": 0.0499}))
+    assert table.clamped.tolist() == [0, 1]
+
+
 def test_one_impossible_latency_does_not_collapse_the_others_under_auto() -> None:
     ids = [f"c{k}" for k in range(5)]
     table = table_of(*ids, tau_min_s=None)

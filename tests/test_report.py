@@ -256,6 +256,14 @@ def test_a_vector_epsilon_is_not_multiplied(tmp_path: Path) -> None:
     assert "ε of the whole upload vector" in page
 
 
+def test_an_estimated_tau_min_is_the_one_in_force(tmp_path: Path, page: str) -> None:
+    """That at the end is another than most latencies were held against."""
+    assert "of 0.05 s: equally fast" in page
+    run_dir = write_run(tmp_path / "run")
+    (run_dir / "config.toml").write_text('[latency]\ntau_min_s = "auto"\n')
+    assert "of the τ_min in force: equally fast" in write_report(run_dir).read_text(encoding="utf-8")
+
+
 def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: Path) -> None:
     no_privacy = {"privacy_unit": None, "epsilon_budget": None, "max_epsilon_spent": None, "vector_epsilon_max": None}
     run_dir = write_run(tmp_path / "run", time_scale=0.1, timing_error_s={"p50": None, "p99": None}, **no_privacy)

@@ -21,6 +21,8 @@ _RECENT = 16
 
 GREATEST_STATED = 1e9
 """A loss or a label count beyond it counts as so much: sums and products of more might not be numbers."""
+# A latency is the difference of two times, so that one of exactly τ_min may come out less by this share of it.
+_ROUNDING = 1e-9
 # A client that states more examples than so many times the median counts for as many as that.
 _EXAMPLES_TIMES_MEDIAN = 5
 
@@ -67,7 +69,7 @@ class ClientTable:
     """Misses since the last answer; those of rounds that ended without it, as enough others had answered, apart."""
     last_missed_round: IntArray = _column(np.int64, 0)
     clamped: IntArray = _column(np.int64, 0)
-    """How many latencies were below τ_min, so that their reward τ_min/τ was clamped at 1."""
+    """How many latencies were below τ_min by more than rounding, so that their reward τ_min/τ was clamped at 1."""
     released: IntArray = _column(np.int64, 0)
     """What the client counts, as it said last or as was proven."""
     proven: IntArray = _column(np.int64, 0)
@@ -167,7 +169,7 @@ class ClientTable:
         if self.tau_min_s is None:
             self.estimated_tau_min_s = _estimated_tau_min_s(self.least_latency_s[np.isfinite(self.least_latency_s)])
         tau_min_s = self.effective_tau_min_s
-        self.clamped[rows] += latency_s < tau_min_s
+        self.clamped[rows] += latency_s < tau_min_s * (1 - _ROUNDING)
         self.inverse_latency_sum[rows] += 1.0 / np.maximum(latency_s, tau_min_s)
 
     def _fold_misses(self, record: RoundRecord) -> None:

@@ -113,7 +113,7 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
         text = f"{s['merged_updates']} in a later model; their ε is counted. {s['withdrawn_jobs']} jobs dropped unpaid"
         yield "late updates", str(s["late_updates"]), text
     if s["clamped_latencies"]:
-        yield "latencies below τ_min", str(s["clamped_latencies"]), f"of {number(s['tau_min_s'])} s: equally fast"
+        yield "latencies below τ_min", str(s["clamped_latencies"]), f"of {_tau_min(run)}: equally fast"
     for client_id, cuts in s["capped"].items():
         details = ", ".join(f"{what}: {count:,}" for what, count in cuts.items())
         yield "capped", client_id, f"{details} (what a client says of itself is bounded)"
@@ -131,6 +131,12 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
     penalty_s = float(run.round_latency["cluster_penalty_s"].sum())
     if penalty_s:
         yield "cluster penalty", f"{penalty_s:,.1f} s", "eq. (22), not in the total latency"
+
+
+def _tau_min(run: RunData) -> str:
+    """What latencies were held against, in words: an estimated τ_min changes from round to round."""
+    is_estimated = run.settings.get("latency", {}).get("tau_min_s") == "auto"
+    return "the τ_min in force" if is_estimated else f"{number(run.summary['tau_min_s'])} s"
 
 
 def _accuracies(run: RunData) -> Iterator[tuple[str, str, str]]:
