@@ -182,6 +182,22 @@ def test_a_summary_shows_what_failed_as_it_was_said(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.count(said) == 2
 
 
+@pytest.mark.parametrize(
+    ("rounds", "failed", "over"),
+    [
+        (3, 0, "over all rounds (round_trip)"),
+        (3, 2, "over all rounds and failed attempts (round_trip)"),
+        (0, 2, "over failed attempts: no round was played (round_trip)"),
+    ],
+)
+def test_a_summary_tells_what_the_latency_is_the_sum_over(
+    rounds: int, failed: int, over: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = summary(data=None, final_accuracy=None, rounds=rounds, failed_attempts=failed)
+    plain_console().print(summary_table(told))
+    assert f"1.5 s {over}" in capsys.readouterr().out
+
+
 @pytest.mark.end_to_end
 @pytest.mark.slow
 def test_a_comparison_writes_its_table_and_figure(tiny: Path, tmp_path: Path) -> None:

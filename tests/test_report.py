@@ -290,6 +290,16 @@ def test_a_run_with_nothing_in_it_can_be_reported(tmp_path: Path) -> None:
     assert list((run_dir / "plots").iterdir()) == []
 
 
+def test_a_run_without_a_round_waited_in_failed_attempts_alone(tmp_path: Path, page: str) -> None:
+    assert "round_trip, sum over all rounds" in page
+    assert "in 1 rounds the latency is a lower bound" in page
+    run_dir = write_run(tmp_path / "run", rounds=0, failed_attempts=2, censored_rounds=0)
+    text = write_report(run_dir).read_text(encoding="utf-8")
+    assert "round_trip, sum over failed attempts: no round was played" in text
+    assert "over all rounds" not in text
+    assert "lower bound" not in text
+
+
 def test_many_clients_are_numbered_not_named(reported: Path) -> None:
     run = read_run(reported)
     ids = np.array([f"client-{k}" for k in range(200)])

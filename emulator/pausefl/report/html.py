@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from pausefl.report.style import capitalised, css_variables, to_svg
-from pausefl.results.reading import PrivacyFigures, RunData
+from pausefl.results.reading import PrivacyFigures, RunData, summed_over
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.privacy_unit import vector_epsilon
 
@@ -99,11 +99,12 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
     """The numbers on top: name, value, note."""
     s = run.summary
     yield from _accuracies(run)
-    yield "total latency", f"{s['total_latency_s']:,.1f} s", f"sum over rounds, {s['latency_signal']}"
+    yield "total latency", f"{s['total_latency_s']:,.1f} s", f"{s['latency_signal']}, sum {summed_over(s)}"
     if jobs := sum(s["missed_jobs"].values()):
         kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
         waits_s = s["total_latency_s"] - s["measured_latency_s"]
-        yield "missed jobs", str(jobs), f"{kinds}; in {s['censored_rounds']} rounds the latency is a lower bound"
+        bounds = f"; in {s['censored_rounds']} rounds the latency is a lower bound" if s["rounds"] else ""
+        yield "missed jobs", str(jobs), f"{kinds}{bounds}"
         yield "waits for misses", f"{waits_s:,.1f} s", "of the total latency: nothing was measured then"
     if s["failed_attempts"]:
         yield "failed attempts", str(s["failed_attempts"]), "no client gave an update; the round was tried again"

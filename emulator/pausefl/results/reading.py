@@ -159,6 +159,13 @@ def has_diverged(summary: Summary) -> bool:
     return summary["outcome"] == "failed" and summary["rounds"] > 0 and NOT_FINITE in summary["stopped_because"]
 
 
+def summed_over(summary: Mapping[str, Any]) -> str:
+    """What the total latency is the sum over, in words."""
+    if not summary["failed_attempts"]:
+        return "over all rounds"
+    return "over all rounds and failed attempts" if summary["rounds"] else "over failed attempts: no round was played"
+
+
 @dataclass(frozen=True)
 class PrivacyFigures:
     """What a private run promised its clients and what it spent; every ε here but one is in `unit`."""

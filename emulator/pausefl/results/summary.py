@@ -12,6 +12,7 @@ from pausefl.config.client_records import budget_of
 from pausefl.config.links import LatencyTable
 from pausefl.config.tables import ClientGroup, PrivacyTable, SelectionTable
 from pausefl.results.accounting import tighter_epsilon
+from pausefl.results.reading import summed_over
 from pausefl.results.tally import RunTally
 from pausefl_client.data.datasets import split_note
 from pausefl_proto.privacy_unit import vector_epsilon
@@ -175,7 +176,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             f"{summary['final_accuracy']:.1%} for the last model, {chosen};"
             f" all {summary['test_examples']:,} test examples",
         )
-    latency = f"{summary['total_latency_s']:.1f} s over all rounds ({summary['latency_signal']}"
+    latency = f"{summary['total_latency_s']:.1f} s {summed_over(summary)} ({summary['latency_signal']}"
     scale = f"; emulated seconds of {summary['time_scale']:g} real ones" if summary["time_scale"] != 1 else ""
     table.add_row(
         "latency", f"{latency}{scale}); {summary['wall_clock_s']:.1f} s on the {summary.get('clock', 'real')} clock"
