@@ -6,12 +6,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pausefl_process.events import Notice, ProgressEvent
 from pausefl_proto.budget import Budget
+from pausefl_server.monitoring.progress import ProgressReporter
+from pausefl_server.records import RoundRecord
 from pausefl_server.rounds.budget_exhaustion import rounds_left
 from pausefl_server.rounds.messages import Lost, Pinged
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
+from pausefl_server.state import RunState
 from rigs.coordinator import BUDGET, CoordinatorRig
+from rigs.settings import server_settings
 
 
 def test_equal_shares_last_as_long_as_there_is_budget() -> None:
@@ -35,6 +40,19 @@ def test_the_forecast_never_promises_more_than_any_policy_could_play(left: list[
         remaining = sorted([r - 1 for r in remaining[:m]] + remaining[m:], reverse=True)
         played += 1
     assert 0 <= forecast <= played
+
+
+def test_the_forecast_is_told_as_one_and_once_more_shortly_before() -> None:
+    """A run may well play all its rounds."""
+    said: list[ProgressEvent] = []
+    reporter = ProgressReporter(server_settings(8, rounds=40), said.append)
+    for t in range(1, 41):
+        record = RoundRecord(t, 1, (), None, (), (), 1.0, 0.0, 0.0, "")
+        reporter.round_committed(record, RunState.start(All(5), 1), budgets_end=39)
+    expected = (
+        "privacy budgets are expected to be used up about round 39 of 40: fewer than m = 5 clients would then be left"
+    )
+    assert [event.message for event in said if isinstance(event, Notice)] == [expected] * 2
 
 
 async def test_newcomers_without_budget_have_the_rows_that_a_replay_gives_them(tmp_path: Path) -> None:

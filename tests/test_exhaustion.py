@@ -92,7 +92,7 @@ def test_a_run_says_when_its_budgets_end_and_stops_then(tmp_path: Path, floor: s
         assert query(ledger, "SELECT max(participation) FROM releases")[0][0] <= 5
     retired = query(tmp_path / "run/run.db", "SELECT DISTINCT client_id FROM events WHERE kind = 'retired'")
     assert len(retired) == summary["retired_clients"]
-    announced = re.findall(r"used up: after round (\d+) of 100", (tmp_path / "run/server.log").read_text())
+    announced = re.findall(r"used up about round (\d+) of 100", (tmp_path / "run/server.log").read_text())
     assert len(announced) == 2
     assert 13 <= int(announced[-1]) <= 15
     page = (tmp_path / "run/report.html").read_text()

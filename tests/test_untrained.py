@@ -277,7 +277,7 @@ def test_a_run_that_its_privacy_budgets_end_has_ended_as_planned(tmp_path: Path)
         *("run", synthetic(tmp_path, rounds=1000), "--run-dir", tmp_path / "run"),
         *("--set", "privacy.noise_to_clip_max=6.1"),
     )
-    assert "privacy budgets will be used up" in done.stdout
+    assert "privacy budgets are expected to be used up" in done.stdout
     expect("budgets_spent", done.returncode, tmp_path / "run")
 
 

@@ -33,7 +33,7 @@ class ProgressReporter(RunObserver):
         self._connected = 0
         self._rejected = 0
         self._limit = LineLimit(time.monotonic)
-        self._notices = 0  # how often it was said when the budgets will end
+        self._notices = 0  # how often it was said when budgets are expected to end the run
         self._doubts: set[str] = set()  # said once each
         self._failures: set[str] = set()  # said once each
         self._said_tau_min = False
@@ -128,7 +128,7 @@ class ProgressReporter(RunObserver):
         )
 
     def _announce_end(self, budgets_end: int | None, round: int, m: int) -> None:
-        """Report when the budgets will end the run: once as soon as it is known, and once more shortly before."""
+        """Report when budgets are expected to end the run: as soon as known, and once more shortly before."""
         rounds = self._settings.rounds
         if budgets_end is None or budgets_end >= rounds:
             return
@@ -136,8 +136,8 @@ class ProgressReporter(RunObserver):
         if self._notices < due:
             self._notices = due
             self.noticed(
-                f"privacy budgets will be used up: after round {budgets_end} of {rounds},"
-                f" fewer than m = {m} clients left"
+                f"privacy budgets are expected to be used up about round {budgets_end} of {rounds}:"
+                f" fewer than m = {m} clients would then be left"
             )
 
     def _announce_doubts(self, record: RoundRecord) -> None:

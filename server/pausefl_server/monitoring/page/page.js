@@ -188,7 +188,7 @@ function showNumbers() {
   cells.push(["total latency", seconds(frame.total_latency_s)]);
   if (frame.leakage.length) {
     const [, , greatest, median] = frame.leakage[frame.leakage.length - 1];
-    const ends = frame.budgets_end === null ? "" : `; budgets end after round ${frame.budgets_end}`;
+    const ends = frame.budgets_end === null ? "" : `; budgets are expected to end about round ${frame.budgets_end}`;
     cells.push(["greatest ε", `${digits(greatest)} of ${digits(frame.budget)}`, `median ${digits(median)}${ends}`]);
   }
   cells.push(["clients connected", String(frame.connected)]);
