@@ -198,7 +198,7 @@ class RoundRecord:
     events: tuple[LogEvent, ...]
     """In the order they happened: all the round's selection knew that the round before did not."""
     round_latency_s: float
-    """Eq. (3) on the signal: the greatest latency of the round's observations and of its misses' lower bounds.
+    """Eq. (3) on the signal: the greatest latency of the round's observations and of its misses' `latency_s`.
     Clients that were not needed do not count."""
     wall_clock_s: float
     selection_s: float
@@ -236,5 +236,5 @@ class RoundRecord:
 
     @property
     def is_censored(self) -> bool:
-        """Whether a miss decides the round's latency, which is then a lower bound."""
+        """Whether a miss decides the round's latency: its wait, after which the answer had not come."""
         return self.round_latency_s > self.measured_latency_s

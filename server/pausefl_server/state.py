@@ -27,7 +27,7 @@ class RunState:
     """Σ over the rounds of the greatest measured latency: what total_latency_s is without the waits for misses."""
     missed_jobs: int = 0
     censored_rounds: int = 0
-    """Rounds whose latency is a lower bound, as a miss decided it."""
+    """Rounds whose latency a miss decided: its wait, after which the answer had not come."""
     suspect_rounds: int = 0
     """Rounds whose measurements are in doubt."""
     failed_attempts: int = 0

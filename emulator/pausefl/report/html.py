@@ -103,8 +103,8 @@ def _headline(run: RunData) -> Iterator[tuple[str, str, str]]:
     if jobs := sum(s["missed_jobs"].values()):
         kinds = ", ".join(f"{count} {kind}" for kind, count in s["missed_jobs"].items())
         waits_s = s["total_latency_s"] - s["measured_latency_s"]
-        bounds = f"; in {s['censored_rounds']} rounds the latency is a lower bound" if s["rounds"] else ""
-        yield "missed jobs", str(jobs), f"{kinds}{bounds}"
+        decided = f"; they decide the latency of {s['censored_rounds']} rounds" if s["rounds"] else ""
+        yield "missed jobs", str(jobs), f"{kinds}{decided}"
         yield "waits for misses", f"{waits_s:,.1f} s", "of the total latency: nothing was measured then"
     if s["failed_attempts"]:
         yield "failed attempts", str(s["failed_attempts"]), "no client gave an update; the round was tried again"

@@ -83,7 +83,7 @@ class Summary(TypedDict):
     measured_latency_s: float
     """What total_latency_s is without the waits for clients that missed."""
     censored_rounds: int
-    """Rounds whose latency is a lower bound, as a miss decided it."""
+    """Rounds whose latency a miss decided: its wait, after which the answer had not come."""
     failed_attempts: int
     """Attempts at a round to which no client gave an update; the round was tried again."""
     unneeded_jobs: int

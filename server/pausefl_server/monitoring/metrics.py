@@ -117,7 +117,7 @@ def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     yield _gauge("measured_latency_seconds", text, (), [((), now.measured_latency_s)])
     text = "Chosen clients without an update"
     yield _counter("missed_jobs", text, ("kind",), [((kind,), now.missed.get(kind, 0)) for kind in get_args(MissKind)])
-    text = "Rounds whose latency is a lower bound, as a miss decided it"
+    text = "Rounds whose latency a miss decided: its wait, after which the answer had not come"
     yield _counter("censored_rounds", text, (), [((), now.censored_rounds)])
     yield _counter("late_updates", "Updates that came after their round", (), [((), now.late)])
     yield _counter("withdrawn_jobs", "Withdrawn jobs that clients dropped unpaid", (), [((), now.withdrawn)])
