@@ -1,0 +1,89 @@
+"""The figures of one policy in a comparison, over its seeds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pausefl.results.reading import RunData
+from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
+from pausefl.results.spread import Spread
+from pausefl.results.statistics import PairedDifference, paired_difference
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """How often the clients of one group were chosen under one policy."""
+
+    clients: int
+    join_round: int | None
+    selections_per_client: Spread | None
+    """From the round they joined to the last one."""
+    per_client_round: Spread | None
+    """The same per round in which the client could be chosen."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy's line in the table."""
+
+    policy: str
+    final_accuracy: Spread | None
+    """Of the last model, on test data."""
+    best_accuracy: Spread | None
+    """On test data too, but of the model that was best on validation data: it may be below the last model's."""
+    total_latency_s: Spread | None
+    missed_jobs: Spread | None
+    """Chosen clients without an update; the waits for them are in the total latency."""
+    time_to_common_s: Spread | None
+    """Total latency at the first evaluation that reached the common accuracy."""
+    latency_saved: Spread | None
+    """1 − time to the common accuracy / the baseline's under the same seed."""
+    time_difference_s: PairedDifference | None
+    """Time to the common accuracy less the baseline's under the same seed; a win is a shorter time."""
+    max_epsilon_spent: Spread | None
+    suspect_rounds: Spread | None
+    """Rounds whose hosts spoilt the measurement; each run's report says how."""
+    selections_by_group: Mapping[str, GroupRow]
+    """Empty for an experiment without groups."""
+    relevant_to_irrelevant: Spread | None
+    """How many times as often relevant newcomers were chosen as irrelevant ones (`choices.relevant_to_irrelevant`)."""
+
+
+def row_of(
+    policy: str, runs: Sequence[RunData], times_s: Sequence[float | None], baseline_s: Sequence[float | None]
+) -> Row:
+    """One policy's line; `times_s` are its times to the common accuracy, one a seed, as the baseline's are."""
+    saved = [_saved(own, other) for own, other in zip(times_s, baseline_s, strict=True)]
+    choices = [choices_by_group(run.records, run.groups) for run in runs]
+    return Row(
+        policy=policy,
+        final_accuracy=Spread.of([run.summary["final_accuracy"] for run in runs]),
+        best_accuracy=Spread.of([run.summary["best_accuracy"] for run in runs]),
+        total_latency_s=Spread.of([run.summary["total_latency_s"] for run in runs]),
+        missed_jobs=Spread.of([sum(run.summary["missed_jobs"].values()) for run in runs]),
+        time_to_common_s=Spread.of(times_s),
+        latency_saved=Spread.of(saved),
+        time_difference_s=_difference(times_s, baseline_s),
+        max_epsilon_spent=Spread.of([run.privacy.max_epsilon_spent if run.privacy else None for run in runs]),
+        suspect_rounds=Spread.of([run.summary["suspect_rounds"] for run in runs]),
+        selections_by_group={name: _group_row([run[name] for run in choices]) for name in runs[0].groups},
+        relevant_to_irrelevant=Spread.of([relevant_to_irrelevant(run) for run in choices]),
+    )
+
+
+def _difference(own_s: Sequence[float | None], baseline_s: Sequence[float | None]) -> PairedDifference | None:
+    own, baseline = ([time for time in times if time is not None] for times in (own_s, baseline_s))
+    return paired_difference(own, baseline) if len(own) == len(baseline) == len(own_s) else None
+
+
+def _group_row(groups: Sequence[GroupChoices]) -> GroupRow:
+    """One group over the seeds."""
+    return GroupRow(
+        clients=groups[0].clients,
+        join_round=groups[0].join_round,
+        selections_per_client=Spread.of([g.chosen.sum() / g.clients if g.clients else None for g in groups]),
+        per_client_round=Spread.of([g.per_client_round for g in groups]),
+    )
+
+
+def _saved(own_s: float | None, baseline_s: float | None) -> float | None:
+    return 1 - own_s / baseline_s if own_s is not None and baseline_s else None
