@@ -217,6 +217,28 @@ def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(tmp_path: 
         assert comparison.warning in said
 
 
+def test_a_failed_run_wins_nothing(tmp_path: Path) -> None:
+    """It reached less than the others, and so sooner than they did."""
+    runs = write_runs(tmp_path, (1, 2))
+    path = runs["pause"][0] / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "outcome": "failed"}))
+    comparison = compare(runs)
+    assert comparison.warning == "1 of 4 runs failed (pause)"
+    assert "some run failed, so there is no accuracy that all reach" in comparison._repr_html_()
+    figure = draw_comparison(comparison.runs, comparison.split, comparison.privacy, comparison.common_accuracy)
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert not any("common" in text or "not evaluated" in text for text in texts)
+    table = json.loads(json.dumps(as_json(comparison)))
+    assert table["common_accuracy"] is None
+    for row in table["policies"]:
+        assert [row[name] for name in ("time_to_common_s", "latency_saved", "time_difference_s")] == [None] * 3
+    page = write_comparison(comparison, tmp_path / "out").read_text("utf-8")
+    assert comparison._repr_html_().count("<td>–<br>") == 2 * 3
+    for said in (str(as_table(comparison).caption), page, table["warning"]):
+        assert comparison.warning in said
+    assert compare({"random": runs["random"]}).common_accuracy == 0.75
+
+
 def test_one_run_with_older_ledgers_is_enough_not_to_call_budgets_new(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs")
     assert "Privacy budgets are per run" in write_comparison(compare(runs), tmp_path / "new").read_text()

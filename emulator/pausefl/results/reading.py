@@ -272,6 +272,11 @@ class RunData:
         )
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it ended before its last round, though neither were all budgets spent nor did the user end it."""
+        return self.summary["outcome"] == "failed"
+
+    @property
     def metric(self) -> str:
         """What accuracies hold: the name of the task's mean score."""
         return self.summary.get("metric", ACCURACY)

@@ -43,7 +43,7 @@ class Comparison:
     split: Split
     """What accuracies of curves are measured on."""
     common_accuracy: float | None
-    """The greatest accuracy every run reached at some evaluation; None where some run was never evaluated."""
+    """The greatest accuracy every run reached at some evaluation; None where some run failed or was never evaluated."""
     rows: Sequence[Row]
     """The figures of each policy, in the order they were given."""
 
@@ -81,14 +81,21 @@ class Comparison:
         return differing_keys([run for of_policy in self.runs.values() for run in of_policy])
 
     @property
+    def failed(self) -> str:
+        """How many runs failed, and of which names; empty where none did."""
+        failed = {name: sum(run.has_failed for run in runs) for name, runs in self.runs.items()}
+        names = ", ".join(name for name, n_failed in failed.items() if n_failed)
+        return f"{sum(failed.values())} of {sum(map(len, self.runs.values()))} runs failed ({names})" if names else ""
+
+    @property
     def warning(self) -> str:
-        """What speaks against comparing these latencies; empty where nothing does."""
+        """What speaks against comparing these runs; empty where nothing does."""
         summaries = [run.summary for runs in self.runs.values() for run in runs]
         suspect, rounds = (sum(summary[key] for summary in summaries) for key in ("suspect_rounds", "rounds"))
         played = sorted({summary["rounds"] for summary in summaries})
         unequal = f"runs have {played[0]} to {played[-1]} rounds: their totals do not compare"
         doubted = f"{suspect} of {rounds} rounds are suspect; each run's report says why"
-        return "; ".join([*([unequal] if len(played) > 1 else []), *([doubted] if suspect else [])])
+        return "; ".join(filter(None, [self.failed, unequal if len(played) > 1 else "", doubted if suspect else ""]))
 
     @property
     def budget_per(self) -> str:
@@ -211,7 +218,8 @@ def _caption(comparison: Comparison) -> str:
 
 def _accuracy_note(comparison: Comparison) -> str:
     if comparison.common_accuracy is None:
-        return f"some run was never evaluated, so there is no {comparison.metric} that all reach"
+        why = "failed" if comparison.failed else "was never evaluated"
+        return f"some run {why}, so there is no {comparison.metric} that all reach"
     score = f"{comparison.split} {comparison.metric}"
     return f"{comparison.common_accuracy:.1%} is the greatest {score} that every run reaches"
 
@@ -298,8 +306,12 @@ def _common_split(runs: Mapping[str, Sequence[RunData]]) -> Split:
 
 
 def _common_accuracy(runs: Mapping[str, Sequence[RunData]], split: Split) -> float | None:
-    curves = [run.curve(split)[1] for of_policy in runs.values() for run in of_policy]
-    return min(float(curve.max()) for curve in curves) if all(curve.size for curve in curves) else None
+    """What a failed run reached before its end is no accuracy to race for: the sooner it failed, the sooner it wins."""
+    all_runs = [run for of_policy in runs.values() for run in of_policy]
+    curves = [run.curve(split)[1] for run in all_runs]
+    if any(run.has_failed for run in all_runs) or not all(curve.size for curve in curves):
+        return None
+    return min(float(curve.max()) for curve in curves)
 
 
 def _time_to(run: RunData, split: Split, accuracy: float | None) -> float | None:

@@ -48,15 +48,17 @@ def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, c
     axes.set(title=title, xlabel="total latency (s)", ylabel=f"{split} {metric}")
     axes.set_xlim(left=0)
     percent_axis(axes)
-    if common_accuracy is None:
+    if not axes.get_legend_handles_labels()[0]:
         axes.text(0.5, 0.5, "not evaluated", transform=axes.transAxes, ha="center", color=MUTED.light)
+        return
+    axes.legend(loc="lower right", handlelength=3.2)
+    if common_accuracy is None:
         return
     axes.axhline(common_accuracy, color=MUTED.light, linewidth=1, linestyle=":")
     axes.annotate(
         f"common {metric} {common_accuracy:.1%}", (1, common_accuracy), xycoords=("axes fraction", "data"),
         xytext=(0, 3), textcoords="offset points", color=MUTED.light, ha="right", fontsize=9,
     )  # fmt: skip
-    axes.legend(loc="lower right", handlelength=3.2)
 
 
 def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str) -> None:
