@@ -344,6 +344,26 @@ def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
     assert write_comparison(comparison, tmp_path / "out").exists()
 
 
+def test_runs_of_different_budgets_are_drawn_with_each_of_them(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path, (1, 2))
+    for run_dir in runs["random"]:
+        path = run_dir / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "epsilon_budget": 1.0}))
+    comparison = compare({"random": runs["random"], "pause": runs["pause"]})
+    table = as_json(comparison)
+    assert table["epsilon_budget"] is None
+    assert [row["epsilon_budget"] for row in table["policies"]] == [1.0, 40.0]
+    figure = draw_comparison(comparison.runs, comparison.split, comparison.privacy, comparison.common_accuracy)
+    (panel,) = (axes for axes in figure.axes if axes.get_title(loc="left") == "Greatest leakage of a client")
+    assert {text.get_text() for text in panel.texts} == {"budget ε = 1", "budget ε = 40"}
+    top = panel.get_ylim()[1]
+    assert top > 40
+    assert all(np.max(np.asarray(line.get_ydata())) < top for line in panel.lines)
+    assert "and the budgets, which differ." in write_comparison(comparison, tmp_path / "out").read_text("utf-8")
+    same = as_json(compare({"random": runs["random"]}))
+    assert same["epsilon_budget"] == same["policies"][0]["epsilon_budget"] == 1.0
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     pause = write_run(tmp_path / "pause", "pause", 1)
     other_seed = write_run(tmp_path / "seed", "random", 2)

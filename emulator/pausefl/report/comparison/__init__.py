@@ -20,7 +20,7 @@ from rich.text import Text
 from pausefl.report.comparison.differences import differing_keys
 from pausefl.report.comparison.figure import band_note, draw_comparison
 from pausefl.report.comparison.groups import draw_groups
-from pausefl.report.comparison.rows import Row, row_of
+from pausefl.report.comparison.rows import Row, common_budget, row_of
 from pausefl.report.comparison.why import draw_why
 from pausefl.report.html import embed, render
 from pausefl.report.style import save_pdf, save_png
@@ -66,8 +66,13 @@ class Comparison:
 
     @property
     def privacy(self) -> PrivacyFigures | None:
-        """What the private runs promised."""
+        """The figures of the first private run, whose unit is that of all; None where none is private."""
         return next((run.privacy for runs in self.runs.values() for run in runs if run.privacy), None)
+
+    @property
+    def epsilon_budget(self) -> float | None:
+        """The budget of a client in the private runs; None where theirs differ, and where none is private."""
+        return common_budget([run for of_policy in self.runs.values() for run in of_policy])
 
     @property
     def data(self) -> Sequence[str]:
@@ -158,7 +163,7 @@ def as_json(comparison: Comparison) -> Mapping[str, Any]:
         "split": comparison.split,
         "common_accuracy": comparison.common_accuracy,
         "privacy_unit": privacy.unit if privacy else None,
-        "epsilon_budget": privacy.epsilon_budget if privacy else None,
+        "epsilon_budget": comparison.epsilon_budget,
         "differences": comparison.differences,
         "warning": comparison.warning,
         "policies": [asdict(row) for row in comparison.rows],

@@ -94,14 +94,16 @@ def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: Privacy
         if n_rounds:  # a run that failed at once has none
             curves = [(table["round"][:n_rounds], table["max_epsilon_spent"][:n_rounds]) for table in tables]
             draw_band(axes, curves, looks[policy], policy)
-    axes.axhline(privacy.epsilon_budget, color=LIMIT.light, linewidth=1.2, linestyle=(0, (4, 2)))
-    axes.annotate(
-        f"budget ε = {privacy.epsilon_budget:g}", (0, privacy.epsilon_budget), xycoords=("axes fraction", "data"),
-        xytext=(4, -4), textcoords="offset points", color=LIMIT.light, va="top", fontsize=9,
-    )  # fmt: skip
+    budgets = sorted({run.privacy.epsilon_budget for of_policy in runs.values() for run in of_policy if run.privacy})
+    for i, budget in enumerate(budgets):
+        axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle=(0, (4, 2)))
+        axes.annotate(  # side by side, as budgets may be close to each other
+            f"budget ε = {budget:g}", (i / len(budgets), budget), xycoords=("axes fraction", "data"),
+            xytext=(4, 3), textcoords="offset points", color=LIMIT.light, va="bottom", fontsize=9,
+        )  # fmt: skip
     axes.set(title="Greatest leakage of a client", xlabel="round", ylabel=privacy.label)
     axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.06 * privacy.epsilon_budget)
+    axes.set_ylim(0, 1.18 * axes.dataLim.y1)  # room for the greatest budget's label
 
 
 def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:

@@ -40,6 +40,8 @@ class Row:
     time_difference_s: PairedDifference | None
     """Time to the common accuracy less the baseline's under the same seed; a win is a shorter time."""
     max_epsilon_spent: Spread | None
+    epsilon_budget: float | None
+    """As of `common_budget`, of this policy's runs."""
     suspect_rounds: Spread | None
     """Rounds whose hosts spoilt the measurement; each run's report says how."""
     selections_by_group: Mapping[str, GroupRow]
@@ -64,10 +66,17 @@ def row_of(
         latency_saved=Spread.of(saved),
         time_difference_s=_difference(times_s, baseline_s),
         max_epsilon_spent=Spread.of([run.privacy.max_epsilon_spent if run.privacy else None for run in runs]),
+        epsilon_budget=common_budget(runs),
         suspect_rounds=Spread.of([run.summary["suspect_rounds"] for run in runs]),
         selections_by_group={name: _group_row([run[name] for run in choices]) for name in runs[0].groups},
         relevant_to_irrelevant=Spread.of([relevant_to_irrelevant(run) for run in choices]),
     )
+
+
+def common_budget(runs: Sequence[RunData]) -> float | None:
+    """The budget of a client in the private runs; None where theirs differ, and where none is private."""
+    budgets = {run.privacy.epsilon_budget for run in runs if run.privacy}
+    return budgets.pop() if len(budgets) == 1 else None
 
 
 def _difference(own_s: Sequence[float | None], baseline_s: Sequence[float | None]) -> PairedDifference | None:
