@@ -138,6 +138,32 @@ def test_two_varied_keys_are_drawn_as_heat_maps() -> None:
     assert [np.asarray(image.get_array()).shape for axes in figure.axes for image in axes.images] == [(2, 3)] * 2
 
 
+@pytest.mark.parametrize(
+    ("units", "title", "values"),
+    [
+        (("coordinate", "coordinate"), "greatest ε per coordinate", [2.0, 3.0]),
+        (("vector", None), "greatest ε of the whole upload vector", [2.0, np.nan]),
+        (("coordinate", "vector"), "greatest ε of the whole upload vector\n(privacy.unit differs)", [200.0, 3.0]),
+    ],
+)
+def test_leakage_is_drawn_in_one_unit_which_it_names(
+    units: Sequence[str | None], title: str, values: list[float]
+) -> None:
+    rows = [
+        {
+            "key": key,
+            "total_latency_s": 1.0,
+            "privacy_unit": unit,
+            "max_epsilon_spent": unit and spent,
+            "vector_epsilon_max": unit and (100 * spent if unit == "coordinate" else spent),
+        }
+        for key, unit, spent in zip("ab", units, (2.0, 3.0), strict=True)
+    ]
+    _, leakage = draw_sweep(rows, ["key"]).axes
+    assert leakage.get_title(loc="left") == title
+    np.testing.assert_array_equal(np.asarray(leakage.lines[0].get_ydata()), values)
+
+
 def test_a_regression_is_not_listed_as_a_classification(tmp_path: Path) -> None:
     rows = [{"m": m, "seed": 1, "metric": "R²", "final_accuracy": 0.5, "best_accuracy": 0.6} for m in (1, 2)]
     write_sweep(rows, ["m"], tmp_path)

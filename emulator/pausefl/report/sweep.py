@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 
 from pausefl.report.style import INK, RC, SERIES, save_png
 from pausefl.results.csv_table import write_records
+from pausefl.results.reading import EPSILON_LABELS
+from pausefl_proto.privacy_unit import PrivacyUnit
 
 ResultRows = Sequence[Mapping[str, Any]]
-# What is drawn of a run: the key of its summary, the label, and the factor to the label's unit.
-_MEASURES = (
-    ("final_accuracy", "final test {metric} (%)", 100.0),
-    ("total_latency_s", "total latency (s)", 1.0),
-    ("max_epsilon_spent", "greatest ε spent", 1.0),
-)
+_Measure = tuple[str, str, float]
+"""What is drawn of a run: the key of its summary, the label, and the factor to the label's unit."""
 
 
 def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
@@ -40,16 +38,29 @@ def _own(name: str, metric: str) -> str:
 
 def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
     """A panel per measure: mean and range over the seeds along one key, or a heat map of the means over two."""
-    measures = [measure for measure in _MEASURES if any(row.get(measure[0]) is not None for row in rows)]
-    metric = next((row["metric"] for row in rows if row.get("metric")), "accuracy")
+    measures = [measure for measure in _measures(rows) if any(row.get(measure[0]) is not None for row in rows)]
     with mpl.rc_context(RC):
         figure = Figure(figsize=(4.2 * len(measures), 3.6), layout="constrained")
         for i, (name, label, factor) in enumerate(measures, start=1):
             axes = figure.add_subplot(1, len(measures), i)
             draw = _draw_line if len(varied) == 1 else _draw_map
             draw(axes, rows, varied, name, factor)
-            axes.set_title(label.format(metric=metric))
+            axes.set_title(label)
     return figure
+
+
+def _measures(rows: ResultRows) -> Sequence[_Measure]:
+    metric = next((row["metric"] for row in rows if row.get("metric")), "accuracy")
+    accuracy = "final_accuracy", f"final test {metric} (%)", 100.0
+    return accuracy, ("total_latency_s", "total latency (s)", 1.0), _leakage(rows)
+
+
+def _leakage(rows: ResultRows) -> _Measure:
+    """ε in the unit of the runs; where units differ, of whole upload vectors, which every private run has."""
+    units: set[PrivacyUnit] = {row["privacy_unit"] for row in rows if row.get("privacy_unit")}
+    if len(units) == 1:
+        return "max_epsilon_spent", f"greatest {EPSILON_LABELS[units.pop()]}", 1.0
+    return "vector_epsilon_max", f"greatest {EPSILON_LABELS['vector']}\n(privacy.unit differs)", 1.0
 
 
 def _draw_line(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, factor: float) -> None:

@@ -166,6 +166,10 @@ def summed_over(summary: Mapping[str, Any]) -> str:
     return "over all rounds and failed attempts" if summary["rounds"] else "over failed attempts: no round was played"
 
 
+EPSILON_LABELS: Mapping[PrivacyUnit, str] = {"coordinate": "ε per coordinate", "vector": "ε of the whole upload vector"}
+"""Each unit in words, so that no ε stands without it."""
+
+
 @dataclass(frozen=True)
 class PrivacyFigures:
     """What a private run promised its clients and what it spent; every ε here but one is in `unit`."""
@@ -178,8 +182,8 @@ class PrivacyFigures:
 
     @property
     def label(self) -> str:
-        """The unit in words, so that no ε stands without it."""
-        return {"coordinate": "ε per coordinate", "vector": "ε of the whole upload vector"}[self.unit]
+        """The unit in words."""
+        return EPSILON_LABELS[self.unit]
 
 
 class ExchangeTable(Mapping[str, NDArray[Any]]):
