@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 import pausefl
+from pausefl.campaigns import simulations
 from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl_proto.errors import ConfigError
@@ -123,6 +125,35 @@ def test_several_policies_are_simulated_under_the_same_latencies(tmp_path: Path)
     alone = pausefl.simulate(pausefl.load("demo", {**SIX, "selection.policy": "random"}), 50, tmp_path / "alone")
     assert float(rows[3]["total_latency_s"]) == alone.summary["total_latency_s"]
     assert (found.folder / "simulations.png").stat().st_size > 10_000
+
+
+def test_regrets_of_different_objectives_are_not_shown_as_if_they_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(simulations, "save_png", lambda figure, _: drawn.append(figure))
+    experiment = pausefl.load("demo", {**SIX, "selection.pause.alpha": 1.0})
+    found = pausefl.simulate(experiment, 20, tmp_path / "unlike", policies=["pause", "random"])
+    assert {policy: genie["alpha"] for policy, genie in found.summary["genies"].items()} == {"pause": 1, "random": 100}
+    written = json.loads((found.folder / "simulations.json").read_text("utf-8"))
+    assert written["genies"] == found.summary["genies"]
+    with (found.folder / "simulations.csv").open(encoding="utf-8") as file:
+        assert [row["genie_alpha"] for row in csv.DictReader(file)] == ["1.0", "100.0"]
+    said = list(simulations.in_words(found.summary))
+    assert not any(" to " in line for line in said), "one seed has no range"
+    assert said[2:] == [
+        "regrets are of different objectives, and do not compare:",
+        "pause: against a genie with alpha = 1.0, gamma = 5.0, beta = 2.0, zeta = 1.0, reward = R1",
+        "random: against a genie with alpha = 100.0, gamma = 5.0, beta = 2.0, zeta = 1.0, reward = R1",
+    ]
+    assert drawn[0].get_supxlabel() == "\n".join(said[2:])
+
+
+def test_regrets_of_one_objective_are_shown_without_a_word(tmp_path: Path) -> None:
+    """A genie explores nothing: ζ does not change what it weighs."""
+    experiment = pausefl.load("demo", {**SIX, "selection.pause.zeta": 3.0})
+    found = pausefl.simulate(experiment, 20, tmp_path, policies=["pause", "random"], seeds=2)
+    assert [line.partition(":")[0] for line in simulations.in_words(found.summary)] == ["pause", "random"]
 
 
 def test_policies_with_unlike_regrets_are_not_drawn_together(tmp_path: Path) -> None:

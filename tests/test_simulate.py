@@ -28,7 +28,7 @@ from pausefl.simulation.engine import (
     simulate_pause,
 )
 from pausefl.simulation.growth import growth_fits
-from pausefl.simulation.outputs import in_words, run_simulation, setting_of
+from pausefl.simulation.outputs import in_words, run_simulation, setting_of, weights_in_words
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import ConfigError
 from pausefl_server.search import kernels
@@ -331,13 +331,14 @@ def test_a_simulation_says_what_its_genie_weighs(tmp_path: Path) -> None:
         (
             "pause",
             ["selection.pause={alpha=7.0, reward='R2', rho=0.5}"],
-            {"alpha": 7.0, "gamma": 5.0, "beta": 2.0, "zeta": 1.0, "reward": "R2", "rho": 0.5},
+            {"alpha": 7.0, "gamma": 5.0, "beta": 2.0, "zeta": 1.0, "reward": "R2", "rho": 0.5, "clusters": 6},
         ),
     ):
         experiment = parse_experiment(CONFIG.format(policy=policy, partition="iid"), changes)
         summary = run_simulation(experiment, 10, tmp_path / policy)
         assert summary["genie"] == genie
         assert f"alpha = {genie['alpha']}, gamma = {genie['gamma']}, beta" in " ".join(in_words(summary))
+    assert weights_in_words({"alpha": 7.0, "clusters": {"a": 0}}) == "alpha = 7.0, clusters = by client"
 
 
 @pytest.mark.parametrize(("policy", "partition"), [("pause", "iid"), ("random", "dominant-label"), ("all", "iid")])

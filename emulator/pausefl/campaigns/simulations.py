@@ -13,9 +13,9 @@ from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.report.bands import SimulatedCurves, draw_simulations
 from pausefl.report.style import save_png
-from pausefl.results.csv_table import write_csv
+from pausefl.results.csv_table import write_records
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
-from pausefl.simulation.outputs import run_simulation
+from pausefl.simulation.outputs import run_simulation, weights_in_words
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.newcomers import NewcomerPolicy
@@ -41,10 +41,14 @@ def run_simulations(
             own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
             summaries.setdefault(policy, []).append(run_simulation(variant, rounds, own))
             curves.setdefault(policy, []).append(_read(own / "simulation.csv"))
-    summary = {"rounds": rounds, "policies": {policy: _spreads(found) for policy, found in summaries.items()}}
+    summary = {
+        "rounds": rounds,
+        "policies": {policy: _spreads(found) for policy, found in summaries.items()},
+        "genies": {policy: first["genie"] for policy, (first, *_) in summaries.items() if first.get("genie")},
+    }
     write_durably(folder / "simulations.json", json.dumps(summary, indent=2) + "\n")
     _write_table(folder / "simulations.csv", [each for found in summaries.values() for each in found])
-    save_png(draw_simulations(curves), folder / "simulations.png")
+    save_png(draw_simulations(curves, _objectives_in_words(summary)), folder / "simulations.png")
     return summary
 
 
@@ -56,10 +60,27 @@ def refuse_results_in(folder: Path) -> None:
 
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What the simulations found, a line per policy."""
+    """What the simulations found, a line per policy, and where their regrets do not compare, why."""
     for policy, found in summary["policies"].items():
-        spreads = (f"{name} {s['mean']:.4g} ({s['least']:.4g} to {s['greatest']:.4g})" for name, s in found.items())
-        yield f"{policy}: {', '.join(spreads)}"
+        yield f"{policy}: {', '.join(f'{name} {_spread_in_words(spread)}' for name, spread in found.items())}"
+    yield from _objectives_in_words(summary)
+
+
+def _spread_in_words(spread: Mapping[str, float]) -> str:
+    """The mean, and the range of the seeds unless they are one or alike."""
+    mean, least, greatest = (f"{spread[name]:.4g}" for name in ("mean", "least", "greatest"))
+    return mean if spread["least"] == spread["greatest"] else f"{mean} ({least} to {greatest})"
+
+
+def _objectives_in_words(summary: Mapping[str, Any]) -> list[str]:
+    """What each policy's genie weighs, a line each; empty where all regrets are of one objective."""
+    genies = {policy: genie for policy, genie in summary["genies"].items() if "regret" in summary["policies"][policy]}
+    # ζ weighs what is explored, and a genie explores nothing.
+    objectives = [{name: value for name, value in genie.items() if name != "zeta"} for genie in genies.values()]
+    if all(objective == objectives[0] for objective in objectives):
+        return []
+    against = (f"{policy}: against a genie with {weights_in_words(genie)}" for policy, genie in genies.items())
+    return ["regrets are of different objectives, and do not compare:", *against]
 
 
 def _check_alike(variants: Mapping[str, Sequence[Experiment]]) -> None:
@@ -91,6 +112,8 @@ def _spreads(summaries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
 
 
 def _write_table(path: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
-    """One row a simulation."""
-    columns = ("policy", "seed", "rounds", *(name for name in _SUMMED if any(name in each for each in summaries)))
-    write_csv(path, columns, ([summary.get(name) for name in columns] for summary in summaries))
+    """One row a simulation: its figures, and what its genie weighs."""
+    names = ("policy", "seed", "rounds", *_SUMMED)
+    weights = [{f"genie_{name}": value for name, value in (each.get("genie") or {}).items()} for each in summaries]
+    figures = [{name: each[name] for name in names if name in each} for each in summaries]
+    write_records(path, [{**of_it, **weighed} for of_it, weighed in zip(figures, weights, strict=True)])

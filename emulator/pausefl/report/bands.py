@@ -22,8 +22,11 @@ _PANELS = {
 """column -> title and label of its panel."""
 
 
-def draw_simulations(curves: Mapping[str, Sequence[SimulatedCurves]]) -> Figure:
-    """A panel for each column of which some policy has values; `curves` are one per seed, by policy."""
+def draw_simulations(curves: Mapping[str, Sequence[SimulatedCurves]], notes: Sequence[str] = ()) -> Figure:
+    """A panel for each column of which some policy has values; `curves` are one per seed, by policy.
+
+    `notes` stand below the panels, a line each.
+    """
     names = [name for name in _PANELS if any(_is_known(of_policy, name) for of_policy in curves.values())]
     looks = policy_looks(curves)
     with mpl.rc_context(RC):
@@ -37,8 +40,8 @@ def draw_simulations(curves: Mapping[str, Sequence[SimulatedCurves]]) -> Figure:
             axes.set(title=title, xlabel="round", ylabel=label)
             axes.legend(handlelength=3.2)
         n_seeds = max(map(len, curves.values()))
-        if n_seeds > 1:
-            figure.supxlabel(f"mean over {n_seeds} seeds; the band is {band_note(n_seeds)}", fontsize=9)
+        bands = [f"mean over {n_seeds} seeds; the band is {band_note(n_seeds)}"] if n_seeds > 1 else []
+        figure.supxlabel("\n".join([*bands, *notes]), fontsize=9)
     return figure
 
 

@@ -71,12 +71,17 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"total latency {summary['total_latency_s']:.1f} s, greatest ε {summary['max_epsilon_spent']:.3g}"
     if summary["regret"] is not None:
-        weights = ", ".join(f"{name} = {value}" for name, value in summary["genie"].items())
-        yield f"regret is against a genie with {weights}"
+        yield f"regret is against a genie with {weights_in_words(summary['genie'])}"
     for name, text in (("regret", "regret"), ("genie_regret", "genie regret")):
         # There is none against a genie of m clients where rounds are not of m, nor without a genie.
         grows = fits_in_words(summary["growth_fits"][name])
         yield f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f} ({grows})"
+
+
+def weights_in_words(genie: Mapping[str, Any]) -> str:
+    """What a genie weighs; a table of clusters, which has a line a client, is not written out."""
+    values = {name: "by client" if isinstance(value, Mapping) else value for name, value in genie.items()}
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 def _findings(
@@ -186,7 +191,7 @@ def _summary(
 
 def _weights(genie: Genie) -> dict[str, Any]:
     """What the genie weighs, and so what reward and regret are of."""
-    names = ("alpha", "gamma", "beta", "zeta", "reward", *(("rho",) if genie.reward == "R2" else ()))
+    names = ("alpha", "gamma", "beta", "zeta", "reward", *(("rho", "clusters") if genie.reward == "R2" else ()))
     return {name: getattr(genie, name) for name in names}
 
 
