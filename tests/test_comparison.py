@@ -179,6 +179,8 @@ def test_policies_are_drawn_around_the_joins_with_what_they_chose(tmp_path: Path
     html = page.read_text(encoding="utf-8")
     assert "<td>poisoned</td><td>1.00<br>" in html
     assert "<td>relevant : irrelevant</td><td>1.50<br>" in html
+    assert 'groups with role = "irrelevant"' in html
+    assert "a group without a role counts as neither" in html
     svg = html.split('aria-label="groups"')[1].split("</svg>")[0]
     for text in ("Accuracy around the joins", "round 2", "pause", "random", "poisoned"):
         assert f">{text}<" in svg

@@ -47,7 +47,7 @@ class Row:
     selections_by_group: Mapping[str, GroupRow]
     """Empty for an experiment without groups."""
     relevant_to_irrelevant: Spread | None
-    """How many times as often relevant newcomers were chosen as irrelevant ones (`choices.relevant_to_irrelevant`)."""
+    """How many times as often relevant newcomers were chosen as irrelevant ones (`relevant_to_irrelevant`)."""
 
 
 def row_of(
