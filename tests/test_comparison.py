@@ -191,6 +191,7 @@ def test_the_table_of_groups_is_for_experiments_that_have_some(tmp_path: Path) -
     table = as_group_table(compare(grouped_runs(tmp_path)))
     assert table is not None
     assert [column.header for column in table.columns] == ["group", "pause", "random"]
+    assert table.caption == "times chosen per client, without failed attempts"
     assert as_group_table(compare(write_runs(tmp_path / "without"))) is None
 
 

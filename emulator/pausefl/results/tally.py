@@ -105,7 +105,10 @@ class RunTally:
 
     @property
     def selections_by_group(self) -> dict[str, dict[str, Any]]:
-        """How often each group's clients were chosen from when they joined, also per client and round they could be."""
+        """How often each group's clients were chosen from when they joined, also per client and round they could be.
+
+        Without failed attempts, which are no rounds.
+        """
         return {
             name: {
                 "clients": group.clients,

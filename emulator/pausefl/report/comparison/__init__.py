@@ -190,7 +190,7 @@ def as_group_table(comparison: Comparison) -> Table | None:
     if not lines:
         return None
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    table.caption, table.caption_justify = "times chosen, per client", "left"
+    table.caption, table.caption_justify = "times chosen per client, without failed attempts", "left"
     table.add_column("group", no_wrap=True)
     for row in comparison.rows:
         table.add_column(row.policy, justify="right")
