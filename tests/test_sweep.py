@@ -75,6 +75,8 @@ def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
 def test_a_key_that_is_set_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"selection\.m is set twice; list all its values in one --set$"):
         parse_grid(["selection.m=1", "selection.m=2"])
+    with pytest.raises(ConfigError, match=r'selection\."mine:Policy"\.a is set twice'):
+        parse_grid(["selection.mine:Policy.a=1", 'selection."mine:Policy".a=2'])
 
 
 @pytest.mark.parametrize("values", [[1, 10, 1], [1, 1.0]])

@@ -67,6 +67,8 @@ def test_spaces_are_ranges_or_lists() -> None:
     }
     tables = parse_search(['workload.partition=iid,{ kind = "shards", per_client = 2 }'], experiment)
     assert tables == {"workload.partition": SearchChoices(["iid", {"kind": "shards", "per_client": 2}])}
+    quoted = parse_search(['selection."pause".alpha=1..200'], experiment)
+    assert published_point(experiment, quoted) == {'selection."pause".alpha': 100.0}
     narrow = parse_search(["selection.pause.alpha=1..2"], experiment)
     assert published_point(experiment, narrow) is None
 

@@ -22,6 +22,7 @@ from pausefl.campaigns.campaign import (
 from pausefl.campaigns.values import listed_values
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies
+from pausefl.config.toml_source import parts_of_key
 from pausefl.report.sweep import write_sweep
 from pausefl.results.reading import read_summary
 from pausefl_process.objects import as_toml
@@ -51,9 +52,9 @@ def parse_grid(settings: Sequence[str]) -> Grid:
     grid: dict[str, Sequence[Any]] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
-        if not separator or not key.strip() or not text.strip():
+        if not (separator and (parts := parts_of_key(key.strip())) and text.strip()):
             raise ConfigError(f"--set {setting}: must be table.key=value or table.key=a,b,c")
-        if key.strip() in grid:
+        if parts in map(parts_of_key, grid):
             raise ConfigError(f"--set {setting}: {key.strip()} is set twice; list all its values in one --set")
         grid[key.strip()] = listed_values(text.strip())
     return grid

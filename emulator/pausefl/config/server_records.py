@@ -86,12 +86,13 @@ def check_policies(experiment: Experiment) -> None:
     optimizer_of(experiment.aggregation.optimizer)
     _check_feddyn(experiment)
     selection = experiment.selection
-    for name in selection.__pydantic_extra__ or {}:
+    for name, parameters in (selection.__pydantic_extra__ or {}).items():
         try:
             selected_policy(selection, name)
         except ConfigError as error:
             # The name is the table's key, not a value of it.
-            raise ConfigError(str(error).replace(f' = "{name}"', "", 1)) from error
+            hint = "; a name with dots must be quoted" if any(":" in key for key in parameters) else ""
+            raise ConfigError(str(error).replace(f' = "{name}"', "", 1) + hint) from error
     policy = selected_policy(selection)
     if policy.needs_oracle:
         for law in experiment.delays().values():

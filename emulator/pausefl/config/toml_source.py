@@ -21,6 +21,9 @@ from pausefl_proto.errors import ConfigError
 Overrides = Mapping[str, Any] | Sequence[str]
 """What changes an experiment: values by dotted key, or texts `key=value` as `--set` takes them."""
 
+_PART = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'|[^.]+""")
+"""A part of a dotted key: quoted, or anything up to the next dot."""
+
 
 def preset_names() -> list[str]:
     """The presets that can be run by name."""
@@ -122,16 +125,16 @@ def _values(overrides: Overrides) -> Mapping[str, Any]:
     values = {}
     for override in overrides:
         key, separator, text = override.partition("=")
-        if not (separator and _is_dotted(key.strip())):
+        if not (separator and parts_of_key(key.strip())):
             raise ConfigError(f"--set {override}: must be table.key=value")
         values[key.strip()] = value_of_text(text.strip())
     return values
 
 
 def _override(document: dict[str, Any], key: str, value: Any) -> None:
-    if not _is_dotted(key):
+    if not (parts := parts_of_key(key)):
         raise ConfigError(f'"{key}": must be table.key')
-    *tables, name = key.split(".")
+    *tables, name = parts
     for table in tables:
         document = document.setdefault(table, {})
         if not isinstance(document, dict):
@@ -149,11 +152,6 @@ def _policy_of(document: dict[str, Any]) -> None:
         name, parameters = policy["kind"], {key: value for key, value in policy.items() if key != "kind"}
         m = {"m": parameters.pop("m")} if "m" in parameters else {}
         document["selection"] = {**selection, **m, "policy": name, name: parameters}
-
-
-def _is_dotted(key: str) -> bool:
-    """Whether a key names a table and a key of it."""
-    return "." in key and all(key.split("."))
 
 
 def _count_groups(document: dict[str, Any]) -> None:
@@ -197,6 +195,13 @@ def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> N
     elif "python_path" not in table:
         of_objects = folders_of(list(_values(overrides).values())) if isinstance(overrides, Mapping) else []
         table["python_path"] = list(dict.fromkeys([*([str(folder)] if file else []), *of_objects]))
+
+
+def parts_of_key(key: str) -> list[str]:
+    """The tables and the key in them that a dotted key names, where quotes are TOML's; empty where it names none."""
+    texts = _PART.findall(key)
+    parts = [value_of_text(text) if text[0] in "\"'" else text for text in texts]
+    return parts if len(parts) > 1 and all(parts) and ".".join(texts) == key else []
 
 
 def value_of_text(text: str) -> Any:

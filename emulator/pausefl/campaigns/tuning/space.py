@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pausefl.campaigns.values import listed_values
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
-from pausefl.config.toml_source import value_of_text
+from pausefl.config.toml_source import bare_or_quoted, parts_of_key, value_of_text
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ def published_point(experiment: Experiment, space: SearchSpace) -> Point | None:
 
 def _default(experiment: Experiment) -> list[str]:
     name, policy = experiment.selection.policy, selected_policy(experiment.selection)
-    found = [f"selection.{name}.{key}={text}" for key, text in _WEIGHTS.items() if hasattr(policy, key)]
+    table = f"selection.{bare_or_quoted(name)}"
+    found = [f"{table}.{key}={text}" for key, text in _WEIGHTS.items() if hasattr(policy, key)]
     if not found:
         raise ConfigError(f"--search: {name} has none of PAUSE's weights, so say what to search: {_FOR_EXAMPLE}")
     return found
@@ -125,7 +126,7 @@ def _dimension(setting: str, text: str) -> SearchRange | SearchChoices:
 
 def _value_of(experiment: Experiment, key: str) -> Any:
     """What the experiment has for a key, or its policy where the experiment leaves it at its default."""
-    *tables, name = key.split(".")
+    *tables, name = parts_of_key(key)
     found: Any = experiment.model_dump(mode="json")
     for table in tables:
         found = found.get(table, {}) if isinstance(found, dict) else {}
