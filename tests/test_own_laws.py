@@ -52,6 +52,28 @@ def test_bad_draws_of_a_law_are_told_when_the_experiment_is_read(
         parse_experiment("", [f"latency.delay={wrapped}"])
 
 
+class Baseless:
+    def sample(self, rng: np.random.Generator, n: int, first_round: int = 1) -> np.ndarray:  # noqa: ARG002
+        return np.ones(n)
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ('{ kind = "own_law:Baseless" }', "latency.delay"),
+        ('{ kind = "own_law:Baseless", floor_s = 0.1 }', "latency.delay"),
+        ('{ kind = "sum", of = [{ kind = "none" }, { kind = "own_law:Baseless" }] }', "latency.delay.of.1"),
+    ],
+)
+def test_a_law_without_the_base_is_told_what_it_lacks(table: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = types.ModuleType("own_law")
+    own.Baseless = Baseless  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_law", own)
+    lacks = "`points` and `mean_s` and `mean_inverse` and `minimum_s`; derive it from pausefl.delays.SampledDelay"
+    with pytest.raises(ConfigError, match=f"^{key}: Baseless has no {lacks}$"):
+        parse_experiment("", [f"latency.delay={table}"])
+
+
 @pytest.mark.parametrize("case", ["negative", "nan", "too many", "scalar", "file"])
 def test_bad_draws_end_a_simulation_and_a_run(case: str) -> None:
     """Those that are bad only then: a link draws one at a time, a simulation as many as it has rounds."""

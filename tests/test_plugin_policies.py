@@ -173,6 +173,33 @@ def test_a_policy_that_cannot_be_made_says_where_unless_it_names_a_key(
     assert str(refused.value) == 'selection."mismade:Mismade"' + said.replace("FILE", str(file))
 
 
+WITH_INIT = """
+from pausefl_server.selection import Policy
+
+class WithInit(Policy):
+    def __init__(self, m, alpha=1.0):
+        self.alpha = alpha
+
+    def select(self, state, context):
+        raise NotImplementedError
+
+class Heir(WithInit):
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", ["with_init:WithInit", "with_init:Heir"])
+def test_a_policy_whose_own_init_would_not_be_called_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_init.py").write_text(WITH_INIT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "with_init", raising=False)
+    experiment = parse_experiment("", {"selection.policy": name})
+    with pytest.raises(ConfigError, match=f'^selection.policy = "{name}": has an __init__ of its own; a policy'):
+        selected_policy(experiment.selection)
+
+
 EXITING = """
 from dataclasses import dataclass
 from pausefl_server.selection import Policy

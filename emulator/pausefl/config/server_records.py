@@ -31,8 +31,19 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
         raise ConfigError(f"selection.{bare_or_quoted(name)}.m: unknown key; all policies share selection.m")
     table = f"selection.{bare_or_quoted(name)}"
     key = "selection.policy" if name == selection.policy else table
-    policy: Policy = build(policy_class(name, key), table, {"m": selection.asked, **parameters})
+    found = policy_class(name, key)
+    if _has_own_init(found):
+        raise ConfigError(
+            f"{key} = \"{name}\": has an __init__ of its own; a policy's parameters are a dataclass's fields"
+        )
+    policy: Policy = build(found, table, {"m": selection.asked, **parameters})
     return policy
+
+
+def _has_own_init(policy: type[Policy]) -> bool:
+    """Whether somebody wrote its `__init__`, which is not called where a dataclass is built of checked values."""
+    init = next(vars(each)["__init__"] for each in policy.__mro__ if "__init__" in vars(each))
+    return bool(init.__code__.co_filename != "<string>")  # dataclasses make theirs of a text
 
 
 def aggregation_of(table: AggregationTable) -> Aggregation:

@@ -96,6 +96,7 @@ class LawReader:
     def _law(self, table: Any, key: str, kinds: Registry = DELAYS) -> Delay:
         read = read_kind(kinds, table, key, read_value=self._value, other_keys=["floor_s"])
         law: Delay = made(read.law, {"client": self.client}, key) if isinstance(read, MeasuredDelays | Halves) else read
+        _check_is_law(law, key)
         if isinstance(law, MarkovDelay):
             law = replace(law, path=int(self.rng_for(f"{key}.path").integers(1 << 63)))
         if "floor_s" not in table or isinstance(law, Floor):
@@ -115,6 +116,14 @@ class LawReader:
         if annotation is float and isinstance(value, dict):
             return float(sampled(self._law(value, key), self.rng_for(key), 1)[0])
         return plain_value(annotation, value, key)
+
+
+def _check_is_law(made_by_kind: object, key: str) -> None:
+    """ConfigError where what a user's kind made has not all that a law offers."""
+    offered = (name for name in vars(Delay) if not name.startswith("_"))
+    if missing := [f"`{name}`" for name in offered if name not in dir(made_by_kind)]:
+        name = type(made_by_kind).__name__
+        raise ConfigError(f"{key}: {name} has no {' and '.join(missing)}; derive it from pausefl.delays.SampledDelay")
 
 
 def _drawn(law: Delay, key: str) -> FloatArray:
