@@ -1,5 +1,6 @@
 """`pausefl validate` finds what a run would find only once its processes have started."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,13 +48,51 @@ def not_numbers(seed):
     examples = Examples(np.full((100, 4), np.nan, np.float32), np.arange(100) % 2)
     return Dataset("own", examples, examples, examples, classes=2)
 
+def of(task, classes=2):
+    examples = Examples(np.ones((100, 4), np.float32), np.arange(100) % 2)
+    return Dataset("own", examples, examples, examples, classes=classes, task=task)
+
 class Unrated(Classification):
     def score(self, outputs, targets):
         pass
 
+class Averaged(Classification):
+    def score(self, outputs, targets):
+        return super().score(outputs, targets).mean()
+
+class NaN(Classification):
+    sound = 0  # so many times
+
+    def score(self, outputs, targets):
+        self.sound -= 1
+        return super().score(outputs, targets) * (1.0 if self.sound >= 0 else float("nan"))
+
+class LaterNaN(NaN):
+    sound = 2  # before any training
+
 def unrated(seed):
-    examples = Examples(np.ones((100, 4), np.float32), np.arange(100) % 2)
-    return Dataset("own", examples, examples, examples, classes=2, task=Unrated())
+    return of(Unrated())
+
+def averaged(seed):
+    return of(Averaged())
+
+def nan(seed):
+    return of(NaN())
+
+def later_nan(seed):
+    return of(LaterNaN())
+
+def two_labels_of_one_class(seed):
+    return of(Classification(), classes=1)
+
+def one_output(input_shape, classes):
+    return nn.Linear(4, 1)
+
+def no_seed():
+    return of(Classification())
+
+def only_inputs(input_shape):
+    return nn.Flatten()
 
 def no_parameters(input_shape, classes):
     return nn.Flatten()
@@ -68,6 +107,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder without data, with factories in the module `tried_out`."""
     (tmp_path / "tried_out.py").write_text(PLUGINS)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tried_out", raising=False)
     monkeypatch.setenv("PAUSEFL_DATA", str(tmp_path))
     return tmp_path
 
@@ -104,6 +144,9 @@ def found(*settings: str) -> str:
         ("workload.learning_rate=1e30", "loss after one training step is not finite; workload.learning_rate = 1e+30"),
         ("workload.dataset=tried_out:not_numbers", ": holds inputs that are not finite"),
         ("workload.dataset=tried_out:unrated", ": Unrated.score must return a tensor; returned NoneType"),
+        ("workload.dataset=tried_out:averaged", "Averaged.score must return one value for each thing predicted; ret"),
+        ("workload.dataset=tried_out:nan", "the mean of NaN.score before any training is nan; must be finite"),
+        ("workload.dataset=tried_out:later_nan", "LaterNaN.score after one training step is nan; must be finite"),
         ("workload.model=tried_out:no_parameters", 'workload.model = "tried_out:no_parameters": has no parameters to'),
         ("workload.model=tried_out:frozen", 'workload.model = "tried_out:frozen": has no parameters to train'),
     ],
@@ -112,6 +155,24 @@ def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str
     said = found(setting)
     assert message in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        (["workload.dataset=tried_out:no_seed"], "def no_seed"),
+        (["workload.model=tried_out:only_inputs"], "def only_inputs"),
+        (["workload.dataset=tried_out:no_seed", "workload.model=tried_out:misshapen"], "def no_seed"),
+        (["workload.model=tried_out:misshapen"], "def misshapen"),
+        (["workload.dataset=tried_out:two_labels_of_one_class", "workload.model=tried_out:one_output"], ""),
+    ],
+)
+def test_a_place_is_named_only_where_the_code_that_failed_is_known(settings: list[str], place: str, here: Path) -> None:
+    """No frame of it is left where a function takes other arguments, or where torch's own layers find others."""
+    lines = PLUGINS.splitlines()
+    number = next((i for i, line in enumerate(lines, start=1) if place and line.startswith(f"{place}(")), 0)
+    said = found(*settings)
+    assert said.endswith(f" ({here / 'tried_out.py'}:{number})") if place else "tried_out.py" not in said, said
 
 
 def test_a_sound_experiment_passes(here: Path) -> None:

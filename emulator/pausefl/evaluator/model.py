@@ -88,12 +88,13 @@ class Evaluator:
         self._check(sample)
         outcome = trainer.train(np.pad(self.theta_0, (0, trainer.manifest.size - self.theta_0.size)), round=1)
         trainer.restore(trainer.state())
-        _, loss = self._rate(self.theta_0 + outcome.update[: self.theta_0.size], sample)
+        score, loss = self._rate(self.theta_0 + outcome.update[: self.theta_0.size], sample)
         if not math.isfinite(loss):
             raise PauseflError(
                 f"{self._model_key}: its loss after one training step is not finite; workload.learning_rate ="
                 f" {settings.learning_rate:g} may be too great"
             )
+        self._check_score(score, "after one training step")
 
     def _check(self, sample: Examples) -> None:
         """ConfigError unless θ_0 gives an output for each class, and these examples a loss that is finite."""
@@ -109,9 +110,20 @@ class Evaluator:
                 if not isinstance(returned := rate(outputs, targets), torch.Tensor):
                     task, found = type(self._task).__name__, type(returned).__name__
                     raise ConfigError(f"{self._data_key}: {task}.{name} must return a tensor; returned {found}")
-        _, loss = self._rate(self.theta_0, sample)
+        if returned.ndim == 0:
+            raise ConfigError(
+                f"{self._data_key}: {type(self._task).__name__}.score must return one value for each thing predicted;"
+                " returned one of shape ()"
+            )
+        score, loss = self._rate(self.theta_0, sample)
         if not math.isfinite(loss):
             raise ConfigError(f"{self._model_key}: its loss before any training is {loss}; must be finite")
+        self._check_score(score, "before any training")
+
+    def _check_score(self, score: float, when: str) -> None:
+        if not math.isfinite(score):
+            task = type(self._task).__name__
+            raise ConfigError(f"{self._data_key}: the mean of {task}.score {when} is {score}; must be finite")
 
     def _check_outputs(self, outputs: object) -> None:
         if not isinstance(outputs, torch.Tensor):

@@ -1,5 +1,6 @@
 """An evaluator that has been tried: errors of a user's model or data set come before round 1, each in one line."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -49,6 +50,19 @@ def told_in_one_line(plan: EvaluatorPlan, what: str) -> Iterator[None]:
     except PauseflError:
         raise
     except OWN_CODE_ERRORS as error:
-        code = (MODELS.code_of(plan.model), DATASETS.code_of(plan.dataset))
         key = f'workload.model = "{plan.model}" on "{plan.dataset}"'
-        raise PauseflError(f"{key}: {what} failed: {with_place(error, code)}") from error
+        raise PauseflError(f"{key}: {what} failed: {told_with_place(error, plan.model, plan.dataset)}") from error
+
+
+def told_with_place(error: BaseException, model: str, dataset: str) -> str:
+    """An error in one line, with FILE:LINE of the code a user brought if that was running.
+
+    Where none was, with that of the model's or the data set's function if this was called, or what it made was.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and frames[-1].f_code.co_name == "load_dataset":  # it takes other arguments
+        return with_place(error, [DATASETS.code_of(dataset)])
+    is_of_model = any(frame.f_globals.get("__name__") == "torch.nn.modules.module" for frame in frames)
+    if is_of_model or (frames and frames[-1].f_code.co_name == "build_model"):
+        return with_place(error, [MODELS.code_of(model)])
+    return with_place(error)

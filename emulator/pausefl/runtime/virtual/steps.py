@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from pausefl.evaluator.rehearsal import told_with_place
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.run_dir import SHARED_STEPS
-from pausefl_client.registries import MODELS
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import write_durably
-from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
+from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_proto.errors import PauseflError
 
 # How often the training of one client is tried to find out what a step takes; the first time warms torch up.
@@ -65,7 +65,7 @@ def _measured_step_s(plan: TrainingPlan) -> float:
     except PauseflError:
         raise
     except OWN_CODE_ERRORS as error:
-        said = with_place(error, [MODELS.code_of(plan.workload.model)])
+        said = told_with_place(error, plan.workload.model, plan.workload.dataset)
         raise PauseflError(
             f"workload.step_s: is not set, and measuring it by training {client_id} failed: {said}"
         ) from error
