@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import pausefl
 from pausefl.cli import main
 from rigs.command import rounds_in, run, synthetic
 
@@ -91,3 +92,16 @@ def test_a_run_that_failed_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text(RAISES.replace("== 3", "== 0"))
     assert run("run", "--resume", run_dir).returncode == 0
     assert rounds_in(run_dir) == 4
+
+
+@pytest.mark.end_to_end
+def test_a_run_that_failed_in_python_says_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raising_in_python.py").write_text(RAISES)
+    monkeypatch.chdir(tmp_path)
+    own = {"selection.policy": "raising_in_python:Raises", "experiment.clock": "virtual"}
+    experiment = pausefl.load(synthetic(tmp_path, rounds=4, clients=3, m=1), own)
+    with pytest.raises(pausefl.PauseflError) as failed:
+        pausefl.run(experiment, progress=False)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert str(failed.value).endswith(f"_python.py:7); go on with: pausefl run --resume runs/{run_dir.name}")
+    assert rounds_in(run_dir) == 2

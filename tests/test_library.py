@@ -185,7 +185,14 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "one value": (lambda e: pausefl.sweep(e, {"selection.m": 3}), r"^selection\.m = 3: must be a list"),  # type: ignore[dict-item] # on purpose
     "no value": (lambda e: pausefl.sweep(e, {"selection.m": []}), r"^selection\.m = \[\]: must be a list"),
     "a preset": (lambda _: pausefl.run("demo"), r"^experiment = 'demo': must be an Experiment"),  # type: ignore[arg-type] # on purpose
-    "an observer": (lambda e: pausefl.run(e, observers=3), r"^observers = 3: must be a list$"),  # type: ignore[arg-type] # on purpose
+    "no observers": (lambda e: pausefl.run(e, observers=3), r"^observers = 3: must be a list of"),  # type: ignore[arg-type] # on purpose
+    "an observer's name": (lambda e: pausefl.run(e, observers="mlflow"), r"^observers = 'mlflow': must be a list of"),  # type: ignore[arg-type] # on purpose
+    "its class": (lambda e: pausefl.run(e, observers=[pausefl.Observer]), r"^observers = \[<class.*: must be a list"),  # type: ignore[list-item] # on purpose
+    "an object": (lambda e: pausefl.run(e, observers=[object()]), r": must be a list of pausefl\.Observer objects$"),  # type: ignore[list-item] # on purpose
+    "an unknown observer": (
+        lambda _: pausefl.load("demo", {"experiment.observers": ["nomod:X"]}),
+        r'^experiment\.observers: "nomod:X": cannot be imported',
+    ),
     "a setting": (lambda _: pausefl.load("demo", "selection.m=2"), r"^overrides = 'selection\.m=2': must be values by"),
     "pairs": (lambda _: pausefl.load("demo", [("selection.m", 2)]), r"^overrides = \[\('sel"),  # type: ignore[list-item] # on purpose
     "a key": (lambda _: pausefl.load("demo", {3: 2}), r"^overrides = \{3: 2\}: must be"),  # type: ignore[dict-item] # on purpose

@@ -12,15 +12,16 @@ from pausefl.campaigns.sweep import Grid, Sweep
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import Overrides
-from pausefl.observers import Observer
+from pausefl.exit_status import resume_command, with_way_on
+from pausefl.observers import Observer, check_observers
 from pausefl.report.comparison import Comparison
 from pausefl.results.run import Run
 from pausefl.runtime.fleet import SILENT, View
 from pausefl.runtime.run import run_experiment
-from pausefl.runtime.run_dir import default_folder, refuse_run_in, remove_unused
+from pausefl.runtime.run_dir import default_folder, has_rounds, refuse_run_in, remove_unused
 from pausefl.runtime.terminal import make_view
 from pausefl.terminal_table import plain_console
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 
 if TYPE_CHECKING:
     from pausefl.campaigns.tuning import Tuning
@@ -46,6 +47,7 @@ def load(source: str | Path, overrides: Overrides = ()) -> Experiment:
     """
     experiment = load_experiment(str(source), overrides)
     check_policies(experiment)
+    check_observers(experiment.experiment.observers)
     return experiment
 
 
@@ -60,15 +62,21 @@ def run(
 
     `run_dir` is runs/<policy>-<time> by default. Blocks until the run has ended, also inside a running event loop.
     `observers` are told of its progress, from a thread of their own.
-    ConfigError for bad input, PauseflError for a run that cannot begin or go on. `summary["outcome"]` tells its end.
+    ConfigError for bad input, PauseflError for a run that cannot begin or go on: where rounds were played, it names
+    the command that goes on with them. `summary["outcome"]` tells its end.
     """
     _check(experiment)
-    if not isinstance(observers, Sequence):
-        raise ConfigError(f"observers = {observers!r}: must be a list")
+    if not (isinstance(observers, Sequence) and all(isinstance(observer, Observer) for observer in observers)):
+        raise ConfigError(f"observers = {observers!r:.80}: must be a list of pausefl.Observer objects")
     title = f"{experiment.selection.policy} on {experiment.workload.dataset}"
     with _folder(experiment.selection.policy, run_dir) as folder, _show(progress)(title) as view:
         refuse_run_in(folder)
-        run_experiment(experiment, folder, view, observers=observers)
+        try:
+            run_experiment(experiment, folder, view, observers=observers)
+        except PauseflError as error:
+            if not has_rounds(folder):
+                raise
+            raise with_way_on(error, resume_command(folder)) from error
     return Run(folder)
 
 

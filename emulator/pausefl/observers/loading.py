@@ -1,7 +1,8 @@
 """Observers by name, as an experiment has them."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pausefl.extras import require
 from pausefl.observers.base import Observer
@@ -24,22 +25,34 @@ def load_observers(names: Sequence[str]) -> list[Observer]:
     return [_load(name) for name in names]
 
 
-def _load(name: str) -> Observer:
-    if name in OBSERVERS:
-        require(name)
-    elif ":" not in name:
+def check_observers(names: Sequence[str]) -> None:
+    """ConfigError for a name that stands for nothing. Makes none of them, and asks for no extra."""
+    for name in names:
+        if name not in OBSERVERS:
+            _find(name)
+
+
+def _find(name: str) -> Callable[[], Any]:
+    """What makes the observer."""
+    if name not in OBSERVERS and ":" not in name:
         close = difflib.get_close_matches(name, OBSERVERS, 1)
         hint = f"did you mean {close[0]}?" if close else f'must be one of {", ".join(OBSERVERS)}, or "module:name"'
         raise ConfigError(f'{_KEY}: "{name}": {hint}')
-    code = OBSERVERS.get(name, name)
     try:
-        make = imported(code)
+        make: Callable[[], Any] = imported(OBSERVERS.get(name, name))
     except ValueError as error:
         raise ConfigError(f'{_KEY}: "{name}": cannot be imported ({error})') from error
+    return make
+
+
+def _load(name: str) -> Observer:
+    if name in OBSERVERS:
+        require(name)
+    make = _find(name)
     try:
         observer = make()
     except OWN_CODE_ERRORS as error:
-        raise ConfigError(f'{_KEY}: "{name}": cannot be made: {with_place(error, [code])}') from error
+        raise ConfigError(f'{_KEY}: "{name}": cannot be made: {with_place(error, [name])}') from error
     if not isinstance(observer, Observer):
         raise ConfigError(f'{_KEY}: "{name}": makes no pausefl.Observer')
     return observer
