@@ -9,13 +9,19 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
 import pausefl
 from pausefl.config.delays.laws import DELAYS
 from pausefl.config.experiment import parse_experiment
+from pausefl.config.groups import behaviours_of
 from pausefl.config.server_records import aggregation_of, optimizer_of
 from pausefl.delays import SampledDelay
+from pausefl.population.behaviours import BehaviourChain
 from pausefl.registries import REGISTRIES
+from pausefl_client.registries import OPTIMIZERS
+from pausefl_client.training.optimizers import make_optimizer
+from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings, WrappedTrainer
 from pausefl_proto.errors import PauseflError
 from pausefl_server.model.aggregation import Aggregation, AggregationRule, RuleName
 from pausefl_server.model.global_model import GlobalModel
@@ -89,6 +95,38 @@ def test_an_error_is_told_with_its_file_and_line(
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.search(rf"KeyError: 'no \w+' \({re.escape(str(path))}:{number}\)", last), done.stderr
+
+
+# -- what the text says
+
+
+def test_the_optimizers_are_listed() -> None:
+    listed = re.search(r"^`workload\.optimizer` is (.*?)\nof `torch\.optim`", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    assert listed is not None
+    assert re.findall(r"`(\w+)`", listed[1]) == sorted(OPTIMIZERS)
+
+
+def test_another_optimizer_of_torch_is_named_by_its_module() -> None:
+    settings = TrainingSettings(optimizer="torch.optim:Adafactor", learning_rate=0.5)
+    optimizer = make_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])
+    assert (type(optimizer).__name__, optimizer.defaults["lr"]) == ("Adafactor", 0.5)
+
+
+def test_the_documented_behaviour_changes_updates_by_draws_of_the_round(folder: Path) -> None:
+    class Honest(WrappedTrainer):
+        def __init__(self) -> None: ...
+
+        def train(self, theta: np.ndarray, *, round: int) -> TrainingOutcome:
+            return TrainingOutcome(theta + np.float32(round), loss=0.5)
+
+    behaviours = behaviours_of(pausefl.load(folder / "own.toml").groups)["forgetful-000"]
+    trainer = BehaviourChain(behaviours, seed=1, client_id="forgetful-000").trainer(Honest())
+    first, second, again = (trainer.train(np.ones(3, np.float32), round=t).update for t in (1, 2, 1))
+    assert first.dtype == np.float32
+    assert np.array_equal(first, again)
+    assert 0 < first[0] / 2 < 0.9
+    assert 0 < second[0] / 3 < 0.9
+    assert first[0] / 2 != pytest.approx(second[0] / 3)
 
 
 # -- contracts

@@ -168,7 +168,7 @@ class WorkloadTable(TomlTable):
     training: str | dict[str, Any] = "plain"
     """How a client trains in a round: a table with a `kind`, or a kind alone, which has its defaults."""
     optimizer: str = "adam"
-    """One of torch.optim in lower case, or "module:name"."""
+    """One of torch.optim in lower case that `pausefl validate --list` names, or "module:name"."""
     optimizer_options: dict[str, Any] = Field(default={})
     """What else the optimizer is made with, such as { weight_decay = 0.01 }."""
     learning_rate: float = 0.01
