@@ -233,6 +233,7 @@ def test_what_cannot_travel_is_refused_in_one_line_that_says_what_to_do(tmp_path
         (lambda: 3, "is a lambda, which other processes cannot import; define it at the top of a module"),
         (inside, "is defined inside a function"),
         (object(), "object: other processes cannot be given it; give its class or a function"),
+        ("__main__:net", "workload.model = net: is defined in __main__, a script or notebook"),
     ):
         with pytest.raises(pausefl.ConfigError, match=message):
             pausefl.load("demo", {"workload.model": value})
@@ -245,3 +246,14 @@ def test_python_path_is_relative_to_the_file(folder: Path) -> None:
     path = folder.parent / "elsewhere.toml"
     path.write_text("[experiment]\npython_path = ['own']\n[aggregation]\nrule = 'my_server:GeometricMedian'")
     assert pausefl.load(path).experiment.python_path == (str(folder),)
+    path.write_text("[experiment]\npython_path = ['gone']")
+    gone = folder.parent / "gone"
+    with pytest.raises(pausefl.ConfigError, match=f'^experiment.python_path: "{gone}" is no folder$'):
+        pausefl.load(path)
+    path.write_text(f"[experiment]\npython_path = ['{gone}']")  # as a run of another machine has it
+    assert pausefl.load(path).experiment.python_path == (str(gone),)
+
+
+def test_parameters_of_a_built_in_rule_are_sent_to_their_table() -> None:
+    with pytest.raises(pausefl.ConfigError, match=r'= "trimmed-mean"; its parameters belong in \[aggregation\]$'):
+        pausefl.load("demo", {"aggregation.rule": {"kind": "trimmed-mean", "harmfull": 1}})

@@ -79,6 +79,8 @@ def test_what_is_no_run_or_no_table_is_refused_in_one_line(run: pausefl.Run, tmp
         run.columns("wrong")
     with pytest.raises(pausefl.ConfigError, match=r"best_model\.safetensors: there is none"):
         run.model("best_model")
+    with pytest.raises(pausefl.ConfigError, match=r"^model 'nope': must be model or best_model$"):
+        run.model("nope")  # type: ignore[arg-type] # on purpose
     with pytest.raises(pausefl.ConfigError, match=r"experiment\.round"):
         pausefl.load("demo", {"experiment.round": 3})
     shutil.copytree(run.path, tmp_path / "half")
@@ -179,6 +181,7 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "rounds": (lambda e: pausefl.simulate(e, 0), r"^rounds = 0: must be a whole number of at least 1$"),
     "a text for a number": (lambda e: pausefl.simulate(e, "10"), r"^rounds = '10': must be"),  # type: ignore[arg-type] # on purpose
     "seeds": (lambda e: pausefl.simulate(e, 10, seeds=0), r"^seeds = 0: must be"),
+    "trials": (lambda e: pausefl.tune(e, trials=0), r"^trials = 0: must be a whole number of at least 1$"),
     "jobs": (lambda e: pausefl.compare(e, ["random"], jobs=0), r"^jobs = 0: must be"),
     "one policy": (lambda e: pausefl.compare(e, "pause"), r"^policies = 'pause': must be a list of names$"),
     "a policy's class": (lambda e: pausefl.simulate(e, 10, policies=[Path]), r"^policies = .*must be a list of names$"),  # type: ignore[list-item] # on purpose

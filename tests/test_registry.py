@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+import sysconfig
+import wave
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,23 @@ def test_a_name_that_stands_for_nothing_fit_is_one_clear_line(package: Path, nam
     with pytest.raises(ConfigError, match=re.escape(f'some.thing = "{name}": {message}')) as caught:
         THINGS.find(name, "some.thing")
     assert "\n" not in str(caught.value)
+
+
+def test_what_was_imported_in_place_of_a_users_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sys", "wave"):
+        (tmp_path / f"{name}.py").write_text("class Thing: ...")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with pytest.raises(ConfigError, match=f"; it is {re.escape(wave.__file__)}$"):
+        THINGS.find("wave:Thing", "some.thing")
+    with pytest.raises(ConfigError, match=r"; it is built into Python$"):
+        THINGS.find("sys:Thing", "some.thing")
+
+
+def test_the_folders_are_named_in_which_a_module_was_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_python = [sysconfig.get_path(name) for name in ("stdlib", "purelib")]
+    monkeypatch.setattr(sys, "path", [*of_python, "", str(tmp_path / "gone"), str(tmp_path)])
+    with pytest.raises(ConfigError, match=f"; searched besides Python's own folders: {tmp_path}/gone, {tmp_path}$"):
+        THINGS.find("no_such_module:Thing", "some.thing")
 
 
 def test_an_error_in_a_module_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,7 @@ def test_a_schedule_is_that_of_torch() -> None:
         ({"optimizer": "sgd", "optimizer_options": {"momentum": -1.0}}, "workload.optimizer_options: ValueError: .*-1"),
         ({"schedule": {"kind": "cosin"}}, 'workload.schedule.kind = "cosin": did you mean cosine'),
         ({"schedule": {"T_max": 3}}, 'workload.schedule.kind = "": must be one of constant, linear'),
+        ({"schedule": {"kind": "cosine", "T_max": 0}}, "workload.schedule: its first step failed: ZeroDivisionError"),
         ({"schedule": {"kind": "cosine", "t_max": 3}}, "workload.schedule: TypeError: .*'t_max'"),
     ],
 )

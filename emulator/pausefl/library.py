@@ -204,6 +204,7 @@ def tune(
     from pausefl.campaigns.tuning import tune_experiment
     from pausefl.campaigns.tuning.plan import TuningPlan
 
+    _check(experiment, trials=trials, seeds=seeds)
     plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy, real_seeds)
     with _folder("tune", folder) as out:
         return tune_experiment(plan, out, plain_console(stderr=True))

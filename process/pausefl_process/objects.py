@@ -30,6 +30,8 @@ def as_toml(value: Any, key: str) -> Any:
         return {name: as_toml(inner, f"{key}.{name}") for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [as_toml(inner, f"{key}.{place}") for place, inner in enumerate(value)]
+    if isinstance(value, str) and value.startswith("__main__:"):
+        raise _of_main(key, value.partition(":")[2])
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, np.generic):
@@ -44,16 +46,20 @@ def name_of(found: type | FunctionType, key: str) -> str:
     """The "module:name" by which other processes import it; ConfigError where they cannot."""
     module, name = found.__module__, found.__qualname__
     if module == "__main__":
-        raise ConfigError(
-            f"{key} = {name}: is defined in __main__, a script or notebook that other processes cannot import; move it"
-            " into a file of its own, such as my_code.py, and import it from there"
-        )
+        raise _of_main(key, name)
     if "<" in name:
         what = "a lambda" if name.endswith("<lambda>") else "defined inside a function"
         raise ConfigError(
             f"{key} = {name}: is {what}, which other processes cannot import; define it at the top of a module"
         )
     return f"{module}:{name}"
+
+
+def _of_main(key: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"{key} = {name}: is defined in __main__, a script or notebook that other processes cannot import; move it"
+        " into a file of its own, such as my_code.py, and import it from there"
+    )
 
 
 def folders_of(value: Any) -> list[str]:

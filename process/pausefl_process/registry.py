@@ -2,15 +2,19 @@
 
 import difflib
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
+from pathlib import Path
 from typing import Any
 
 from pausefl_process.plugins import imported
 from pausefl_proto.errors import ConfigError
+
+_OF_PYTHON = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ class Registry(Mapping[str, Any]):
         try:
             return imported(code)
         except ValueError as error:
-            raise ConfigError(f'{key} = "{name}": cannot be imported ({error})') from error
+            where = _where_looked(code.partition(":")[0], error.__cause__)
+            raise ConfigError(f'{key} = "{name}": cannot be imported ({error}){where}') from error
 
     def _checked(self, found: Any, name: str, key: str) -> Any:
         if not self.base:
@@ -97,6 +102,17 @@ class Registry(Mapping[str, Any]):
             missing = " and ".join(f"`{method}`" for method in sorted(vars(found)["__abstractmethods__"]))
             raise ConfigError(f'{key} = "{name}": is abstract; it has no method {missing}')
         return found
+
+
+def _where_looked(module: str, error: BaseException | None) -> str:
+    """The file that was imported where it lacks a name, the folders searched where there is no such module."""
+    if isinstance(error, AttributeError) and module in sys.modules:
+        return f"; it is {getattr(sys.modules[module], '__file__', None) or 'built into Python'}"
+    if isinstance(error, ModuleNotFoundError):
+        paths = [path for path in sys.path if Path(path).is_absolute() and not path.endswith(".zip")]
+        folders = [path for path in paths if not path.startswith(_OF_PYTHON)]
+        return f"; searched besides Python's own folders: {', '.join(folders)}" if folders else ""
+    return ""
 
 
 def _installed(kind: str) -> tuple[EntryPoint, ...]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from pausefl_client.registries import OPTIMIZERS, SCHEDULES
 from pausefl_client.training.trainer import TrainingSettings
-from pausefl_process.plugins import with_place
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.errors import ConfigError
 
 # One kernel for all parameters. Others of torch's optimizers have none for the CPU, or for a GPU.
@@ -31,12 +31,16 @@ class LearningRates:
     """
 
     def __init__(self, settings: TrainingSettings) -> None:
-        """ConfigError where the schedule does not take the parameters of `workload.schedule`."""
+        """ConfigError where the schedule does not take the parameters of `workload.schedule`, or cannot go on."""
         parameters = dict(settings.schedule)
         factory = SCHEDULES.find(parameters.pop("kind", ""), "workload.schedule.kind")
         self._optimizer = make_optimizer(settings, [nn.Parameter(torch.zeros(1))])
         self._schedule = _made(factory, self._optimizer, parameters, "workload.schedule")
         self._rates = [self._now()]
+        try:
+            self.at(2)
+        except OWN_CODE_ERRORS as error:
+            raise ConfigError(f"workload.schedule: its first step failed: {with_place(error)}") from error
 
     def at(self, round: int) -> float:
         """The rate of a round, from 1."""

@@ -57,7 +57,10 @@ def aggregation_of(table: AggregationTable) -> Aggregation:
 
 def _own_rule(rule: str | dict[str, Any]) -> AggregationRule:
     if isinstance(rule, dict) and rule.get("kind") in RULES:
-        raise ConfigError(f'aggregation.rule.kind = "{rule["kind"]}": is written aggregation.rule = "{rule["kind"]}"')
+        raise ConfigError(
+            f'aggregation.rule.kind = "{rule["kind"]}": is written aggregation.rule = "{rule["kind"]}"; its parameters'
+            " belong in [aggregation]"
+        )
     own: AggregationRule = read_kind(RULES, rule, "aggregation.rule")
     return own
 

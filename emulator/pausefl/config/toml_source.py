@@ -185,13 +185,20 @@ def _anchor_ledgers(document: dict[str, Any], folder: Path) -> None:
 
 
 def _anchor_code(document: dict[str, Any], file: str, overrides: Overrides) -> None:
-    """Make `experiment.python_path` absolute: unless said, the folders of the file and of modules named by objects."""
+    """Make `experiment.python_path` absolute: unless said, the folders of the file and of modules named by objects.
+
+    ConfigError where a relative one is no folder; absolute ones, as in a run's config.toml, may be another machine's.
+    """
     table = document.setdefault("experiment", {})
     if not isinstance(table, dict):
         return
     folder = Path(file).absolute().parent if file else Path.cwd()
     if isinstance(table.get("python_path"), list):
-        table["python_path"] = [str(folder / each) if isinstance(each, str) else each for each in table["python_path"]]
+        paths = table["python_path"]
+        for path in (folder / each for each in paths if isinstance(each, str) and not Path(each).is_absolute()):
+            if not path.is_dir():
+                raise ConfigError(f'experiment.python_path: "{path}" is no folder')
+        table["python_path"] = [str(folder / each) if isinstance(each, str) else each for each in paths]
     elif "python_path" not in table:
         of_objects = folders_of(list(_values(overrides).values())) if isinstance(overrides, Mapping) else []
         table["python_path"] = list(dict.fromkeys([*([str(folder)] if file else []), *of_objects]))

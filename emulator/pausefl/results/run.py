@@ -104,6 +104,8 @@ class Run:
         """The last model, or the one that did best on validation data: float32 arrays by parameter name."""
         from safetensors.numpy import load_file
 
+        if which not in ("model", "best_model"):
+            raise ConfigError(f"model {which!r}: must be model or best_model")
         path = self.path / f"{which}.safetensors"
         if not path.is_file():
             raise ConfigError(f"{path}: there is none; the run goes on, or no model was evaluated")
