@@ -4,8 +4,9 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -152,6 +153,53 @@ class Loose(AggregationRule):
 def test_what_a_rule_returns_is_checked(result: object, message: str) -> None:
     with pytest.raises(PauseflError, match=message):
         Aggregation(Loose(result)).combine(UPDATES, WEIGHTS)
+
+
+@dataclass(frozen=True)
+class Stateful(Optimizer):
+    """Returns what it is made with."""
+
+    first: Any
+    returned: Any
+
+    def start(self, model_size: int) -> np.ndarray:  # noqa: ARG002
+        return self.first  # type: ignore[no-any-return]
+
+    def step(self, theta: np.ndarray, change: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ARG002
+        return self.returned  # type: ignore[no-any-return]
+
+
+THETA, NONE = np.ones(5, np.float32), np.empty(0, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("state", "returned"),
+    [
+        (np.zeros((2, 5), np.float32), r"float32 of shape \(2, 5\)"),
+        (np.zeros(5), r"float64 of shape \(5,\)"),
+        (np.float32(1), "float32"),
+        (None, "NoneType"),
+        ({"t": 0}, "dict"),
+    ],
+)
+def test_an_optimizers_state_that_no_file_would_give_back_is_refused(state: object, returned: str) -> None:
+    """A resumed run would otherwise be another one, or none."""
+    message = f"aggregation.optimizer: its state must be a float32 array of one dimension, .*; returned {returned}$"
+    with pytest.raises(PauseflError, match=message):
+        GlobalModel.start(THETA, Stateful(state, None))
+    optimizer = Stateful(NONE, (THETA, state))
+    with pytest.raises(PauseflError, match=message):
+        GlobalModel.start(THETA, optimizer).updated(UPDATES, WEIGHTS, Aggregation(), optimizer)
+
+
+@pytest.mark.parametrize(
+    ("stepped", "returned"), [(THETA, r"float32 of shape \(5,\)"), (None, "NoneType"), ((THETA,), "tuple")]
+)
+def test_an_optimizer_must_return_a_model_and_a_state(stepped: object, returned: str) -> None:
+    optimizer = Stateful(NONE, stepped)
+    message = f"aggregation.optimizer: its step must return the next model and state, a tuple; returned {returned}$"
+    with pytest.raises(PauseflError, match=message):
+        GlobalModel.start(THETA, optimizer).updated(UPDATES, WEIGHTS, Aggregation(), optimizer)
 
 
 def rules(folder: Path) -> list[Aggregation]:

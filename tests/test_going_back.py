@@ -10,8 +10,8 @@ import pytest
 from pausefl.results.reading import CLIENTS, open_database, read_columns
 from pausefl.results.tally import RunTally
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_proto.wire import digest
-from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_proto.wire import Vector, digest
+from pausefl_server.model.optimizers import Optimizer, ServerOptimizer
 from pausefl_server.records import LogEvent
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import RunResult
@@ -149,6 +149,31 @@ async def test_a_run_goes_back_with_its_optimizer(tmp_path: Path) -> None:
             again = await run.finished()
     assert [r.attempt for r in log_of(tmp_path / "two")] == [1, 1, 2, 2, 2]
     assert again.theta.tobytes() == whole.theta.tobytes()
+
+
+class OneLongStep(Optimizer):
+    """Changes its state in place, and has none after round 2."""
+
+    def start(self, model_size: int) -> Vector:
+        return np.ones(model_size, np.float32)
+
+    def step(self, theta: Vector, change: Vector, state: Vector) -> tuple[Vector, Vector]:
+        if not state.size:
+            return theta + change, state
+        state += 1
+        return theta + change * state, state if state[0] < 3 else state[:0]
+
+
+@pytest.mark.parametrize("stopped", [1, 3])
+async def test_a_resumed_run_has_the_state_that_its_optimizer_left(tmp_path: Path, stopped: int) -> None:
+    """Also where that is none any more."""
+    models = []
+    for folder, rounds in (("whole", 5), ("resumed", stopped), ("resumed", 5)):
+        settings: dict[str, Any] = {"rounds": rounds, "optimizer": OneLongStep(), "minimum_clients": 1}
+        async with federation(tmp_path / folder, All(1), **settings) as run, clients() as some:
+            some.start("a", await run.port)
+            models.append((await run.finished()).theta)
+    assert models[0].tobytes() == models[2].tobytes()
 
 
 async def test_going_back_needs_a_round_with_a_model(tmp_path: Path) -> None:

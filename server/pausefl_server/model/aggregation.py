@@ -90,11 +90,15 @@ class Aggregation:
 def checked_vector(found: Vector, size: int, key: str) -> Vector:
     """`found`, which a user's own code returned, if it is (size,) float32 and finite; else PauseflError."""
     if not isinstance(found, np.ndarray) or found.shape != (size,) or found.dtype != np.float32:
-        what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
-        raise PauseflError(f"{key}: returned {what}; must be a float32 array of shape ({size},)")
+        raise PauseflError(f"{key}: returned {form(found)}; must be a float32 array of shape ({size},)")
     if not np.isfinite(found).all():
         raise PauseflError(f"{key}: returned values that are not finite")
     return found
+
+
+def form(found: object) -> str:
+    """What was returned where an array was to be, in a few words."""
+    return f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
 
 
 def capped_shares(weights: FloatArray, share_max: float) -> FloatArray:

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pausefl_proto.arrays import FloatArray
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector, digest
-from pausefl_server.model.aggregation import Aggregation, checked_vector, weighted_mean
+from pausefl_server.model.aggregation import Aggregation, checked_vector, form, weighted_mean
 from pausefl_server.model.optimizers import Optimizer
+
+_KEY = "aggregation.optimizer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +40,7 @@ class GlobalModel:
         `model_size` is d where a control variate follows the model.
         """
         d = theta.size if model_size is None else model_size
-        state = optimizer.start(d) if optimizer_state is None else optimizer_state
+        state = _checked_state(optimizer.start(d)) if optimizer_state is None else optimizer_state
         return GlobalModel(theta, d, state, digest(theta))
 
     def updated(
@@ -56,9 +59,24 @@ class GlobalModel:
         d = self.model_size
         change = rule.combine([update[:d] for update in updates], weights)
         share = min(1.0, len(updates) / (clients or len(updates)))
-        theta, state = optimizer.step_for_share(self.theta[:d], change, self.optimizer_state, share)
-        theta = checked_vector(theta, d, "aggregation.optimizer")
+        theta, state = _checked_step(optimizer.step_for_share(self.theta[:d], change, self.optimizer_state, share), d)
         if self.theta.size > d:
             mean = weighted_mean([update[d:] for update in updates], np.ones(len(updates)))
             theta = np.concatenate((theta, self.theta[d:] + np.float32(share) * mean))
         return GlobalModel(theta, d, state, digest(theta))
+
+
+def _checked_step(returned: object, d: int) -> tuple[Vector, Vector]:
+    """What an optimizer, which may be a user's own, made of θ and its state; else PauseflError."""
+    if not (isinstance(returned, tuple | list) and len(returned) == 2):
+        raise PauseflError(f"{_KEY}: its step must return the next model and state, a tuple; returned {form(returned)}")
+    theta, state = returned
+    return checked_vector(theta, d, _KEY), _checked_state(state)
+
+
+def _checked_state(state: object) -> Vector:
+    """An optimizer's state, if a run's files can give it back as it is; else PauseflError."""
+    if isinstance(state, np.ndarray) and state.ndim == 1 and state.dtype == np.float32:
+        return state
+    must = "its state must be a float32 array of one dimension, an empty one for none"
+    raise PauseflError(f"{_KEY}: {must}; returned {form(state)}")

@@ -23,7 +23,10 @@ class Optimizer(ABC):
     """A server's optimizer, a pure function with explicit state; its fields are its table's parameters."""
 
     def start(self, model_size: int) -> Vector:  # noqa: ARG002
-        """The state before round 1, float32; it is committed with each round, so that a resumed run goes on with it."""
+        """The state before round 1, a float32 array of one dimension, empty for none.
+
+        It is committed with each round, so that a resumed run goes on with it.
+        """
         return np.empty(0, np.float32)
 
     @abstractmethod

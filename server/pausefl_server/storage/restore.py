@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
+import numpy as np
+
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.model.global_model import GlobalModel
@@ -149,10 +151,11 @@ class _Models:
         likely = {*self._checkpoint.kept(), *sorted(known)[-2:], 0} & known
         return [t for t in sorted(likely, reverse=True) if self.find(t) is not None]
 
-    def _find_written(self, round: int) -> tuple[Vector, Vector | None] | None:
+    def _find_written(self, round: int) -> tuple[Vector, Vector] | None:
         model_digest = self._digests.get(round, "")
         if (theta := self._checkpoint.load(round, model_digest)) is not None:
-            return theta, self._store.optimizer_state(round)
+            state = self._store.optimizer_state(round)
+            return theta, np.empty(0, np.float32) if state is None else state
         return self._checkpoint.load_kept(round, model_digest)
 
 

@@ -120,7 +120,7 @@ class Store:
         """The server optimizer's state after one of the last two rounds; None if it has none."""
         query = "SELECT state FROM optimizer_states WHERE round = ?"
         row = self._db.execute(query, (round,)).fetchone()
-        return None if row is None else np.frombuffer(row[0], "<f4")
+        return None if row is None else np.frombuffer(row[0], "<f4").copy()  # as writable as before the restart
 
     def save_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
         """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
