@@ -1,7 +1,9 @@
 """Behaviours of clients: what each changes, that it changes nothing else, and that chains compose."""
 
 import dataclasses
+import re
 import time
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +29,7 @@ from pausefl.population.behaviours import (
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import synthetic_holding
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
 SIZE = 5000
@@ -93,6 +95,27 @@ def test_data_are_drawn_by_seed_and_client(behaviour: Behaviour) -> None:
     assert labels() == labels()
     assert labels() != labels(client_id="c2")
     assert labels() != labels(seed=2)
+
+
+@dataclass(frozen=True)
+class Nothing(Behaviour):
+    """Forgets to return anything."""
+
+    examples = settings = trainer = lambda *_: None  # type: ignore[assignment]  # what the test is about
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "expected"),
+    [
+        ("examples", (EXAMPLES, 10), "a pausefl_client.data.datasets.Examples"),
+        ("settings", (SETTINGS,), "a pausefl_client.training.trainer.TrainingSettings"),
+        ("trainer", (Honest(),), "an object with a method `train`, as a WrappedTrainer has"),
+    ],
+)
+def test_what_a_behaviour_returns_is_checked(method: str, arguments: tuple[Any, ...], expected: str) -> None:
+    message = f"clients.groups: {__name__}:Nothing.{method} must return {expected}; returned NoneType"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        getattr(chain(Nothing()), method)(*arguments)
 
 
 def test_flipped_labels_are_the_next_ones() -> None:

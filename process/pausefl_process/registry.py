@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl_process.plugins import imported
+from pausefl_process.signatures import misfit
 from pausefl_proto.errors import ConfigError
 
 _OF_PYTHON = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -39,6 +40,8 @@ class Registry(Mapping[str, Any]):
     """The things themselves, or "module:name" texts, which are imported when they are used."""
     base: str = ""
     """The class, as "module:name", that each must be a subclass of; empty: each must be callable."""
+    are_methods_checked: bool = False
+    """Whether the methods of each must take the arguments of those of `base`, all of which pausefl calls itself."""
 
     def __getitem__(self, name: str) -> Any:
         found = self.built_in[name]
@@ -96,11 +99,14 @@ class Registry(Mapping[str, Any]):
             if not callable(found):
                 raise ConfigError(f'{key} = "{name}": is not callable')
             return found
-        if not (isinstance(found, type) and issubclass(found, imported(self.base))):
+        base = imported(self.base)
+        if not (isinstance(found, type) and issubclass(found, base)):
             raise ConfigError(f'{key} = "{name}": must be a subclass of {self.base.replace(":", ".")}')
         if isabstract(found):
             missing = " and ".join(f"`{method}`" for method in sorted(vars(found)["__abstractmethods__"]))
             raise ConfigError(f'{key} = "{name}": is abstract; it has no method {missing}')
+        if self.are_methods_checked and (wrong := misfit(found, base)):
+            raise ConfigError(f'{key} = "{name}": {wrong}')
         return found
 
 

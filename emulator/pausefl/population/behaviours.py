@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector
 
 _LENGTH_BYTES = 8
+Returned = TypeVar("Returned")
 
 Draw = Callable[[int], np.random.Generator]
 """round -> this client's generator for it; round 0 is before any."""
@@ -257,6 +258,7 @@ BEHAVIOURS = Registry(
         "slow-device": SlowDevice,
     },
     base="pausefl.population.behaviours:Behaviour",
+    are_methods_checked=True,
 )
 
 
@@ -273,20 +275,34 @@ class BehaviourChain:
             if behaviour.needs_classes and not examples.has_classes:
                 name = type(behaviour).__name__
                 raise ConfigError(f"clients.groups: {name} needs a class for each example; workload.dataset has none")
-            examples = behaviour.examples(examples, classes, draw)
+            examples = _checked(behaviour.examples(examples, classes, draw), Examples, behaviour, "examples")
         return examples
 
     def settings(self, settings: TrainingSettings) -> TrainingSettings:
         """How it trains."""
         for behaviour, draw in self._links:
-            settings = behaviour.settings(settings, draw)
+            settings = _checked(behaviour.settings(settings, draw), TrainingSettings, behaviour, "settings")
         return settings
 
     def trainer(self, trainer: Trainer) -> Trainer:
         """What trains for it."""
         for behaviour, draw in self._links:
             trainer = behaviour.trainer(trainer, draw)
+            if not hasattr(trainer, "train"):
+                raise _wrong(trainer, behaviour, "trainer", "an object with a method `train`, as a WrappedTrainer has")
         return trainer
+
+
+def _checked(returned: Any, expected: type[Returned], behaviour: Behaviour, method: str) -> Returned:
+    if not isinstance(returned, expected):
+        raise _wrong(returned, behaviour, method, f"a {expected.__module__}.{expected.__name__}")
+    return returned
+
+
+def _wrong(returned: object, behaviour: Behaviour, method: str, expected: str) -> ConfigError:
+    """What to say of a behaviour, which may be a user's own, that returned something else."""
+    name = f"{type(behaviour).__module__}:{type(behaviour).__qualname__}.{method}"
+    return ConfigError(f"clients.groups: {name} must return {expected}; returned {type(returned).__name__}")
 
 
 class _ChangedUpdates(WrappedTrainer):

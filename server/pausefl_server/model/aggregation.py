@@ -238,5 +238,6 @@ RULES = Registry(
     "aggregation_rules",
     dict.fromkeys(get_args(RuleName), Aggregation),
     base="pausefl_server.model.aggregation:AggregationRule",
+    are_methods_checked=True,
 )
 """What `aggregation.rule` names; those built in are rules of `Aggregation`, whose keys are their parameters."""

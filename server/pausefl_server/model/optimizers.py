@@ -129,5 +129,6 @@ SERVER_OPTIMIZERS = Registry(
     "server_optimizers",
     {**dict.fromkeys(get_args(OptimizerName), ServerOptimizer), "feddyn": DynamicRegularizer},
     base="pausefl_server.model.optimizers:Optimizer",
+    are_methods_checked=True,
 )
 """What `aggregation.optimizer.kind` names."""

@@ -55,6 +55,7 @@ POLICIES = Registry(
         "pns": Pns,
     },
     base="pausefl_server.selection:Policy",
+    are_methods_checked=True,
 )
 
 
