@@ -1,6 +1,7 @@
 """The round loop with fake clients and a real log: what is committed, what is charged, and how a run ends."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,6 +89,22 @@ async def test_a_policy_sees_the_updates_and_may_keep_one_out_of_the_model(rig: 
         found = {o.client_id: o.statistics for o in record.observations}
         assert found == {c: {"first": float(update_of(c, 1)[0])} for c in "abc"}
         assert r.spent("b") == (1, BUDGET.spent(1))  # it was released all the same
+
+
+@dataclass(frozen=True)
+class Careless(All):
+    """Divides by a norm of 0."""
+
+    def inspect(self, table: ClientTable, rows: IntArray, updates: Sequence[Vector]) -> Inspection:  # noqa: ARG002
+        return Inspection([{"cosine": math.nan} for _ in updates], np.ones(len(rows), np.bool_))
+
+
+async def test_a_policy_that_finds_no_number_ends_the_run_before_it_is_written(rig: MakeRig) -> None:
+    async with rig(Careless(2), rounds=1, minimum_clients=1).running() as r:
+        await r.join("a")
+        with pytest.raises(ConfigError, match=r"^selection\.policy: in round 1 its inspect returned statistics with"):
+            await r.played()
+        assert r.store.rounds() == []
 
 
 @dataclass(frozen=True)

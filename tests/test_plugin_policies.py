@@ -1,5 +1,6 @@
 """Policies of one's own: what they may return, how they are named, and the documented examples."""
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -12,13 +13,14 @@ from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl_proto.errors import ConfigError
-from pausefl_server.selection import POLICIES, Policy, Selection, checked, policy_class
+from pausefl_server.selection import POLICIES, Inspection, Policy, Selection, checked, policy_class
 from pausefl_server.selection.policies.fastest import Fastest
 from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.oort import Oort
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.pow_d import PowD
 from pausefl_server.selection.policies.sa_pause import SaPause
+from pausefl_server.selection.validation import checked_inspection
 from rigs.command import synthetic
 from rigs.policies import (
     M,
@@ -40,6 +42,9 @@ def selection_of(rows: Any, weights: Any = None, **details: Any) -> Selection:
         np.array(weights) if isinstance(weights, list) else weights,
         details,
     )
+
+
+PAIR = np.array([0, 1])
 
 
 @every_policy
@@ -80,6 +85,14 @@ def test_rows_come_in_any_order_and_more_than_once_with_weights() -> None:
         (selection_of([0, 1], [0.5, np.nan]), "weights that are not all finite and above 0"),
         (selection_of([0, 1], [0.5, np.inf]), "weights that are not all finite and above 0"),
         (selection_of([0, 1], size=np.int64(2)), "details with size of type int64: must be a float"),
+        (selection_of([0, 1], size="two"), "details with size of type str: must be a float"),
+        (selection_of([0, 1], size=math.nan), "details with size = nan: must be finite"),
+        (selection_of([0, 1], size=-math.inf), "details with size = -inf: must be finite"),
+        (Selection(PAIR, details={3: 1.0}), "details with a name of type int: must be a text"),  # type: ignore[dict-item]
+        (Selection(PAIR, details=[1.0]), "details of type list: must be a dict of numbers by name"),  # type: ignore[arg-type]
+        (Selection(PAIR, details=None), "details of type NoneType: must be a dict"),  # type: ignore[arg-type]
+        (Selection(PAIR, cluster_penalty_s=math.nan), "cluster_penalty_s = nan: must be finite"),
+        (Selection(PAIR, cluster_penalty_s="3"), "cluster_penalty_s of type str: must be a float"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -> None:
@@ -88,6 +101,29 @@ def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -
     with pytest.raises(ConfigError, match=re.escape(f"selection.policy: in round 3 it chose {message}")) as caught:
         checked(selection, context_of(play.table, 3))
     assert "\n" not in str(caught.value)
+
+
+BOTH = np.ones(2, np.bool_)
+
+
+@pytest.mark.parametrize(
+    ("inspection", "message"),
+    [
+        ({}, "a dict: must be a pausefl_server.selection.Inspection, or None"),
+        (Inspection(None, BOTH), "statistics of type NoneType: must be a list of dicts, one for each update"),  # type: ignore[arg-type]
+        (Inspection([{}], BOTH), "1 statistics: must be one for each of 2 updates"),
+        (Inspection([{}, None], BOTH), "statistics of type NoneType: must be a dict of numbers by name"),  # type: ignore[list-item]
+        (Inspection([{}, {"a": math.nan}], BOTH), "statistics with a = nan: must be finite"),
+        (Inspection([{"a": "x"}, {}], BOTH), "statistics with a of type str: must be a float"),  # type: ignore[dict-item]
+        (Inspection([{"a": np.float32(2)}, {}], BOTH), "statistics with a of type float32: must be"),  # type: ignore[dict-item]
+        (Inspection([{}, {}], BOTH[:1]), "admitted of shape (1,) and type bool: must be a bool array of one for"),
+        (Inspection([{}, {}], [True, True]), "admitted of type list: must be a bool array"),  # type: ignore[arg-type]
+        (Inspection([{}, {}], PAIR), "admitted of shape (2,) and type int64: must be a bool array"),
+    ],
+)
+def test_what_a_policy_finds_in_updates_is_checked(inspection: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"selection.policy: in round 3 its inspect returned {message}")):
+        checked_inspection(inspection, 2, 3)
 
 
 # --- names

@@ -11,6 +11,7 @@ from pausefl_server.model.aggregation import capped_shares, outliers
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.records import LogEvent, Observation
 from pausefl_server.rounds.open_round import OpenRound
+from pausefl_server.selection.validation import checked_inspection
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
@@ -80,6 +81,7 @@ def _inspect(open_round: OpenRound, state: RunState, model_size: int) -> tuple[l
     inspection = state.policy.inspect(state.table, open_round.selection.rows[arrived], vectors)
     if inspection is None:
         return arrived, {}
+    checked_inspection(inspection, len(arrived), open_round.job.round)
     observations: dict[str, Observation] = {}
     for client_id, found in zip(client_ids, inspection.statistics, strict=True):
         observation = observations.get(client_id, open_round.observations[client_id])  # one may be drawn twice

@@ -57,9 +57,9 @@ class Selection:
     rows: IntArray
     weights: FloatArray | None = None
     details: Mapping[str, float] = field(default_factory=dict)
-    """What to log about the choice (energy, gap, steps)."""
+    """What to log about the choice (energy, gap, steps): finite numbers by name."""
     cluster_penalty_s: float = 0.0
-    """R2's δ_τ term for this set (PAUSE v2, after eq. (22)); goes to a column of its own."""
+    """R2's δ_τ term for this set (PAUSE v2, after eq. (22)); goes to a column of its own. Finite."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""What a policy chose, checked before anything acts on it: a policy may be a user's own."""
+"""What a policy chose or found, checked before anything acts on it: a policy may be a user's own."""
+
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
-from pausefl_server.selection.base import Context, Selection
+from pausefl_server.selection.base import Context, Inspection, Selection
 
 
 def checked(selection: Selection, context: Context) -> Selection:
@@ -18,12 +21,30 @@ def checked(selection: Selection, context: Context) -> Selection:
             _check_weights(selection.weights, len(ordered))
         elif (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
             raise ValueError(f"row {twice[0]} twice: must have weights for that")
-        for name, value in selection.details.items():
-            if not isinstance(value, int | float):  # the log is JSON, which knows no numpy integers
-                raise ValueError(f"details with {name} {_form(value)}: must be a float")
+        _check_numbers(selection.details, "details")
+        _check_number(selection.cluster_penalty_s, "cluster_penalty_s")
     except ValueError as error:
         raise ConfigError(f"selection.policy: in round {context.round} it chose {error}") from None
     return selection
+
+
+def checked_inspection(inspection: Inspection, count: int, round: int) -> Inspection:
+    """`inspection`, if it is one of so many updates; else ConfigError."""
+    try:
+        if not isinstance(inspection, Inspection):
+            raise ValueError(f"a {type(inspection).__name__}: must be a pausefl_server.selection.Inspection, or None")
+        statistics, admitted = inspection.statistics, inspection.admitted
+        if not isinstance(statistics, Sequence):
+            raise ValueError(f"statistics {_form(statistics)}: must be a list of dicts, one for each update")
+        if len(statistics) != count:
+            raise ValueError(f"{len(statistics)} statistics: must be one for each of {count} updates")
+        for of_update in statistics:
+            _check_numbers(of_update, "statistics")
+        if not (_is_column(admitted, np.bool_) and len(admitted) == count):
+            raise ValueError(f"admitted {_form(admitted)}: must be a bool array of one for each of {count} updates")
+    except ValueError as error:
+        raise ConfigError(f"selection.policy: in round {round} its inspect returned {error}") from None
+    return inspection
 
 
 def _checked_rows(rows: IntArray, eligible: IntArray) -> IntArray:
@@ -44,12 +65,29 @@ def _check_weights(weights: FloatArray, count: int) -> None:
         raise ValueError("weights that are not all finite and above 0")
 
 
+def _check_numbers(numbers: Mapping[str, float], what: str) -> None:
+    """ValueError unless the log can hold these: it is JSON, which has no NaN, no numpy integers, and keys of text."""
+    if not isinstance(numbers, Mapping):
+        raise ValueError(f"{what} {_form(numbers)}: must be a dict of numbers by name")
+    for name, value in numbers.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{what} with a name {_form(name)}: must be a text")
+        _check_number(value, f"{what} with {name}")
+
+
+def _check_number(value: float, what: str) -> None:
+    if not isinstance(value, int | float):
+        raise ValueError(f"{what} {_form(value)}: must be a float")
+    if not -math.inf < value < math.inf:  # as `isfinite`, which takes no integer beyond the floats
+        raise ValueError(f"{what} = {value}: must be finite")
+
+
 def _is_column(array: object, dtype: npt.DTypeLike) -> bool:
     return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype == dtype
 
 
-def _form(array: object) -> str:
+def _form(found: object) -> str:
     """What it is, in a few words."""
-    if isinstance(array, np.ndarray):
-        return f"of shape {array.shape} and type {array.dtype}"
-    return f"of type {type(array).__name__}"
+    if isinstance(found, np.ndarray):
+        return f"of shape {found.shape} and type {found.dtype}"
+    return f"of type {type(found).__name__}"
