@@ -103,6 +103,15 @@ def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_a_policy_cannot_change_which_rows_are_eligible() -> None:
+    """A choice is compared with them."""
+    rows = np.arange(13)
+    context = context_of(Play(Pause(M)).table, 1, eligible=rows)
+    with pytest.raises(ValueError, match="read-only"):
+        context.rng.shuffle(context.eligible)
+    assert rows.flags.writeable
+
+
 BOTH = np.ones(2, np.bool_)
 
 

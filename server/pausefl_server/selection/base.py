@@ -25,12 +25,15 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Context:
-    """Everything a policy may look at when it chooses for `round` (from 1). Policies never change it."""
+    """Everything a policy may look at when it chooses for `round` (from 1). Policies never change it.
+
+    The table is the run's own, and nothing guards it: what is written there is gone once the run is resumed.
+    """
 
     round: int
     table: ClientTable
     eligible: IntArray
-    """Rows that may be chosen, ascending; never empty. Clients that rest after misses are not among them."""
+    """Rows that may be chosen, ascending, read-only; never empty. Clients that rest after misses are not among them."""
     rng: np.random.Generator
     """A function of (seed, "selection", round, attempt)."""
     epsilon_budget: float | None = None
@@ -40,6 +43,12 @@ class Context:
     oracle: Oracle | None = None
     clock: Callable[[], float] | None = None
     """Seconds, for policies with a time cap alone."""
+
+    def __post_init__(self) -> None:
+        """`checked` compares a choice with these rows, so a policy must not have changed them."""
+        eligible = self.eligible.view()
+        eligible.flags.writeable = False
+        object.__setattr__(self, "eligible", eligible)
 
     @property
     def effective_tau_min_s(self) -> float:
