@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import matplotlib as mpl
 import torch
@@ -39,6 +39,7 @@ _ROUNDS_WATCHED = 1000
 _LONGEST_S = 180.0
 _LINES_KEPT = 100
 _TOO_LATE = -1
+_MODULE = "benchmarks.gpu"
 _IMAGES = "pausefl.bench.training.images:noise_of_cifar"
 ON_GPU = ["--set", "workload.device=cuda", "--set", f"workload.dataset={_IMAGES}", "--set", "metrics.enabled=false"]
 RUN = ["--set", f"experiment.rounds={_ROUNDS}", "--quiet"]
@@ -78,9 +79,7 @@ def main(arguments: Sequence[str]) -> int:
 def commands(folder: Path) -> Mapping[str, Sequence[str]]:
     """The parts by name; runs play in `folder`."""
     files = [f"tests/test_{name}.py" for name in TESTS]
-    measured = {
-        f"{what}, {preset}": [*_python("benchmarks.gpu"), what, preset] for preset in PRESETS for what in MEASUREMENTS
-    }
+    measured = {f"{what}, {preset}": [*_python(_MODULE), what, preset] for preset in PRESETS for what in MEASUREMENTS}
     runs = {
         name: [*_pausefl("run", "small_cifar"), *ON_GPU, *RUN, *settings, "--run-dir", str(folder / str(i))]
         for i, (name, settings) in enumerate(RUNS.items())
@@ -98,8 +97,9 @@ def failures(part: Mapping[str, Any]) -> list[str]:
     values: Mapping[str, Any] = part["values"] or {}
     told = {
         f"exit status {part['exit_status']}: {part['last_line']}": part["exit_status"] != 0,
+        "nothing was measured": part["exit_status"] == 0 and part["values"] is None and _MODULE in part["command"],
         "no CUDA graph was captured": values.get("recordings") == 0,
-        "the device's memory in use has grown": any(v > 0 for k, v in values.items() if k.endswith("_growth_bytes")),
+        "memory in use has grown": any(values.get(f"{kind}_growth_bytes", 0) > 0 for kind in ("allocated", "pinned")),
         "the profiler saw nothing on the device": "busy_share" in values and values["busy_share"] is None,
     }
     return [what for what, is_so in told.items() if is_so]
@@ -128,7 +128,7 @@ def busy(preset: str, device: torch.device) -> dict[str, Any]:
 
 
 def memory(preset: str, device: torch.device, rounds: int = _ROUNDS_WATCHED) -> dict[str, Any]:
-    """By how much the memory in use of a CUDA device, and page-locked memory, grow over rounds together.
+    """By how much memory of a CUDA device, in use and kept by torch, and page-locked memory grow over rounds together.
 
     Three rounds before them capture what is captured. Large workloads play a tenth of the rounds.
     """
@@ -193,28 +193,37 @@ def played(command: Sequence[str], logs: Path | None = None, within_s: float = _
 
     Where it failed, the last lines of all that it said, and of the logs of runs in the folder `logs`.
     """
-    began_s = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as output:
+    began_s, began = time.perf_counter(), time.time()
+    with _output() as out, _output() as err:
         try:
-            status = subprocess.run(
-                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False, timeout=within_s
-            ).returncode
+            status = subprocess.run(command, cwd=ROOT, stdout=out, stderr=err, check=False, timeout=within_s).returncode
         except subprocess.TimeoutExpired:
             status = _TOO_LATE
-        output.seek(0)
-        lines = _lines(output.read())
+        out.seek(0)
+        err.seek(0)
+        printed, lines = _lines(out.read()), _lines(err.read())
     if status == _TOO_LATE:
         lines.append(f"not at its end after {within_s:g} s")
-    last_line = lines[-1] if lines else ""
-    logged = (line for path in sorted(logs.rglob("*.log")) for line in _lines(path.read_text())) if logs else ()
+    found = next((json.loads(line) for line in reversed(printed) if line.startswith("{")), None)
     return {
         "command": " ".join(command[1:]),
         "exit_status": status,
         "took_s": time.perf_counter() - began_s,
-        "last_line": last_line,
-        "values": json.loads(last_line) if status == 0 and last_line.startswith("{") else None,
-        **({"said": [*lines, *logged][-_LINES_KEPT:]} if status else {}),
+        "last_line": next(iter([*lines[-1:], *printed[-1:]]), ""),
+        "values": found if status == 0 else None,
+        **({"said": [*printed[-_LINES_KEPT:], *lines[-_LINES_KEPT:], *_logged(logs, began)]} if status else {}),
     }
+
+
+def _output() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+
+
+def _logged(folder: Path | None, since: float) -> list[str]:
+    """The last lines of the logs that were written to since then."""
+    logs = sorted(folder.rglob("*.log")) if folder else []
+    fresh = (path for path in logs if path.stat().st_mtime >= since)
+    return [line for path in fresh for line in _lines(path.read_text("utf-8", "replace"))[-_LINES_KEPT:]]
 
 
 def _lines(text: str) -> list[str]:

@@ -16,13 +16,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.evaluator.plan import EvaluatorConnection, evaluator_endpoint, evaluator_plan
 from pausefl.evaluator.process import find_evaluator, serve_evaluator
-from pausefl_proto.errors import ConfigError, EvaluatorLost
+from pausefl_proto.errors import ConfigError, EvaluatorStuck
 from pausefl_server.storage.store import Store
 from rigs.authority import Authority
 from rigs.ports import free_port
@@ -156,11 +155,30 @@ async def test_the_servers_own_evaluator_is_started_again() -> None:
 @pytest.mark.end_to_end
 async def test_the_servers_own_evaluator_is_ended_where_it_does_not_answer() -> None:
     """It may be stuck; the next evaluation starts another."""
-    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, 20.0, answer_s=1e-4)
+    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, 20.0, answer_s=4.0)
     async with asyncio.timeout(60), find_evaluator(plan, own, print) as evaluator:
-        with pytest.raises(EvaluatorLost, match=r"evaluation\.answer_timeout_s = 0\.0001: the evaluator took longer"):
-            await evaluator.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
+        _, theta_0 = await evaluator.initial()
+        (process,) = multiprocessing.active_children()
+        os.kill(process.pid or 0, signal.SIGSTOP)
+        with pytest.raises(EvaluatorStuck, match=r"evaluation\.answer_timeout_s = 4: the evaluator took longer"):
+            await evaluator.evaluate(theta_0, subset=True, patient=True)
         assert not multiprocessing.active_children()
+        assert len(await evaluator.evaluate(theta_0, subset=True, patient=True)) == 2
+
+
+@pytest.mark.end_to_end
+async def test_the_servers_own_evaluator_is_started_again_for_the_last_model() -> None:
+    """It is killed while it evaluates, and the model is not lost with it."""
+    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, 20.0, answer_s=20.0)
+    async with asyncio.timeout(60), find_evaluator(plan, own, print) as evaluator:
+        _, theta_0 = await evaluator.initial()
+        (process,) = multiprocessing.active_children()
+        os.kill(process.pid or 0, signal.SIGSTOP)
+        asked = asyncio.ensure_future(evaluator.evaluate(theta_0, subset=True, patient=True))
+        done, _ = await asyncio.wait([asked], timeout=0.2)
+        assert not done
+        process.kill()
+        assert len(await asked) == 2
 
 
 @pytest.mark.end_to_end

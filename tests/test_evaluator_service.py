@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
-from pausefl_proto.errors import ConfigError, EvaluatorLost
+from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import evaluation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Manifest, TensorSpec, Vector
@@ -208,6 +208,34 @@ async def test_an_evaluator_that_is_there_and_does_not_answer_is_lost(patient: b
             await remote.evaluate(theta, subset=True, patient=patient)
         stuck.freed.set()
         assert len(await remote.evaluate(theta, subset=True, patient=False)) == 2
+
+
+async def test_models_that_wait_for_a_stuck_evaluator_are_not_evaluated(tmp_path: Path) -> None:
+    """Each would take as long, and the run's end would wait for them all; who asks has an answer."""
+    asked, is_stuck = list[float](), asyncio.Event()
+
+    async def evaluate(theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
+        asked.append(float(theta[0]))
+        await is_stuck.wait()
+        raise EvaluatorStuck("no answer")
+
+    store, checkpoint = Store(tmp_path / "run.db"), Checkpoint(tmp_path / "checkpoints")
+    keeper = StoreActor(store, checkpoint)
+    evaluator = EvaluatorActor(evaluate, keeper, RunObserver())
+    async with asyncio.TaskGroup() as group:
+        for actor in (keeper, evaluator):
+            group.create_task(actor.run())
+        for t in range(1, 6):
+            evaluator.consider(t, np.array([t], np.float32))
+        last = group.create_task(evaluator.ask(Evaluate(9, np.array([9], np.float32), subset=True)))
+        await asyncio.sleep(0)
+        is_stuck.set()
+        assert await last == ()
+        evaluator.stop()
+        keeper.stop()
+    assert asked == [1, 9]
+    checkpoint.close()
+    store.close()
 
 
 async def test_a_round_without_its_evaluation_is_reported_once(tmp_path: Path) -> None:

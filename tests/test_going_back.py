@@ -115,6 +115,13 @@ def test_the_cost_of_going_back_counts_what_answered_nothing(tmp_path: Path) -> 
     assert f"up to {max(spent):.4g} by a client and {sum(spent):.4g} by all" in cost(store, 2)
     spent = [BUDGET.spent(4), BUDGET.spent(8) - BUDGET.spent(3)]
     assert f"up to {max(spent):.4g} by a client and {sum(spent):.4g} by all" in cost(store, 0)
+    store.go_back_to(0)
+    came_again = [*store.late_events(), came("a", 4), came("b", 8)]
+    store.save_late_events(1, came_again)
+    answers = observation("a", participation=5, epsilon=BUDGET.epsilon(5), epsilon_spent=BUDGET.spent(5))
+    store.commit_round(record(1, answers, events=tuple(came_again)))
+    spent[0] = BUDGET.spent(5)
+    assert f"up to {max(spent):.4g} by a client and {sum(spent):.4g} by all" in cost(store, 0)
     store.close()
 
 

@@ -1,8 +1,10 @@
 """`make gpu`: on a machine without a GPU it says so; its parts work on a processor too, which stands for one."""
 
 import json
+import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +62,23 @@ def test_a_device_is_busy_while_it_computes() -> None:
 
 
 def test_a_command_is_told_by_its_end(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/server.log").write_text("it was the server\n")
+    for name, at_s in (("earlier", 1.0), ("run", time.time() + 60)):  # the clock of files may be behind
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "server.log").write_text(f"it was the server of {name}\n")
+        os.utime(tmp_path / name / "server.log", (at_s, at_s))
     script = "print('first'); print('\\x1b[1mlast\\x1b[0m\\n'); raise SystemExit(3)"
     failed = gpu.played([sys.executable, "-c", script], logs=tmp_path)
     assert (failed["exit_status"], failed["last_line"]) == (3, "last")
     assert failed["took_s"] > 0
-    assert failed["said"] == ["first", "last", "it was the server"]
+    assert failed["said"] == ["first", "last", "it was the server of run"]
+    assert gpu.played([sys.executable, "-c", "import os; os.write(2, bytes([255, 10])); exit(1)"])["said"] == ["\ufffd"]
     assert gpu.failures(failed) == ["exit status 3: last"]
 
 
 def test_a_command_that_hangs_is_ended() -> None:
-    late = gpu.played([sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(60)"], within_s=2.0)
-    assert late["said"] == ["begun", "not at its end after 2 s"]
-    assert gpu.failures(late) == ["exit status -1: not at its end after 2 s"]
+    late = gpu.played([sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(60)"], within_s=5.0)
+    assert late["said"] == ["begun", "not at its end after 5 s"]
+    assert gpu.failures(late) == ["exit status -1: not at its end after 5 s"]
 
 
 @pytest.mark.parametrize(
@@ -82,13 +87,22 @@ def test_a_command_that_hangs_is_ended() -> None:
         ({"recordings": 3, "busy_share": 0.6, "pinned_growth_bytes": 0}, []),
         ({"recordings": 0}, ["no CUDA graph was captured"]),
         ({"busy_share": None}, ["the profiler saw nothing on the device"]),
-        ({"reserved_growth_bytes": 512}, ["the device's memory in use has grown"]),
+        ({"pinned_growth_bytes": 512, "reserved_growth_bytes": 0}, ["memory in use has grown"]),
+        ({"allocated_growth_bytes": 0, "reserved_growth_bytes": 512}, []),
     ],
 )
 def test_what_a_part_measures_may_fail_it(values: dict[str, Any], failures: list[str]) -> None:
-    part = gpu.played([sys.executable, "-c", "import sys; print(sys.argv[1])", json.dumps(values)])
+    """Also where something else is said after it."""
+    script = "import sys; print(sys.argv[1]); print('bye', file=sys.stderr)"
+    part = gpu.played([sys.executable, "-c", script, json.dumps(values)])
     assert part["values"] == values
     assert gpu.failures(part) == failures
+
+
+def test_a_part_that_measured_nothing_has_failed() -> None:
+    part = {"command": "-m benchmarks.gpu busy small_mnist", "exit_status": 0, "last_line": "", "values": None}
+    assert gpu.failures(part) == ["nothing was measured"]
+    assert not gpu.failures(part | {"command": "-m pytest"})
 
 
 def test_every_file_of_tests_that_needs_cuda_is_played() -> None:

@@ -4,12 +4,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from pausefl_process.ending import ask_to_end
 from rigs.command import is_alive, query, rounds_in, run, synthetic
 from rigs.waiting import wait_for
 
@@ -30,6 +32,13 @@ def test_the_first_interrupt_saves_everything(
     assert summary["stopped_because"] == f"stopped by {number.name}"
     assert summary["rounds"] == rounds_in(tmp_path / "run") >= 5
     assert (tmp_path / "run/report.html").exists() == (number == signal.SIGINT)
+
+
+def test_a_server_that_has_ended_is_asked_in_vain() -> None:
+    """A signal may come while the fleet ends what is left."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    ask_to_end(ended.pid, signal.SIGINT)
 
 
 def test_the_second_interrupt_ends_it_at_once(

@@ -31,6 +31,12 @@ class Long(Policy):
 class Named(Policy):
     def select(self, state, context, *, more): ...
 
+class Held(Policy):
+    select = None
+
+class Later(Policy):
+    async def select(self, state, context): ...
+
 class Blind(Policy):
     def observe(self, state, record): ...
     def select(self, state, context): ...
@@ -80,12 +86,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (POLICIES, "Short", "its `select` must take (state, context); takes (context) (FILE:10)"),
         (POLICIES, "Long", "its `select` must take (state, context); takes (state, context, more) (FILE:13)"),
-        (POLICIES, "Named", "its `select` must take (state, context); takes (state, context, more) (FILE:16)"),
-        (POLICIES, "Blind", "its `observe` must take (state, record, table); takes (state, record) (FILE:19)"),
-        (RULES, "Rule", "its `combine` must take (updates, weights); takes (updates) (FILE:23)"),
-        (SERVER_OPTIMIZERS, "Step", "its `step` must take (theta, change, state); takes (theta, change) (FILE:26)"),
-        (SERVER_OPTIMIZERS, "Start", "its `start` must take (model_size); takes () (FILE:29)"),
-        (BEHAVIOURS, "Examples", "its `examples` must take (examples, classes, draw); takes (examples) (FILE:33)"),
+        (POLICIES, "Named", "its `select` must take (state, context); takes (state, context, *, more) (FILE:16)"),
+        (POLICIES, "Held", "its `select` must be a method; is of type NoneType"),
+        (POLICIES, "Later", "its `select` must be a method; is a coroutine"),
+        (POLICIES, "Blind", "its `observe` must take (state, record, table); takes (state, record) (FILE:25)"),
+        (RULES, "Rule", "its `combine` must take (updates, weights); takes (updates) (FILE:29)"),
+        (SERVER_OPTIMIZERS, "Step", "its `step` must take (theta, change, state); takes (theta, change) (FILE:32)"),
+        (SERVER_OPTIMIZERS, "Start", "its `start` must take (model_size); takes () (FILE:35)"),
+        (BEHAVIOURS, "Examples", "its `examples` must take (examples, classes, draw); takes (examples) (FILE:39)"),
     ],
 )
 def test_a_method_that_cannot_be_called_is_refused(file: Path, registry: Registry, name: str, message: str) -> None:

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 130
@@ -55,8 +55,9 @@ def ask_to_end(pid: int, number: int) -> None:
 
     SIGINT is held back there, so it stays pending for `asked_by`.
     """
-    for one in dict.fromkeys((number, signal.SIGTERM)):
-        os.kill(pid, one)
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        for one in dict.fromkeys((number, signal.SIGTERM)):
+            os.kill(pid, one)
 
 
 def asked_by(number: signal.Signals) -> signal.Signals:

@@ -18,6 +18,10 @@ from pausefl_proto.errors import ConfigError
 _OF_PYTHON = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
+def _is_of_python(path: str) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in _OF_PYTHON)
+
+
 @dataclass(frozen=True)
 class NamedEntry:
     """A name that experiments may use."""
@@ -116,7 +120,7 @@ def _where_looked(module: str, error: BaseException | None) -> str:
         return f"; it is {getattr(sys.modules[module], '__file__', None) or 'built into Python'}"
     if isinstance(error, ModuleNotFoundError):
         paths = [path for path in sys.path if Path(path).is_absolute() and not path.endswith(".zip")]
-        folders = [path for path in paths if not path.startswith(_OF_PYTHON)]
+        folders = [path for path in paths if not _is_of_python(path)]
         return f"; searched besides Python's own folders: {', '.join(folders)}" if folders else ""
     return ""
 

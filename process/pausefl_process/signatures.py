@@ -4,7 +4,7 @@ A call that does not fit fails before any of the user's code runs: its error nam
 """
 
 from functools import cache
-from inspect import getattr_static, getmembers_static, isfunction, signature
+from inspect import Parameter, Signature, getattr_static, getmembers_static, iscoroutinefunction, isfunction, signature
 from types import FunctionType
 
 
@@ -14,7 +14,12 @@ def misfit(found: type, base: type) -> str:
     for name, ours in getmembers_static(base, isfunction):
         given = getattr_static(found, name)
         function = getattr(given, "__func__", given)  # of a static method or one of the class
-        if name.startswith("_") or given is ours or not isinstance(function, FunctionType):
+        if name.startswith("_") or given is ours:
+            continue
+        if iscoroutinefunction(function) or not (callable(given) or hasattr(given, "__get__")):
+            what = "a coroutine" if iscoroutinefunction(function) else f"of type {type(given).__name__}"
+            return f"its `{name}` must be a method; is {what}"
+        if not isinstance(function, FunctionType):
             continue
         # A wrapper is called itself, and may take what it likes.
         call = given.__get__(object(), found)
@@ -23,5 +28,9 @@ def misfit(found: type, base: type) -> str:
             takes.bind(*wanted)  # by place: a subclass may have names of its own
         except TypeError:
             place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-            return f"its `{name}` must take ({', '.join(wanted)}); takes ({', '.join(takes.parameters)}) ({place})"
+            return f"its `{name}` must take ({', '.join(wanted)}); takes {_without_types(takes)} ({place})"
     return ""
+
+
+def _without_types(taken: Signature) -> str:
+    return str(Signature([parameter.replace(annotation=Parameter.empty) for parameter in taken.parameters.values()]))

@@ -59,6 +59,12 @@ class Actor(ABC, Generic[Message]):
         await self._put(message, reply)
         return await reply
 
+    def drop_offered(self) -> None:
+        """Drop the waiting messages that nobody waits for an answer to."""
+        self._mailbox = deque(envelope for envelope in self._mailbox if envelope[1] is not None)
+        for sender in self._waiting_senders:
+            _wake(sender)
+
     def stop(self) -> None:
         """End the actor after the message at hand; callers that still wait get ActorStopped."""
         self.stopped = True

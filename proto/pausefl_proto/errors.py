@@ -31,6 +31,10 @@ class EvaluatorLost(PauseflError):
     """The evaluator cannot be reached; training goes on without evaluations."""
 
 
+class EvaluatorStuck(EvaluatorLost):
+    """The evaluator is there, and has taken longer for an answer than it may."""
+
+
 class BudgetError(PauseflError):
     """A release would pass the client's privacy budget, or the two sides do not agree on it."""
 

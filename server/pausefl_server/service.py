@@ -300,8 +300,7 @@ async def _evaluate_last(
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
     """The evaluations of the last model and of the best one on the full sets."""
     last, theta = coordinator.state.round, coordinator.theta
-    if not await evaluator.ask(Evaluate(last, theta, subset=True, patient=patient)):
-        return (), ()  # who is lost now has been waited for
+    await evaluator.ask(Evaluate(last, theta, subset=True, patient=patient))
     final = best = await evaluator.ask(Evaluate(last, theta, subset=False))
     if evaluator.best is not None and evaluator.best.round != last:
         best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))

@@ -21,11 +21,12 @@ from pausefl_process.events import Failed, ProgressEvent, Ready, Report
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts, start
 from pausefl_process.resources import use_no_gpu
 from pausefl_process.waits import run_telling_waits
-from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError
+from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
 
 _NICENESS = 15
+_ENDS_WITHIN_S = 1.0
 
 Say = Callable[[str], None]
 
@@ -72,14 +73,23 @@ class OwnEvaluator:
     async def evaluate(self, theta: Vector, *, subset: bool, patient: bool) -> tuple[Evaluation, ...]:
         """θ's evaluations, as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
         try:
+            return await self._evaluate(theta, subset=subset)
+        except EvaluatorStuck:
+            await self.close()
+            raise
+        except EvaluatorLost:
+            if not patient:
+                raise
+            if self._process is not None:  # its line may have ended an instant before itself
+                await asyncio.to_thread(self._process.join, _ENDS_WITHIN_S)
+            return await self._evaluate(theta, subset=subset)
+
+    async def _evaluate(self, theta: Vector, *, subset: bool) -> tuple[Evaluation, ...]:
+        try:
             line = await self._line()
         except PauseflError as error:
             raise EvaluatorLost(str(error)) from error
-        try:
-            return await line.evaluate(theta, subset=subset, patient=patient)
-        except EvaluatorLost:
-            await self.close()  # it may be alive and stuck
-            raise
+        return await line.evaluate(theta, subset=subset, patient=False)
 
     async def close(self) -> None:
         """End the process."""

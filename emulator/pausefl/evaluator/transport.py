@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pausefl_proto.endpoint import failure, listen, make_server, open_channel
-from pausefl_proto.errors import ConfigError, EvaluatorLost, PauseflError, WireError
+from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError, WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import evaluation_pb2 as pb
@@ -156,6 +156,8 @@ class RemoteEvaluator:
         ask = partial(self._ask_evaluation, theta, subset)
         try:
             return await (self._retry_until_answered(ask) if patient else ask())
+        except EvaluatorLost:
+            raise
         except (OSError, PauseflError) as error:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 
@@ -200,7 +202,7 @@ class RemoteEvaluator:
             said = shown(error.details() or "")
             return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {said}')
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return EvaluatorLost(f"evaluation.answer_timeout_s = {self._answer_s:g}: the evaluator took longer")
+            return EvaluatorStuck(f"evaluation.answer_timeout_s = {self._answer_s:g}: the evaluator took longer")
         return failure(error, self._address, self._tls)
 
 

@@ -16,7 +16,7 @@ from pausefl.results.reading import EPSILON_LABELS
 from pausefl_proto.privacy_unit import PrivacyUnit
 
 ResultRows = Sequence[Mapping[str, Any]]
-_Measure = tuple[str, str, float]
+_Panel = tuple[str, str, float]
 """What is drawn of a run: the key of its summary, the label, and the factor to the label's unit."""
 
 
@@ -49,13 +49,13 @@ def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
     return figure
 
 
-def _measures(rows: ResultRows) -> Sequence[_Measure]:
+def _measures(rows: ResultRows) -> Sequence[_Panel]:
     metric = next((row["metric"] for row in rows if row.get("metric")), "accuracy")
     accuracy = "final_accuracy", f"final test {metric} (%)", 100.0
     return accuracy, ("total_latency_s", "total latency (s)", 1.0), _leakage(rows)
 
 
-def _leakage(rows: ResultRows) -> _Measure:
+def _leakage(rows: ResultRows) -> _Panel:
     """ε in the unit of the runs; where units differ, of whole upload vectors, which every private run has."""
     units: set[PrivacyUnit] = {row["privacy_unit"] for row in rows if row.get("privacy_unit")}
     if len(units) == 1:

@@ -111,6 +111,7 @@ class Summary(TypedDict):
     """None: a run without privacy; the ε below then mean nothing."""
     epsilon_budget: float
     max_epsilon_spent: float
+    median_epsilon_spent: NotRequired[float | None]
     vector_epsilon_max: float
     private: bool
     """False: no noise, or noise from the seed, which is not private."""
@@ -138,9 +139,7 @@ class Summary(TypedDict):
 CLIENTS = """
 SELECT client_id, max(n_examples) AS n_examples, coalesce(max(times_chosen), 0) AS times_chosen,
        sum(accepted) AS accepted, max(released) AS released, max(epsilon_spent) AS epsilon_spent,
-       coalesce(max(came_with),
-                (SELECT epsilon_spent FROM events WHERE kind = 'joined' AND events.client_id = log.client_id
-                 ORDER BY sequence LIMIT 1)) AS spent_before,
+       coalesce(max(came_with), max(joined_with)) AS spent_before,
        coalesce(max(retired), 0) AS retired_before
 FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 AS accepted, NULL AS retired
       FROM observations
@@ -148,6 +147,8 @@ FROM (SELECT client_id, n_examples, participation AS released, epsilon_spent, 1 
       SELECT client_id, n_examples, released, epsilon_spent, 0, CASE kind WHEN 'retired' THEN round END FROM events)
      AS log
 LEFT JOIN selections USING (client_id)
+LEFT JOIN (SELECT client_id, epsilon_spent AS joined_with, min(sequence) FROM events WHERE kind = 'joined'
+           GROUP BY client_id) USING (client_id)
 LEFT JOIN (SELECT hello.key AS client_id, json_extract(hello.value, '$[1]') AS came_with
            FROM meta, json_each(meta.value) AS hello WHERE meta.key = 'first hellos') USING (client_id)
 GROUP BY client_id ORDER BY client_id

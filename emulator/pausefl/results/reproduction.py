@@ -126,7 +126,7 @@ def _figures(runs: Sequence[RunData]) -> dict[str, Any]:
         "best_by_seed": best,
         "total_latency_s": _interval([_total_s(run) for run in runs]),
         "greatest_leak": _interval([summary["max_epsilon_spent"] for summary in summaries] if private else [None]),
-        "median_leak": _interval([float(np.median(run.clients["epsilon_spent"])) if private else None for run in runs]),
+        "median_leak": _interval([summary.get("median_epsilon_spent") for summary in summaries]),
         "suspect_rounds": sum(summary["suspect_rounds"] for summary in summaries),
         "wall_clock_s": sum(summary["wall_clock_s"] for summary in summaries),
     }

@@ -358,7 +358,8 @@ class Fleet:
                     process.kill()
                 raise KeyboardInterrupt
             view.show(Interrupted("finishing; once more ends it at once"))
-            ask_to_end(self._server.pid, number)
+            if self._server.exitcode is None:
+                ask_to_end(self._server.pid, number)
 
         try:
             with signals_to(interrupt, signal.SIGINT, signal.SIGTERM):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pausefl_proto.actor import Actor
-from pausefl_proto.errors import EvaluatorLost, PauseflError
+from pausefl_proto.errors import EvaluatorLost, EvaluatorStuck, PauseflError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation
@@ -124,6 +124,8 @@ class EvaluatorActor(Actor[Evaluate]):
             evaluations = tuple(await self._evaluate(message.theta, subset=message.subset, patient=message.patient))
         except EvaluatorLost as error:
             self._lose(error)
+            if isinstance(error, EvaluatorStuck):
+                self.drop_offered()  # each might take as long
             return ()
         self._find(message.round)
         # The file first: after a crash in between, the model in it is evaluated once more.

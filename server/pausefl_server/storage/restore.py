@@ -99,12 +99,13 @@ def cost(store: Store, back_to: int) -> str:
 
 def _spent_after(round: int, store: Store) -> dict[str, float]:
     """The ε that each client has told of since a round, be it in an answer or otherwise."""
-    now, then = dict[str, float](), dict[str, float]()
+    now = dict[str, float]()
+    then = {client_id: epsilon for client_id, (_, epsilon) in store.first_hellos().items()}
     for number, told in _told(store):
         if number <= round:
             then[told.client_id] = max(told.epsilon_spent, then.get(told.client_id, 0.0))
         elif isinstance(told, LogEvent) and told.kind == "joined":
-            then.setdefault(told.client_id, told.epsilon_spent)  # what it came with
+            then.setdefault(told.client_id, told.epsilon_spent)  # what it came with, unless it had come before
         now[told.client_id] = max(told.epsilon_spent, now.get(told.client_id, 0.0))
     return {client_id: epsilon - then.get(client_id, 0.0) for client_id, epsilon in now.items()}
 

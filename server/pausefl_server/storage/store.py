@@ -177,6 +177,8 @@ class Store:
             for (taken_back,) in later.fetchall():
                 self._forget_round(taken_back, is_private=is_private)
             self._forget_later_clients(round)
+            self._db.execute("DELETE FROM optimizer_states WHERE round > ?", (round,))
+            self._seal_table("optimizer_states")
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(round, optimizer_state)
 

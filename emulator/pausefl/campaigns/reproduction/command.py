@@ -114,7 +114,11 @@ def _before(request: Request) -> Iterator[str]:
 def _after(request: Request, series: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
     for name, found in series.items():
         total, best = found["total_latency_s"], found["best_accuracy"]
-        ended = "the model diverged" if found["diverged_after"] else "privacy budgets ended a run early"
+        because = {
+            "the model diverged": found["diverged_after"],
+            "privacy budgets ended a run early": found["budgets_spent_after"],
+        }
+        ended = ", ".join(what for what, after in because.items() if after) or "a run ended early"
         latency = ended if total is None else f"total latency {total['mean']:.1f} s"
         yield f"{name}: {latency}, best test accuracy {100 * best['mean']:.1f} %"
     yield f"figure: {request.folder / f'{request.reproduction.name}.png'}"

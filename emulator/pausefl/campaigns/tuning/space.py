@@ -75,6 +75,8 @@ def parse_search(settings: Sequence[str], experiment: Experiment) -> SearchSpace
         key, separator, text = setting.partition("=")
         if not separator or not key.strip() or not text.strip():
             raise ConfigError(f"--search {setting}: must be KEY=SPACE such as {_FOR_EXAMPLE}")
+        if parts_of_key(key.strip()) in map(parts_of_key, space):
+            raise ConfigError(f"--search {key.strip()}: is given twice")
         space[key.strip()] = _dimension(setting, text.strip())
     source = experiment.to_toml()
     for key, dimension in space.items():

@@ -121,8 +121,9 @@ class LawReader:
 def _check_is_law(made_by_kind: object, key: str) -> None:
     """ConfigError where what a user's kind made has not all that a law offers."""
     offered = (name for name in vars(Delay) if not name.startswith("_"))
-    if missing := [f"`{name}`" for name in offered if name not in dir(made_by_kind)]:
-        name = type(made_by_kind).__name__
+    kind, own = type(made_by_kind), getattr(made_by_kind, "__dict__", ())  # not `hasattr`, which would compute
+    if missing := [f"`{name}`" for name in offered if not (hasattr(kind, name) or name in own)]:
+        name = kind.__name__
         raise ConfigError(f"{key}: {name} has no {' and '.join(missing)}; derive it from pausefl.delays.SampledDelay")
 
 

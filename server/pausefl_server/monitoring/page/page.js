@@ -111,7 +111,7 @@ function showWaterfall() {
   const shown = last.exchanges.length;
   const note = [`Round ${last.round}: ${last.answered} of ${last.chosen} chosen answered`];
   if (shown < last.answered) note.push(`the slowest ${shown} are shown`);
-  if (last.missed.length) note.push(`missed by ${last.missed.join(", ")}: latency is a lower bound`);
+  if (last.missed.length) note.push(`missed by ${last.missed.join(", ")}: the latency may be a wait for them`);
   if (last.suspect.length) note.push(`suspect: ${last.suspect.join(", ")}`);
   byId("waterfall-note").textContent = `${note.join("; ")}.`;
   const used = frame.parts.map((_, part) => last.exchanges.some((e) => e.parts[part] > 0));
