@@ -150,10 +150,15 @@ def test_missing_data_are_named(
 
 def test_at_the_end_it_is_said_why_a_series_has_no_total(tmp_path: Path) -> None:
     ended = {"total_latency_s": None, "best_accuracy": {"mean": 0.5}}
-    series: Any = {"pause": {**ended, "diverged_after": [7]}, "random": {**ended, "diverged_after": []}}
-    assert list(_after(request("small_mnist", tmp_path), series))[:2] == [
+    series: Any = {
+        name: {**ended, "diverged_after": diverged, "budgets_spent_after": spent}
+        for name, diverged, spent in (("pause", [7], []), ("random", [], [7]), ("all", [7], [8]), ("ucb", [], []))
+    }
+    assert list(_after(request("small_mnist", tmp_path), series))[:4] == [
         "pause: the model diverged, best test accuracy 50.0 %",
         "random: privacy budgets ended a run early, best test accuracy 50.0 %",
+        "all: the model diverged, privacy budgets ended a run early, best test accuracy 50.0 %",
+        "ucb: a run ended early, best test accuracy 50.0 %",
     ]
 
 
