@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pausefl.config.experiment import Experiment, parse_experiment
 from pausefl.evaluator.plan import EvaluatorConnection, evaluator_endpoint, evaluator_plan
 from pausefl.evaluator.process import find_evaluator, serve_evaluator
 from pausefl_proto.errors import ConfigError, EvaluatorStuck
+from pausefl_proto.wire import Vector
 from pausefl_server.storage.store import Store
 from rigs.authority import Authority
 from rigs.ports import free_port
@@ -152,14 +153,21 @@ async def test_the_servers_own_evaluator_is_started_again() -> None:
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.end_to_end
-async def test_the_servers_own_evaluator_is_ended_where_it_does_not_answer() -> None:
-    """It may be stuck; the next evaluation starts another."""
-    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, 20.0, answer_s=4.0)
+@asynccontextmanager
+async def stopped_evaluator(answer_s: float) -> AsyncIterator[tuple[Any, Vector, Any]]:
+    """A server's own evaluator, θ_0, and the evaluator's process, which is there and does nothing."""
+    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, 20.0, answer_s)
     async with asyncio.timeout(60), find_evaluator(plan, own, print) as evaluator:
         _, theta_0 = await evaluator.initial()
         (process,) = multiprocessing.active_children()
         os.kill(process.pid or 0, signal.SIGSTOP)
+        yield evaluator, theta_0, process
+
+
+@pytest.mark.end_to_end
+async def test_the_servers_own_evaluator_is_ended_where_it_does_not_answer() -> None:
+    """It may be stuck; the next evaluation starts another."""
+    async with stopped_evaluator(answer_s=4.0) as (evaluator, theta_0, _):
         with pytest.raises(EvaluatorStuck, match=r"evaluation\.answer_timeout_s = 4: the evaluator took longer"):
             await evaluator.evaluate(theta_0, subset=True, patient=True)
         assert not multiprocessing.active_children()
@@ -169,11 +177,7 @@ async def test_the_servers_own_evaluator_is_ended_where_it_does_not_answer() -> 
 @pytest.mark.end_to_end
 async def test_the_servers_own_evaluator_is_started_again_for_the_last_model() -> None:
     """It is killed while it evaluates, and the model is not lost with it."""
-    plan, own = evaluator_plan(parse_experiment(LEARNING)), EvaluatorConnection("", None, 20.0, answer_s=20.0)
-    async with asyncio.timeout(60), find_evaluator(plan, own, print) as evaluator:
-        _, theta_0 = await evaluator.initial()
-        (process,) = multiprocessing.active_children()
-        os.kill(process.pid or 0, signal.SIGSTOP)
+    async with stopped_evaluator(answer_s=20.0) as (evaluator, theta_0, process):
         asked = asyncio.ensure_future(evaluator.evaluate(theta_0, subset=True, patient=True))
         done, _ = await asyncio.wait([asked], timeout=0.2)
         assert not done

@@ -74,11 +74,8 @@ class OwnEvaluator:
         """θ's evaluations, as `pausefl_server.rounds.evaluation.EvaluateModel` says."""
         try:
             return await self._evaluate(theta, subset=subset)
-        except EvaluatorStuck:
-            await self.close()
-            raise
-        except EvaluatorLost:
-            if not patient:
+        except EvaluatorLost as error:
+            if not patient or isinstance(error, EvaluatorStuck):
                 raise
             if self._process is not None:  # its line may have ended an instant before itself
                 await asyncio.to_thread(self._process.join, _ENDS_WITHIN_S)
@@ -89,7 +86,11 @@ class OwnEvaluator:
             line = await self._line()
         except PauseflError as error:
             raise EvaluatorLost(str(error)) from error
-        return await line.evaluate(theta, subset=subset, patient=False)
+        try:
+            return await line.evaluate(theta, subset=subset, patient=False)
+        except EvaluatorStuck:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """End the process."""
