@@ -13,12 +13,12 @@ from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION
 from rigs.clock import Clock
-from rigs.session import FakeServer, FakeTrainer, InlineExecutor
+from rigs.session import FakeServer, FakeTrainer
 
 
 async def test_the_next_client_opens_its_stream_once_an_earlier_one_is_welcome() -> None:
     clock = Clock()
-    server, host = FakeServer(clock), HostResources(InlineExecutor(clock), clock)
+    server, host = FakeServer(clock), HostResources(None, clock)
     async with asyncio.TaskGroup() as group:
         for i in range(HELLOS_AT_ONCE + 1):
             settings = ClientSettings(f"client-{i}", "")
@@ -36,7 +36,7 @@ async def test_the_next_client_opens_its_stream_once_an_earlier_one_is_welcome()
 
 async def test_a_client_without_a_server_gives_its_turn_back() -> None:
     clock = Clock()
-    server, host = FakeServer(clock), HostResources(InlineExecutor(clock), clock)
+    server, host = FakeServer(clock), HostResources(None, clock)
     server.unreachable, began_s = True, clock()
     settings = ClientSettings("client-0", "", retry_every_s=0.0)
     session = ClientSession(settings, FakeTrainer(clock), Releaser(None), Link(), server.connect, host)
@@ -50,7 +50,7 @@ async def test_a_client_without_a_server_gives_its_turn_back() -> None:
 
 async def test_a_stream_on_which_no_welcome_comes_is_opened_anew() -> None:
     clock = Clock()
-    server, host = FakeServer(clock), HostResources(InlineExecutor(clock), clock)
+    server, host = FakeServer(clock), HostResources(None, clock)
     settings = ClientSettings("client-0", "", retry_every_s=0.0, welcome_within_s=0.05)
     session = ClientSession(settings, FakeTrainer(clock), Releaser(None), Link(), server.connect, host)
     async with asyncio.TaskGroup() as group:
@@ -64,7 +64,7 @@ async def test_a_stream_on_which_no_welcome_comes_is_opened_anew() -> None:
 
 async def test_a_client_gives_up_when_no_welcome_comes_for_long_enough() -> None:
     clock = Clock(step_s=10.0)
-    server, host = FakeServer(clock), HostResources(InlineExecutor(clock), clock)
+    server, host = FakeServer(clock), HostResources(None, clock)
     settings = ClientSettings("client-0", "", retry_every_s=0.0, welcome_within_s=0.01)
     session = ClientSession(settings, FakeTrainer(clock), Releaser(None), Link(), server.connect, host)
     with pytest.raises(PauseflError, match="the server cannot be reached: it gives no welcome"):

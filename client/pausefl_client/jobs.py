@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pausefl_client.privacy.release import Released
 from pausefl_client.training.withdrawal import Withdrawn
+from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler
 
@@ -111,10 +112,13 @@ class Withdrawals:
         self._of_job.pop((job.round, job.attempt), None)
 
 
-def awaitable(submitted: "Future[Work]") -> "asyncio.Future[Work]":
-    """For work that was done at once, without the detour by which other threads wake the event loop."""
-    if not submitted.done() or submitted.exception() is not None:
-        return asyncio.wrap_future(submitted)
+def in_thread(executor: Executor | None, work: Callable[..., Work], *arguments: Any) -> "asyncio.Future[Work]":
+    """The work done by the executor; without one it is done here, and the future is done."""
+    if executor is not None:
+        return asyncio.wrap_future(executor.submit(work, *arguments))
     future: asyncio.Future[Work] = asyncio.get_running_loop().create_future()
-    future.set_result(submitted.result())
+    try:
+        future.set_result(work(*arguments))
+    except OWN_CODE_ERRORS as error:
+        future.set_exception(error)
     return future

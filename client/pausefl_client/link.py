@@ -66,6 +66,10 @@ class Link:
     spin_s: float = SPIN_S
     """0 where the event loop is never late."""
 
+    def lets_pass(self, delays: Delays) -> bool:
+        """Whether a model is not held back at all."""
+        return not self.down and delays.down_s <= 0
+
     async def hold_model(
         self, delays: Delays, first_s: float, last_s: float, size_bytes: int, clock: Clock = time.monotonic
     ) -> float:

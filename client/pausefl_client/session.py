@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator
 
 from pausefl_client.answered_job import AnsweredJob
-from pausefl_client.jobs import Download, Withdrawals, Work, awaitable
+from pausefl_client.jobs import Download, Withdrawals, Work, in_thread
 from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser, error_in_general
@@ -252,7 +252,8 @@ class ClientSession:
         header, frames = cut(work.released.vector, work.released.digest)
         host = self._host.monitor.report(download.first_s, done_s - started_s)
         result = result_of(job, work, timing, header, host)
-        result.statistics.update(self._settings.statistics)
+        if self._settings.statistics:
+            result.statistics.update(self._settings.statistics)
         await self._write(stream, pb.ClientMessage(result=result), frames[0])
         for index, frame in enumerate(frames[1:], 1):
             await self._write(stream, pb.ClientMessage(frame=pb.Frame(index=index)), frame)
@@ -266,6 +267,8 @@ class ClientSession:
         try:
             if download.withdrawn.is_set():
                 raise Withdrawn("the job was withdrawn")
+            if self._link.lets_pass(delays):
+                return 0.0
             times = download.first_s, download.last_s, job.model.size_bytes, self._host.clock
             return await download.withdrawn.guard(self._link.hold_model(delays, *times))
         except Withdrawn:
@@ -294,8 +297,11 @@ class ClientSession:
         if self._working is not None and not self._working.done():
             # Of a job whose stream broke: one thread at a time uses the trainer, its state and the ledger.
             await download.withdrawn.guard(asyncio.wait([self._working]))
-        future = awaitable(self._host.executor.submit(self._compute, download, key, submitted_s))
+        future = in_thread(self._host.executor, self._compute, download, key, submitted_s)
         self._kept, self._working = (key, future), future
+        if future.done():  # without the event loop's turns that a wait would take
+            self._forget_damaged(future)
+            return future.result()
         future.add_done_callback(self._forget_damaged)
         return await asyncio.shield(future)
 

@@ -24,6 +24,9 @@ class StreamToServer(Protocol):
         """Send one message."""
 
 
+# Entered for every job, so made once.
+_NOTHING = contextlib.nullcontext()
+
 Connect = Callable[[], contextlib.AbstractAsyncContextManager[StreamToServer]]
 """Opens a fresh stream; OSError when the server does not answer."""
 
@@ -52,12 +55,13 @@ class ClientSettings:
 class HostResources:
     """What the sessions of one process share."""
 
-    executor: Executor
-    """Trains, adds noise and checks great models, away from the event loop."""
+    executor: Executor | None
+    """Trains, adds noise and checks great models, away from the event loop; None: on it, for work that is shorter than
+    the way to a thread and back (0.1 ms)."""
     clock: Callable[[], float] = time.monotonic
     """In seconds."""
     monitor: HostWatch = UNWATCHED
     observe: Observe = lambda _: None
     hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))
     """Held from opening a stream to its welcome: a server sends those away that come to it in a crowd."""
-    expecting: Expecting = lambda *_: contextlib.nullcontext()
+    expecting: Expecting = lambda *_: _NOTHING

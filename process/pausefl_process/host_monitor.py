@@ -4,8 +4,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -52,7 +51,10 @@ class Peaks:
 
     def since(self, from_s: float) -> float:
         """The greatest value since then; 0 where there is none."""
-        return next((value for at_s, value in self._falling if at_s >= from_s), 0.0)
+        for at_s, value in self._falling:
+            if at_s >= from_s:
+                return value
+        return 0.0
 
 
 class HostWatch(Protocol):
@@ -91,7 +93,7 @@ class Unwatched:
 UNWATCHED = Unwatched()
 
 
-class HostMonitor:
+class HostMonitor(AbstractContextManager[None]):
     """Probes this process's timers and event loop from a thread of its own, inside `watching` blocks."""
 
     def __init__(self) -> None:
@@ -112,17 +114,18 @@ class HostMonitor:
         self._thread = threading.Thread(target=self._run, name="host-monitor", daemon=True)
         self._thread.start()
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[None]:
         """Probe at least until the end of the block."""
+        return self
+
+    def __enter__(self) -> None:
         self._watchers += 1
         if self.is_parked:
             self._wanted.set()
-        try:
-            yield
-        finally:
-            self._watchers -= 1
-            self._unwatched_since_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._watchers -= 1
+        self._unwatched_since_s = time.monotonic()
 
     def report(self, since_s: float, compute_s: float) -> HostReport:
         """The worst that was seen since then (`time.monotonic`), and the share that `compute_s` is of that time."""

@@ -11,20 +11,23 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from pausefl_process.event_loop import EventLoop
+
 Result = TypeVar("Result")
 
 
 def run_telling_waits(work: Coroutine[Any, Any, Result]) -> Result:
     """Do the work in an event loop of its own, as asyncio.run does; write `waits` to standard error at each SIGUSR1.
 
-    Python lets no thread besides the main one hear signals; in others it is asyncio.run.
+    Python lets no thread besides the main one hear signals.
     """
 
     async def told() -> Result:
         with _told_on_sigusr1():
             return await work
 
-    return asyncio.run(told())
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        return runner.run(told())
 
 
 def waits() -> Iterator[str]:

@@ -89,7 +89,9 @@ class Actor(ABC, Generic[Message]):
 
     async def pump(self, timeout_s: float | None = None) -> bool:
         """Wait for a message and handle it; False when none came within `timeout_s` or the actor was stopped."""
-        if not await self._wait_for_message(timeout_s):
+        if not self._mailbox and not self.stopped:
+            await self._wait_for_message(timeout_s)
+        if not self._mailbox or self.stopped:
             return False
         await self._handle(*self._take())
         return True
@@ -112,14 +114,14 @@ class Actor(ABC, Generic[Message]):
     async def _handle(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
         self._began_s = time.monotonic()
         try:
-            await self._answer(message, reply)
+            if reply is None:
+                await self.receive(message)
+            else:
+                await self._answer(message, reply)
         finally:
             self._began_s = None
 
-    async def _answer(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
-        if reply is None:
-            await self.receive(message)
-            return
+    async def _answer(self, message: Message, reply: asyncio.Future[Any]) -> None:
         try:
             answer = await self.receive(message)
         except Exception as error:
@@ -132,19 +134,17 @@ class Actor(ABC, Generic[Message]):
             if not reply.done():
                 reply.set_result(answer)
 
-    async def _wait_for_message(self, timeout_s: float | None = None) -> bool:
-        """True when a message is there; False when stopped, or when `timeout_s` has passed."""
-        if not self._mailbox and not self.stopped:
-            loop = asyncio.get_running_loop()
-            self._idle = loop.create_future()
-            timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, self._idle)
-            try:
-                await self._idle
-            finally:
-                self._idle = None
-                if timer is not None:
-                    timer.cancel()
-        return bool(self._mailbox) and not self.stopped
+    async def _wait_for_message(self, timeout_s: float | None) -> None:
+        """Return when a message is there, the actor is stopped, or `timeout_s` has passed."""
+        loop = asyncio.get_running_loop()
+        self._idle = loop.create_future()
+        timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, self._idle)
+        try:
+            await self._idle
+        finally:
+            self._idle = None
+            if timer is not None:
+                timer.cancel()
 
     def _take(self) -> tuple[Message, asyncio.Future[Any] | None]:
         envelope = self._mailbox.popleft()

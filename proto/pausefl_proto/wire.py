@@ -5,6 +5,7 @@ No pickle anywhere: bytes from the other side become an array of floats or a `Wi
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,13 +58,13 @@ class TensorSpec:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """What a flat vector means: its tensors, in order."""
 
     tensors: tuple[TensorSpec, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of float32 values, d."""
         return sum(tensor.size for tensor in self.tensors)

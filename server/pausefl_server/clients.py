@@ -150,16 +150,18 @@ class ClientTable:
         answers = self.measured[rows] - self.missed[rows]
         self.recent_round_trips_s[rows, answers % _RECENT] = [o.timing.round_trip_s for o in record.observations]
         self._fold_latencies(rows, np.array([o.latency_s for o in record.observations]))
-        for row, o in zip(rows, record.observations, strict=True):
-            self._raise_spent(row, o.participation, o.epsilon_spent)
-            self.used[row] = o.participation
-            if o.loss is not None:
-                self.last_loss[row] = np.clip(o.loss, -GREATEST_STATED, GREATEST_STATED)
+        participation = np.array([o.participation for o in record.observations])
+        self._raise_spent(rows, participation, np.array([o.epsilon_spent for o in record.observations]))
+        self.used[rows] = participation
+        of_client = list(zip(rows.tolist(), record.observations, strict=True))
+        if losses := {row: o.loss for row, o in of_client if o.loss is not None}:
+            self.last_loss[[*losses]] = np.clip([*losses.values()], -GREATEST_STATED, GREATEST_STATED)
+        for row, o in of_client:
             if "label_0" in o.statistics:
                 labels = len(only_labels(o.statistics))
                 # A client may leave some out: it is not believed to have said all.
                 counts = np.array([o.statistics.get(f"label_{c}", 0.0) for c in range(labels)])
-                self.label_counts[int(row)] = np.clip(counts, 0.0, GREATEST_STATED)
+                self.label_counts[row] = np.clip(counts, 0.0, GREATEST_STATED)
 
     def _fold_latencies(self, rows: IntArray, latency_s: FloatArray) -> None:
         """Count answers; a reward is clamped by the τ_min in force once they are known."""
@@ -209,11 +211,11 @@ class ClientTable:
         elif event.kind == "retired":
             self.retired[row] = True
 
-    def _raise_spent(self, row: int, released: int, epsilon_spent: float) -> None:
+    def _raise_spent(self, rows: IntArray | int, released: IntArray | int, epsilon_spent: FloatArray | float) -> None:
         """What is proven is only ever corrected upwards."""
-        self.proven[row] = max(int(self.proven[row]), released)
-        self.released[row] = max(int(self.released[row]), released)
-        self.epsilon_spent[row] = max(float(self.epsilon_spent[row]), epsilon_spent)
+        self.proven[rows] = np.maximum(self.proven[rows], released)
+        self.released[rows] = np.maximum(self.released[rows], released)
+        self.epsilon_spent[rows] = np.maximum(self.epsilon_spent[rows], epsilon_spent)
 
     def _append(self, ids: list[str], round: int) -> None:
         if not ids:

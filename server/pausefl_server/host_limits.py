@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_server.records import Signal
@@ -17,6 +18,7 @@ ADVICE = {
 }
 """What to do about each doubt, by the name of its limit."""
 _SERVER_COMPUTES = "the server's own work made up the round: choose fewer clients a round, or a smaller model"
+_values = attrgetter(*ADVICE)
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,15 @@ class HostLimits:
         Time that clients compute is no part of the signal "communication", and so no reason to doubt it; nor where a
         drawn total holds it (`total_delays`), of which overruns are counted.
         """
-        found = [f"server {name}" for name in self._passed(server)]
-        of_clients = {name for report in clients for name in self._passed(report)}
-        if signal == "communication" or total_delays:
-            of_clients.discard("compute_share")
-        return (*found, *(f"clients {name}" for name in ADVICE if name in of_clients))
+        of_server, of_clients = self._passed([server]), self._passed(clients)
+        if (signal == "communication" or total_delays) and "compute_share" in of_clients:
+            of_clients.remove("compute_share")
+        return (*(f"server {name}" for name in of_server), *(f"clients {name}" for name in of_clients))
 
-    def _passed(self, report: HostReport) -> list[str]:
-        return [name for name in ADVICE if getattr(report, name) > getattr(self, name)]
+    def _passed(self, reports: Iterable[HostReport]) -> list[str]:
+        """The limits that at least one of the reports is beyond."""
+        worst = map(max, zip(*map(_values, reports), strict=True))
+        return [name for name, value, limit in zip(ADVICE, worst, _values(self), strict=False) if value > limit]
 
 
 def advice(doubt: str) -> str:

@@ -189,7 +189,7 @@ class SessionRig:
             Releaser(privacy),
             Link(delays),
             self.server.connect,
-            HostResources(executor or InlineExecutor(self.clock), self.clock, observe=self.observed.append),
+            HostResources(executor, self.clock, observe=self.observed.append),
         )
 
     def keep_states(self, path: Path) -> None:

@@ -1,7 +1,5 @@
 """The server's only module that imports gRPC: bytes in, bytes out, one stream a client."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -14,6 +12,10 @@ from pausefl_proto.wire import SERVICE, encode
 from pausefl_server.connections.hello_limits import ConnectionBounds
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 
+# What gRPC raises where a stream breaks in the midst of a read or a write. Elsewhere it cancels the coroutine that
+# serves the stream.
+_BROKEN_LINE = (grpc.aio.InternalError, grpc.aio.UsageError)
+
 
 class GrpcStreamToClient:
     """`client_actor.StreamToClient` over a gRPC context, in bytes: a job is serialised once for all clients."""
@@ -22,25 +24,17 @@ class GrpcStreamToClient:
         self._context = context
 
     async def read(self) -> bytes | None:
-        with _broken_line():
+        try:
             data: Any = await self._context.read()
+        except _BROKEN_LINE as error:
+            raise ConnectionError(str(error)) from error
         return None if data is grpc.aio.EOF else data
 
     async def write(self, message: bytes) -> None:
-        with _broken_line():
+        try:
             await self._context.write(message)
-
-
-@contextmanager
-def _broken_line() -> Iterator[None]:
-    """ConnectionError for what gRPC raises where a stream breaks in the midst of a read or a write.
-
-    Elsewhere it cancels the coroutine that serves the stream.
-    """
-    try:
-        yield
-    except (grpc.aio.InternalError, grpc.aio.UsageError) as error:
-        raise ConnectionError(str(error)) from error
+        except _BROKEN_LINE as error:
+            raise ConnectionError(str(error)) from error
 
 
 class FederationServer:

@@ -22,7 +22,7 @@ from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import Acknowledge, JobDropped, Lost, Pinged, Refusal, Register, Shutdown, Update
-from pausefl_server.rounds.observing import observe, reconciled
+from pausefl_server.rounds.observing import reconciled
 from pausefl_server.rounds.open_round import OpenRound
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop
@@ -368,7 +368,7 @@ class Coordinator(Actor[_Message]):
             answer = update.client_id, update.round, str(error)
             self._take_refusal(Refusal(*answer, rejected=True, release=update.release, attempt=update.attempt))
             return
-        open_round.take(update, observe(update, table, self._settings, self._now_s()))
+        open_round.take(update, table, self._settings, self._now_s())
 
     def _take_late(self, update: Update) -> None:
         self._unlogged.events.add(*self._late.take(update))

@@ -13,10 +13,13 @@ _LEAST_LATENCY_S = 1e-6
 _WIRE_BYTES_PER_S = 1.25e9
 
 
-def observe(update: Update, table: ClientTable, settings: ServerSettings, now_s: float) -> Observation:
-    """What the log is to know of an update that is taken at `now_s`; its client has a row in `table`."""
+def observe(update: Update, bounded: Timing, table: ClientTable, settings: ServerSettings, now_s: float) -> Observation:
+    """What the log is to know of an update that is taken at `now_s`; its client has a row in `table`.
+
+    `bounded` is its timing as far as it is believed (`bounded_timing`).
+    """
     row = table.row_of[update.client_id]
-    latency_s = bounded_timing(update).signal_s(settings.signal, settings.time_scale)
+    latency_s = bounded.signal_s(settings.signal, settings.time_scale)
     waited_s = update.timing.server_wait_s + now_s - update.arrived_s
     return Observation(
         client_id=update.client_id,

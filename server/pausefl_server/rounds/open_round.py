@@ -5,10 +5,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from pausefl_process.host_monitor import HostReport
+from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord
 from pausefl_server.rounds.deadline import second_wait_s
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
-from pausefl_server.rounds.observing import bounded_timing, reconciled
+from pausefl_server.rounds.observing import bounded_timing, observe, reconciled
 from pausefl_server.selection.base import Selection
 from pausefl_server.settings import ServerSettings
 
@@ -77,13 +78,14 @@ class OpenRound:
         for client_id in tuple(self.due):
             self.miss(client_id, "unneeded", "enough others had answered", now_s)
 
-    def take(self, update: Update, observation: Observation) -> None:
-        """Count an answer that was waited for."""
+    def take(self, update: Update, table: ClientTable, settings: ServerSettings, now_s: float) -> None:
+        """Count an answer that was waited for; its client has a row in `table`."""
         del self.due[update.client_id]
-        if bounded_timing(update) is not update.timing:
+        bounded = bounded_timing(update)
+        if bounded is not update.timing:
             self.capped.append(LogEvent("capped", update.client_id, "device time"))
         self.updates[update.client_id] = update
-        self.observations[update.client_id] = observation
+        self.observations[update.client_id] = observe(update, bounded, table, settings, now_s)
 
     def returned(self, client_id: str, now_s: float) -> Dispatch | None:
         """The job for a client that lost its stream and is back; None when it is not waited for.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pausefl_process.files import sync_data, sync_folder, write_durably, write_over
+from pausefl_process.files import begin_sync, sync_data, sync_folder, write_durably, write_over
 from pausefl_proto.wire import Vector, digest
 
 KEPT_BYTES_MAX = 1 << 30
@@ -32,9 +32,18 @@ class Checkpoint:
 
     def save(self, round: int, theta: Vector) -> None:
         """Write θ_t durably: when this returns it survives a crash."""
+        self.write(round, theta)
+        self.sync(round)
+
+    def write(self, round: int, theta: Vector) -> None:
+        """Send θ_t on its way to the disk: `sync` waits for less when other work has been done in between."""
         file = self._files[round % 2]
         write_over(file, theta.data.cast("B"))
-        sync_data(file)
+        begin_sync(file)
+
+    def sync(self, round: int) -> None:
+        """Make θ_t durable: when this returns it survives a crash."""
+        sync_data(self._files[round % 2])
 
     def load(self, round: int, model_digest: str) -> Vector | None:
         """θ_t, (d,) float32, or None when its slot does not hold it (torn, or overwritten since)."""

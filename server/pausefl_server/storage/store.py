@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -94,8 +94,13 @@ class Store:
         pings: Iterable[Ping] = (),
         optimizer_state: Vector | None = None,
         later_events: Sequence[LogEvent] = (),
+        first: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a round, its pings and optimizer's state, and what the next will have to know, in one transaction."""
+        """Write a round, its pings and optimizer's state, and what the next will have to know, in one transaction.
+
+        `first` returns once all that the log may tell of is durable: it is called before the commit, which is not made
+        if it raises.
+        """
         with self._transaction():
             self._write_attempt(_INSERT_ROUND, record, pings)
             rows = [observation_row(record.round, o) for o in record.observations]
@@ -106,6 +111,7 @@ class Store:
             if later_events:
                 self._insert_events(record.round + 1, 0, later_events)
                 self._seal_round(record.round + 1)
+            first()
 
     def save_failed_attempt(
         self, record: RoundRecord, pings: Iterable[Ping] = (), later_events: Iterable[LogEvent] = ()

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import PauseflError
@@ -82,8 +83,9 @@ class StoreActor(Actor[Write]):
     def _write(self, message: Write) -> None:
         match message:
             case CommitRound(record, theta, pings, optimizer_state, later_events):
-                self._checkpoint.save(record.round, theta)
-                self._store.commit_round(record, pings, optimizer_state, later_events)
+                self._checkpoint.write(record.round, theta)
+                made_durable = partial(self._checkpoint.sync, record.round)
+                self._store.commit_round(record, pings, optimizer_state, later_events, first=made_durable)
                 if self._keep_every and record.round % self._keep_every == 0:
                     self._checkpoint.keep(record.round, theta, optimizer_state)
             case SaveFailedAttempt(record, pings, later_events):

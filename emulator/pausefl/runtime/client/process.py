@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pausefl.population.availability import Presence
 from pausefl.population.behaviours import BehaviourChain
@@ -37,7 +37,7 @@ from pausefl_process.http_server import WebServer
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts
 from pausefl_process.log_file import write_output_to
 from pausefl_process.logs import is_verbose, set_up_log
-from pausefl_process.plugins import OWN_CODE_ERRORS, errors_of_own_code
+from pausefl_process.plugins import errors_of_own_code
 from pausefl_process.resources import allow_many_files, keep_freed_memory, use_no_gpu
 from pausefl_process.waits import run_telling_waits
 from pausefl_proto.errors import ConfigError, PauseflError, first_error
@@ -49,8 +49,6 @@ if TYPE_CHECKING:  # clients with a synthetic model need no torch
 
 # Training yields the processor to whatever keeps time.
 _TRAINER_NICENESS = 10
-
-Result = TypeVar("Result")
 
 log = logging.getLogger("pausefl.client")
 rounds_log = logging.getLogger("pausefl.client.rounds")
@@ -110,8 +108,8 @@ class ClientPlatform:
 
     connect: Callable[[str], Connect]
     """client id -> what opens its stream to the server."""
-    executor: Executor
-    """Trains for all of them."""
+    executor: Executor | None
+    """Trains for all of them; None: the event loop does, where that takes no time."""
     clock: Callable[[], float] = time.monotonic
     watch: Callable[[], ClosableWatch] = HostMonitor
     spin_s: float = SPIN_S
@@ -171,7 +169,8 @@ async def run_clients(
     with ExitStack() as closing:
         size = trainers[client_ids[0]].manifest.size
         privacies = open_privacies(plan.privacy, trainers, ledgers, closing)
-        closing.callback(platform.executor.shutdown, cancel_futures=True)
+        if platform.executor is not None:
+            closing.callback(platform.executor.shutdown, cancel_futures=True)
         monitor = platform.watch()
         closing.callback(monitor.close)
         observe = _logged(_expose(plan.scrape, privacies, size, sessions, on_metrics, closing))
@@ -349,21 +348,9 @@ async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
         yield called
 
 
-class InlineExecutor(Executor):
-    """Runs work in the thread that submits it, for work shorter than the way to another and back (0.1 ms)."""
-
-    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
-        future: Future[Result] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except OWN_CODE_ERRORS as error:
-            future.set_exception(error)
-        return future
-
-
-def trainer_pool(plan: ClientPlan) -> Executor:
+def trainer_pool(plan: ClientPlan) -> AbstractContextManager[Executor | None]:
     """Training, noise, the ledger and checking a great model have threads of their own, away from the event loop."""
-    return InlineExecutor() if takes_no_time(plan) else ThreadPoolExecutor(plan.training.trainers, "trainer", _be_nice)
+    return nullcontext() if takes_no_time(plan) else ThreadPoolExecutor(plan.training.trainers, "trainer", _be_nice)
 
 
 def takes_no_time(plan: ClientPlan) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan
 from pausefl.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.client.plan import ClientPlan
-from pausefl.runtime.client.process import ClientPlatform, InlineExecutor, run_clients, takes_no_time
+from pausefl.runtime.client.process import ClientPlatform, run_clients, takes_no_time
 from pausefl.runtime.server.plan import ServerPlan
 from pausefl.runtime.server.process import play, work_for_fleet
 from pausefl.runtime.virtual.batching import with_batching
@@ -123,7 +123,7 @@ async def _run_clients_once_listening(
     rendezvous: _Rendezvous, plan: ClientPlan, run_dir: Path, workers: Workers, clock: Callable[[], float]
 ) -> None:
     await rendezvous.listening.wait()
-    executor = InlineExecutor() if takes_no_time(plan) else workers
+    executor = None if takes_no_time(plan) else workers
     platform = ClientPlatform(rendezvous.connect, executor, clock, lambda: UNWATCHED, spin_s=0.0)
     rounds = None if plan.presence is None else rendezvous.called()
     try:

@@ -1,0 +1,49 @@
+"""The event loop of processes that talk gRPC: one turn for all of gRPC's events that are there, not one for each."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVarTuple, Unpack
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+Arguments = TypeVarTuple("Arguments")
+
+_MOST_BYTES = 4096
+
+
+class EventLoop(asyncio.SelectorEventLoop):
+    """asyncio's own, which spares gRPC needless turns.
+
+    grpcio's thread writes a byte to a socket for each event. Its reader takes one byte a turn, and handles all events
+    that are there: the bytes of those it handled make the loop turn for nothing, some seventeen times in a round of ten
+    clients, just while the round is written to the disk.
+    """
+
+    def add_reader(
+        self, fd: "FileDescriptorLike", callback: Callable[[Unpack[Arguments]], Any], *args: *Arguments
+    ) -> None:
+        """As asyncio's."""
+        if isinstance(fd, socket.socket) and _is_grpcs(callback):
+            super().add_reader(fd, _once_for_all(fd, callback), *args)
+        else:
+            super().add_reader(fd, callback, *args)
+
+
+def _is_grpcs(callback: Callable[..., Any]) -> bool:
+    return getattr(getattr(callback, "func", callback), "__name__", "") == "_handle_events"
+
+
+def _once_for_all(
+    signals: socket.socket, handle_events: Callable[[Unpack[Arguments]], Any]
+) -> Callable[[Unpack[Arguments]], None]:
+    """Lets gRPC handle its events, with the last of their bytes alone: each event was there before its byte."""
+
+    def handle(*args: *Arguments) -> None:
+        waiting = len(signals.recv(_MOST_BYTES, socket.MSG_PEEK))
+        if waiting > 1:
+            signals.recv(waiting - 1)
+        handle_events(*args)
+
+    return handle
