@@ -13,15 +13,18 @@ from pausefl_process.event_loop import EventLoop
 
 
 class Grpc:
-    """gRPC's way of telling an event loop of its events: a byte for each, of which one is taken a turn."""
+    """gRPC's way of telling an event loop of its events: a byte for each, then all that are there at the first."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
+        self.reader, self._writer = socket.socketpair()
+        self.reader.setblocking(False)
         self._events: list[int] = []
-        self.handled: list[list[int]] = []
+        self.turns: list[list[int]] = []
+        """The events of each turn of the loop in which it was told of some."""
+        self.on_event: Callable[[int], None] = lambda _: None
+        self._is_new_turn = True
         self._turned = asyncio.Event()
-        loop.add_reader(self._reader, partial(self._handle_events, loop))
+        loop.add_reader(self.reader, partial(self._handle_events, loop))
         self._loop = loop
 
     def happen(self, *events: int) -> None:
@@ -29,22 +32,33 @@ class Grpc:
             self._events.append(event)
             self._writer.send(b"1")
 
-    def _handle_events(self, loop: asyncio.AbstractEventLoop) -> None:
-        assert loop is self._loop
-        assert self._reader.recv(1) == b"1"
-        self.handled.append(self._events)
-        self._events = []
-        self._turned.set()
-
-    async def turns(self, many: int) -> None:
-        while len(self.handled) < many:
+    async def told(self, turns: int) -> None:
+        while len(self.turns) < turns:
             self._turned.clear()
             await self._turned.wait()
 
+    def take_all(self) -> None:
+        self.reader.recv(10)
+
     def close(self) -> None:
-        self._loop.remove_reader(self._reader)
-        self._reader.close()
+        self._loop.remove_reader(self.reader)
+        self.reader.close()
         self._writer.close()
+
+    def _handle_events(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert loop is self._loop
+        assert self.reader.recv(1) == b"1"
+        if self._is_new_turn:
+            self._is_new_turn = False
+            self.turns.append([])
+            loop.call_soon(self._end_turn)
+        while self._events:
+            self.turns[-1].append(event := self._events.pop(0))
+            self.on_event(event)
+
+    def _end_turn(self) -> None:
+        self._is_new_turn = True
+        self._turned.set()
 
 
 @pytest.mark.parametrize(
@@ -54,15 +68,52 @@ def test_all_events_that_are_there_take_one_turn(
     make_loop: Callable[[], asyncio.AbstractEventLoop], turns: list[list[int]]
 ) -> None:
     async def play() -> list[list[int]]:
-        with closing(Grpc(asyncio.get_running_loop())) as told:
-            told.happen(1, 2, 3)
-            await told.turns(len(turns) - 1)
-            told.happen(4)
-            await told.turns(len(turns))
-            return told.handled
+        with closing(Grpc(asyncio.get_running_loop())) as grpcs:
+            grpcs.happen(1, 2, 3)
+            await grpcs.told(len(turns) - 1)
+            grpcs.happen(4)
+            await grpcs.told(len(turns))
+            return grpcs.turns
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
         assert runner.run(play()) == turns
+
+
+def fail_at(event: int, happened: int) -> None:
+    if happened == event:
+        raise RuntimeError(f"event {event}")
+
+
+def test_events_after_one_that_fails_are_handled_in_the_next_turn() -> None:
+    async def play() -> list[list[int]]:
+        loop, failed = asyncio.get_running_loop(), list[str]()
+        loop.set_exception_handler(lambda _, context: failed.append(str(context["exception"])))
+        with closing(Grpc(loop)) as grpcs:
+            grpcs.on_event = partial(fail_at, 2)
+            grpcs.happen(1, 2, 3)
+            await grpcs.told(2)
+            assert failed == ["event 2"]
+            return grpcs.turns
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        assert runner.run(play()) == [[1, 2], [3]]
+
+
+def test_bytes_that_another_loop_has_taken_are_no_error() -> None:
+    async def play() -> list[list[int]]:
+        loop, failed = asyncio.get_running_loop(), list[object]()
+        loop.set_exception_handler(lambda _, context: failed.append(context))
+        with closing(Grpc(loop)) as grpcs:
+            grpcs.on_event = lambda event: None if event != 1 else grpcs.take_all()
+            grpcs.happen(1, 2, 3)
+            await grpcs.told(1)
+            grpcs.happen(4)
+            await grpcs.told(2)
+            assert failed == []
+            return grpcs.turns
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        assert runner.run(play()) == [[1, 2, 3], [4]]
 
 
 def test_other_readers_are_left_as_they_are() -> None:

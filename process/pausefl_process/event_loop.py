@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVarTuple, Unpack
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ _MOST_BYTES = 4096
 class EventLoop(asyncio.SelectorEventLoop):
     """asyncio's own, which spares gRPC needless turns.
 
-    grpcio's thread writes a byte to a socket for each event. Its reader takes one byte a turn, and handles all events
-    that are there: the bytes of those it handled make the loop turn for nothing, some seventeen times in a round of ten
-    clients, just while the round is written to the disk.
+    grpcio's thread writes a byte to a socket for each event. Its reader takes one byte, and handles all events that are
+    there: the bytes of those it handled make the loop turn for nothing, some seventeen times in a round of ten clients,
+    just while the round is written to the disk.
     """
 
     def add_reader(
@@ -38,12 +39,11 @@ def _is_grpcs(callback: Callable[..., Any]) -> bool:
 def _once_for_all(
     signals: socket.socket, handle_events: Callable[[Unpack[Arguments]], Any]
 ) -> Callable[[Unpack[Arguments]], None]:
-    """Lets gRPC handle its events, with the last of their bytes alone: each event was there before its byte."""
+    """Lets gRPC take all bytes that are there, one by one, for it looks for events after each: none is missed."""
 
     def handle(*args: *Arguments) -> None:
-        waiting = len(signals.recv(_MOST_BYTES, socket.MSG_PEEK))
-        if waiting > 1:
-            signals.recv(waiting - 1)
-        handle_events(*args)
+        with suppress(BlockingIOError):  # another thread's loop may take bytes meanwhile
+            for _ in signals.recv(_MOST_BYTES, socket.MSG_PEEK) or b"\0":  # where there are no more, gRPC is told
+                handle_events(*args)
 
     return handle

@@ -37,10 +37,11 @@ def sqlite_synchronous() -> str:
 
 
 def begin_sync(file: int) -> None:
-    """Have the kernel begin to write what was written to an open file, without waiting, where it can be asked to."""
+    """Have the kernel begin to write to the disk what was written to an open file, where it can be asked to."""
     if sys.platform == "linux" and not _Fsync.is_skipped:
-        # It writes what is not on the disk yet before it would drop it from its memory.
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        # It writes what is not on the disk yet before it would drop it from its memory. A hint: nothing depends on it.
+        with suppress(OSError):
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def sync_data(file: int) -> None:
