@@ -171,8 +171,8 @@ async def test_a_client_says_in_one_line_whom_it_does_not_trust(
     authority: Authority, stranger: Authority, tmp_path: Path
 ) -> None:
     async with listening(authority.certify("server")) as port:
-        arguments = ("client", tmp_path, Tls(ca=stranger.ca), f"--server=127.0.0.1:{port}", "--client-id=client-000")
-        done = await asyncio.to_thread(pausefl, *arguments)
+        join = f"--server=127.0.0.1:{port}", "--client-id=client-000", f"--ledger-dir={tmp_path / 'ledgers'}"
+        done = await asyncio.to_thread(pausefl, "client", tmp_path, Tls(ca=stranger.ca), *join)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith('pausefl: tls.ca = "')

@@ -163,7 +163,8 @@ def test_what_own_code_prints_on_the_event_loop_stalls_no_round(tmp_path: Path, 
         ready = json.loads(server.stdout.readline())
         client = [*PAUSEFL, "client", str(config), "--server", f"127.0.0.1:{ready['port']}"]
         try:
-            assert subprocess.run([*client, "--client-id", "client-000"], timeout=40, check=False).returncode == 0
+            join = [*client, "--client-id", "client-000", "--ledger-dir", str(tmp_path / "ledgers")]
+            assert subprocess.run(join, timeout=40, check=False).returncode == 0
             server.communicate(timeout=20)
         finally:
             server.kill()
