@@ -46,6 +46,8 @@ enabled = false
 _GRPC_ABORTS = "UNREACHABLE CODE"
 # No round in so long, faults or none, is a violation.
 _PATIENCE_S = 90.0
+# A client that is away while the last rounds are played finds no server any more. A last try may take 30 s.
+_GIVE_UP_AFTER_S = 40.0
 _LONGEST_PAUSE_S = 6.0
 _LONGEST_JUMP_S = 10**8
 
@@ -199,7 +201,7 @@ class Federation:
         self._hosts[number] = await self._processes.start(
             f"clients-{number}",
             *("client", self._config, "--server", address, "--slot", number, "--count", count),
-            *("--ledger-dir", self._run_dir / "ledgers"),
+            *("--ledger-dir", self._run_dir / "ledgers", "--set", f"clients.connect_timeout_s={_GIVE_UP_AFTER_S}"),
         )
 
     def _revive_hosts(self, group: asyncio.TaskGroup) -> None:
