@@ -80,7 +80,7 @@ async def test_a_server_whose_store_does_not_write_is_not_healthy(
 ) -> None:
     monkeypatch.setattr(probes, "_WRITES_WITHIN_S", 0.0)
     stuck = threading.Event()
-    monkeypatch.setattr("pausefl_server.storage.checkpoint.Checkpoint.save", lambda *_: stuck.wait(30))
+    monkeypatch.setattr("pausefl_server.storage.checkpoint.Checkpoint.sync", lambda *_: stuck.wait(30))
     async with federation(tmp_path, All(1), metrics=MetricsSettings(linger_s=0.0)) as run, clients() as some:
         base = await base_of(run)
         for name in ("a", "b"):
