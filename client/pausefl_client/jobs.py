@@ -112,7 +112,7 @@ class Withdrawals:
         self._of_job.pop((job.round, job.attempt), None)
 
 
-def in_thread(executor: Executor | None, work: Callable[..., Work], *arguments: Any) -> "asyncio.Future[Work]":
+def computed(executor: Executor | None, work: Callable[..., Work], *arguments: Any) -> "asyncio.Future[Work]":
     """The work done by the executor; without one it is done here, and the future is done."""
     if executor is not None:
         return asyncio.wrap_future(executor.submit(work, *arguments))

@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator
 
 from pausefl_client.answered_job import AnsweredJob
-from pausefl_client.jobs import Download, Withdrawals, Work, in_thread
+from pausefl_client.jobs import Download, Withdrawals, Work, computed
 from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser, error_in_general
@@ -297,7 +297,7 @@ class ClientSession:
         if self._working is not None and not self._working.done():
             # Of a job whose stream broke: one thread at a time uses the trainer, its state and the ledger.
             await download.withdrawn.guard(asyncio.wait([self._working]))
-        future = in_thread(self._host.executor, self._compute, download, key, submitted_s)
+        future = computed(self._host.executor, self._compute, download, key, submitted_s)
         self._kept, self._working = (key, future), future
         if future.done():  # without the event loop's turns that a wait would take
             self._forget_damaged(future)

@@ -94,12 +94,11 @@ class Store:
         pings: Iterable[Ping] = (),
         optimizer_state: Vector | None = None,
         later_events: Sequence[LogEvent] = (),
-        first: Callable[[], None] = lambda: None,
+        before_commit: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a round, its pings and optimizer's state, and what the next will have to know, in one transaction.
 
-        `first` returns once all that the log may tell of is durable: it is called before the commit, which is not made
-        if it raises.
+        `before_commit` returns once all that the log may tell of is durable; where it raises, nothing is committed.
         """
         with self._transaction():
             self._write_attempt(_INSERT_ROUND, record, pings)
@@ -111,7 +110,7 @@ class Store:
             if later_events:
                 self._insert_events(record.round + 1, 0, later_events)
                 self._seal_round(record.round + 1)
-            first()
+            before_commit()
 
     def save_failed_attempt(
         self, record: RoundRecord, pings: Iterable[Ping] = (), later_events: Iterable[LogEvent] = ()

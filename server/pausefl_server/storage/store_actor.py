@@ -85,7 +85,7 @@ class StoreActor(Actor[Write]):
             case CommitRound(record, theta, pings, optimizer_state, later_events):
                 self._checkpoint.write(record.round, theta)
                 made_durable = partial(self._checkpoint.sync, record.round)
-                self._store.commit_round(record, pings, optimizer_state, later_events, first=made_durable)
+                self._store.commit_round(record, pings, optimizer_state, later_events, before_commit=made_durable)
                 if self._keep_every and record.round % self._keep_every == 0:
                     self._checkpoint.keep(record.round, theta, optimizer_state)
             case SaveFailedAttempt(record, pings, later_events):

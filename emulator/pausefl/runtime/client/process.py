@@ -349,7 +349,7 @@ async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
 
 
 def trainer_pool(plan: ClientPlan) -> AbstractContextManager[Executor | None]:
-    """Training, noise, the ledger and checking a great model have threads of their own, away from the event loop."""
+    """Threads for training, noise, the ledger and checking a great model; None where all that takes no time."""
     return nullcontext() if takes_no_time(plan) else ThreadPoolExecutor(plan.training.trainers, "trainer", _be_nice)
 
 
