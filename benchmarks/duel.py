@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trees = [options.before, options.after]
         order = [0, 1] if number % 2 == 0 else [1, 0]  # who begins has the machine for itself for a moment
         plays = {i: _begin(trees[i], options.rounds, options.bytes) for i in order}
-        before_s, after_s = (_round_s(plays[i]) for i in (0, 1))
+        before_s, after_s = _rounds_s(plays[0], plays[1])
         ratios.append(after_s / before_s)
         print(f"{before_s * 1e3:.2f} ms, {after_s * 1e3:.2f} ms: {ratios[-1]:.3f}", flush=True)
     print(said_of(ratios))
@@ -59,6 +60,18 @@ def _begin(tree: Path, rounds: int, size: int) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def _rounds_s(*plays: "subprocess.Popen[str]") -> list[float]:
+    """The mean duration of each fleet's rounds; both end as soon as one has failed."""
+    with ThreadPoolExecutor(len(plays)) as pool:
+        durations = [pool.submit(_round_s, play) for play in plays]
+        try:
+            wait(durations, return_when=FIRST_EXCEPTION)
+        finally:
+            for play in plays:
+                play.terminate()
+    return [duration.result() for duration in durations]
 
 
 def _round_s(play: "subprocess.Popen[str]") -> float:

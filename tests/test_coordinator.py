@@ -13,7 +13,7 @@ import pytest
 
 from pausefl_process.events import RoundCommitted, WaitingForClients
 from pausefl_proto.arrays import IntArray
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
@@ -102,7 +102,7 @@ class Careless(All):
 async def test_a_policy_that_finds_no_number_ends_the_run_before_it_is_written(rig: MakeRig) -> None:
     async with rig(Careless(2), rounds=1, minimum_clients=1).running() as r:
         await r.join("a")
-        with pytest.raises(ConfigError, match=r"^selection\.policy: in round 1 its inspect returned statistics with"):
+        with pytest.raises(PauseflError, match=r"^selection\.policy: in round 1 its inspect returned statistics with"):
             await r.played()
         assert r.store.rounds() == []
 
@@ -148,7 +148,7 @@ async def test_a_policy_that_chooses_what_cannot_be_played_ends_the_run_in_one_l
     async with rig(Wild(2)).running() as r:
         peers = [await r.join(c) for c in "ab"]
         with pytest.raises(
-            ConfigError, match=r"^selection\.policy: in round 1 it chose row 99: must be one of [^\n]*$"
+            PauseflError, match=r"^selection\.policy: in round 1 it chose row 99: must be one of [^\n]*$"
         ):
             await r.played()
         assert all(peer.jobs.empty() for peer in peers)

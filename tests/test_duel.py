@@ -29,3 +29,14 @@ def test_two_checkouts_are_played_at_once() -> None:
     first, second, result = played.stdout.splitlines()
     assert all(line.count(" ms") == 2 for line in (first, second))
     assert result.endswith(" times as long after as before")
+
+
+@pytest.mark.end_to_end
+def test_both_fleets_end_where_one_fails(tmp_path: Path) -> None:
+    (tmp_path / "emulator/pausefl").mkdir(parents=True)
+    (tmp_path / "emulator/pausefl/__init__.py").write_text("raise SystemExit('broken')")
+    command = [sys.executable, "-m", "benchmarks.duel", str(ROOT), str(tmp_path), "--rounds", "1000000"]
+    played = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert played.returncode == 1
+    assert "broken" in played.stderr
+    assert played.stderr.endswith("a play failed, see above\n")

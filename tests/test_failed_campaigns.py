@@ -95,6 +95,19 @@ def test_a_run_that_failed_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
+def test_a_run_that_ends_by_a_choice_that_cannot_be_played_says_so_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "choosing.py").write_text(RAISES.replace('raise KeyError("x")', "return Selection([])"))
+    config, run_dir = str(synthetic(tmp_path, rounds=4, clients=3, m=1)), tmp_path / "run"
+    own = ["--set", "selection.policy=choosing:Raises", "--set", "experiment.clock=virtual"]
+    assert ended("run", config, "--run-dir", str(run_dir), *own) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("pausefl: selection.policy: in round 3 it chose rows of type list: must be")
+    assert said.endswith(f"; go on with: pausefl run --resume {run_dir}")
+
+
+@pytest.mark.end_to_end
 def test_a_run_that_failed_in_python_says_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "raising_in_python.py").write_text(RAISES)
     monkeypatch.chdir(tmp_path)

@@ -25,7 +25,7 @@ from pausefl.simulation.engine import is_compiled, simulate
 from pausefl.simulation.growth import growth_fits
 from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
 from pausefl.simulation.outputs import run_simulation, setting_of
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.selection import Context, Selection
 from pausefl_server.selection.newcomers import NewcomerPolicy
 from pausefl_server.selection.policies.chr import Chr
@@ -328,7 +328,7 @@ class Curious(FedTs):
 
 def test_a_policy_of_ones_own_is_held_to_what_can_be_simulated() -> None:
     with pytest.raises(
-        ConfigError, match=re.escape("selection.policy: in round 1 it chose row 6: must be one of context.eligible")
+        PauseflError, match=re.escape("selection.policy: in round 1 it chose row 6: must be one of context.eligible")
     ):
         play(Greedy(3), 5)
     with pytest.raises(ConfigError, match=re.escape("selection.policy: Curious needs clients to disclose their loss")):

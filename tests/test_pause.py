@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Observation
 from pausefl_server.selection import Context
@@ -193,7 +193,7 @@ def test_any_function_of_the_set_can_be_phi(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_what_is_no_function_of_the_set_cannot_be_phi(phi: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("math.phi", lambda *_: phi, raising=False)
-    with pytest.raises(ConfigError, match=f"^selection.sa-pause: {message}$"):
+    with pytest.raises(PauseflError, match=f"^selection.sa-pause: {message}$"):
         Play(SaPause(M, phi_g="math:phi", steps=20)).rounds(5)
 
 

@@ -12,7 +12,7 @@ import pytest
 from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl.config.server_records import selected_policy
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.selection import POLICIES, Inspection, Policy, Selection, checked, policy_class
 from pausefl_server.selection.policies.fastest import Fastest
 from pausefl_server.selection.policies.genie import Genie
@@ -98,7 +98,7 @@ def test_rows_come_in_any_order_and_more_than_once_with_weights() -> None:
 def test_what_cannot_be_played_is_one_clear_line(selection: Any, message: str) -> None:
     play = Play(Pause(M))
     play.table.retired[2] = True
-    with pytest.raises(ConfigError, match=re.escape(f"selection.policy: in round 3 it chose {message}")) as caught:
+    with pytest.raises(PauseflError, match=re.escape(f"selection.policy: in round 3 it chose {message}")) as caught:
         checked(selection, context_of(play.table, 3))
     assert "\n" not in str(caught.value)
 
@@ -131,7 +131,7 @@ BOTH = np.ones(2, np.bool_)
     ],
 )
 def test_what_a_policy_finds_in_updates_is_checked(inspection: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"selection.policy: in round 3 its inspect returned {message}")):
+    with pytest.raises(PauseflError, match=re.escape(f"selection.policy: in round 3 its inspect returned {message}")):
         checked_inspection(inspection, 2, 3)
 
 

@@ -225,7 +225,7 @@ def test_a_figure_of_very_many_exchanges_shows_some_of_every_client(
     monkeypatch.setattr(plots, "MOST_DOTS", 1000)
     assert run.privacy is not None
     axes = plots.releases(replace(run, leakage=many, clients={"client_id": ids}), run.privacy).axes[0]
-    (dots,) = axes.collections
+    dots, _ = axes.collections
     places = np.asarray(dots.get_offsets())
     assert len(places) == 1000
     assert len(np.unique(places[:, 1])) == clients

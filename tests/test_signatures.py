@@ -8,6 +8,7 @@ import pytest
 
 from pausefl.cli import main
 from pausefl.population.behaviours import BEHAVIOURS
+from pausefl_client.registries import TRAINING_METHODS
 from pausefl_process.registry import Registry
 from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import RULES
@@ -18,6 +19,7 @@ MODULE = """
 from functools import wraps
 
 from pausefl.population.behaviours import Behaviour
+from pausefl_client.training.method import TrainingMethod
 from pausefl_server.model.aggregation import AggregationRule
 from pausefl_server.model.optimizers import Optimizer
 from pausefl_server.selection import Policy
@@ -54,6 +56,9 @@ class Start(Optimizer):
 class Examples(Behaviour):
     def examples(self, examples): ...
 
+class Method(TrainingMethod):
+    def loss(self, model, batch): ...
+
 def with_a_word(method):
     @wraps(method)
     def wrapper(self, *arguments):
@@ -84,16 +89,17 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("registry", "name", "message"),
     [
-        (POLICIES, "Short", "its `select` must take (state, context); takes (context) (FILE:10)"),
-        (POLICIES, "Long", "its `select` must take (state, context); takes (state, context, more) (FILE:13)"),
-        (POLICIES, "Named", "its `select` must take (state, context); takes (state, context, *, more) (FILE:16)"),
+        (POLICIES, "Short", "its `select` must take (state, context); takes (context) (FILE:11)"),
+        (POLICIES, "Long", "its `select` must take (state, context); takes (state, context, more) (FILE:14)"),
+        (POLICIES, "Named", "its `select` must take (state, context); takes (state, context, *, more) (FILE:17)"),
         (POLICIES, "Held", "its `select` must be a method; is of type NoneType"),
         (POLICIES, "Later", "its `select` must be a method; is a coroutine"),
-        (POLICIES, "Blind", "its `observe` must take (state, record, table); takes (state, record) (FILE:25)"),
-        (RULES, "Rule", "its `combine` must take (updates, weights); takes (updates) (FILE:29)"),
-        (SERVER_OPTIMIZERS, "Step", "its `step` must take (theta, change, state); takes (theta, change) (FILE:32)"),
-        (SERVER_OPTIMIZERS, "Start", "its `start` must take (model_size); takes () (FILE:35)"),
-        (BEHAVIOURS, "Examples", "its `examples` must take (examples, classes, draw); takes (examples) (FILE:39)"),
+        (POLICIES, "Blind", "its `observe` must take (state, record, table); takes (state, record) (FILE:26)"),
+        (RULES, "Rule", "its `combine` must take (updates, weights); takes (updates) (FILE:30)"),
+        (SERVER_OPTIMIZERS, "Step", "its `step` must take (theta, change, state); takes (theta, change) (FILE:33)"),
+        (SERVER_OPTIMIZERS, "Start", "its `start` must take (model_size); takes () (FILE:36)"),
+        (BEHAVIOURS, "Examples", "its `examples` must take (examples, classes, draw); takes (examples) (FILE:40)"),
+        (TRAINING_METHODS, "Method", "its `loss` must take (model, batch, task); takes (model, batch) (FILE:43)"),
     ],
 )
 def test_a_method_that_cannot_be_called_is_refused(file: Path, registry: Registry, name: str, message: str) -> None:

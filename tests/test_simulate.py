@@ -30,7 +30,7 @@ from pausefl.simulation.engine import (
 from pausefl.simulation.growth import growth_fits
 from pausefl.simulation.outputs import in_words, run_simulation, setting_of, weights_in_words
 from pausefl_proto.budget import Budget
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.search import kernels
 from pausefl_server.selection import Context, Policy, Selection, policy_class
 from pausefl_server.selection.policies.genie import Genie
@@ -223,7 +223,7 @@ def test_no_client_counts_for_more_of_the_data_than_in_a_run() -> None:
 
 def test_what_cannot_be_played_is_not_simulated() -> None:
     for rows in ([-1, 0], [0, 0, 1], [99], []):
-        with pytest.raises(ConfigError, match=r"selection\.policy: in round 1 it chose row"):
+        with pytest.raises(PauseflError, match=r"selection\.policy: in round 1 it chose row"):
             simulate(Fixed(4, rows=tuple(rows)), published(10), 5)
 
 

@@ -221,6 +221,19 @@ async def test_a_client_may_have_charged_the_job_it_had_when_the_server_was_kill
             assert most_releases(r) == b.released == 12
 
 
+async def test_a_client_may_have_charged_its_first_job_when_the_server_was_killed_before_a_round_was_played(
+    tmp_path: Path,
+) -> None:
+    """It never comes back: the log alone knows that it was there."""
+    async with CoordinatorRig(tmp_path).running() as killed:
+        _, b = await both_at_work(killed)
+        b.release()
+    async with CoordinatorRig(tmp_path, All(1), rounds=1, minimum_clients=1).running() as r:
+        await r.join("a")
+        await r.played()
+        assert most_releases(r) == b.released == 11
+
+
 async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp_path: Path) -> None:
     for rounds in (2, 2):
         async with CoordinatorRig(tmp_path, rounds=rounds).running() as r:

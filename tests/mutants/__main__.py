@@ -6,6 +6,7 @@ A quarter of an hour on two cores. What was found is kept in build/mutants.json,
 where it stopped; a change of the packages or of the catalogue starts it anew.
 """
 
+import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +20,9 @@ from mutants.running import ROOT, Verdict, check_tree, table, try_mutant
 _AT_ONCE = 2
 
 
-def main(words: list[str]) -> int:
+def main() -> int:
     """0 if every mutant was caught by all it was shown to that had to catch it."""
+    words = _words()
     chosen = [m for m in MUTANTS if not words or any(word in m.why for word in words)]
     kept = KeptVerdicts(ROOT / "build/mutants.json")
     if not any(kept.of(mutant) for mutant in chosen):
@@ -45,5 +47,12 @@ def main(words: list[str]) -> int:
     return int(any(verdict.survives for verdict in verdicts))
 
 
+def _words() -> list[str]:
+    parser = argparse.ArgumentParser(prog="tests/mutants", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("word", nargs="*", help="play only mutants whose description has such a word; write nothing")
+    words: list[str] = parser.parse_args().word
+    return words
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -27,6 +27,7 @@ from pausefl.report.style import (
     percent_axis,
 )
 from pausefl.results.labels import LabelCounts, label_counts
+from pausefl.results.late_releases import late_releases
 from pausefl.results.reading import PrivacyFigures, RunData
 from pausefl.results.selections import choices_by_group
 from pausefl_proto.arrays import FloatArray
@@ -101,20 +102,19 @@ def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
 
 
 def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
-    """Who released what and when: a dot per release, its area proportional to the ε it spent."""
-    ids, client_ids = run.clients["client_id"], run.leakage["client_id"]
-    shown = _shown(len(client_ids))
-    epsilon = run.leakage["epsilon"]
-    greatest, epsilon = epsilon.max(), epsilon[shown]
+    """Who released what and when: a dot per release in time, a ring for late ones, areas proportional to their ε."""
+    ids, in_time, late = run.clients["client_id"], run.leakage, late_releases(run.path)
+    dots, rings = _shown(len(in_time["client_id"])), _shown(len(late["client_id"]))
     height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))
     figure, axes = new_figure("Releases", "round", "client", height=height)
     diameter_pt = min(6.5, 55 * height / len(ids))  # a dot stays in its client's row
-    area = diameter_pt**2 * epsilon / greatest
-    rows = np.searchsorted(ids, client_ids[shown])
-    axes.scatter(
-        run.leakage["round"][shown], rows, s=area, color=SERIES[0].light, linewidths=0, rasterized=len(rows) > 2000
-    )
-    notes = [_out_of(len(client_ids)), f"area: {privacy.label} of the release, greatest {greatest:.3g}"]
+    greatest = np.concatenate((in_time["epsilon"], late["epsilon"])).max()
+    for table, shown, fill, edge in ((in_time, dots, SERIES[0].light, "none"), (late, rings, "none", SERIES[1].light)):
+        rows = np.searchsorted(ids, table["client_id"][shown])
+        area = diameter_pt**2 * table["epsilon"][shown] / greatest
+        is_dense = len(rows) > 2000
+        axes.scatter(table["round"][shown], rows, s=area, facecolors=fill, edgecolors=edge, rasterized=is_dense)
+    notes = [_out_of(len(in_time["client_id"])), f"area: {privacy.label} of the release, greatest {greatest:.3g}"]
     axes.set_title("\n".join(filter(None, notes)), loc="right", **_NOTE)
     axes.grid(axis="x")
     axes.set_ylim(len(ids) - 0.4, -0.6)

@@ -146,6 +146,9 @@ class Coordinator(Actor[_Message]):
             self._unlogged.events.put_back(events)
             return
         prepared = await self._preparer.prepare(round, self._attempts.get(round, 1), self.model)
+        if self._settings.budget is not None and any(event.kind == "joined" for event in events):
+            # They may charge their first job: a kill must not leave a log that knows nothing of them.
+            await self._store.ask(SaveLateEvents(round, (*events, *self._unlogged.events.waiting())))
         self._open = open_round = self._send(prepared, events)
         await asyncio.sleep(0)  # let the job leave before anything else is done
         await self._report_last_round(busy=open_round.due.keys())
@@ -200,12 +203,8 @@ class Coordinator(Actor[_Message]):
     def _timeout_s(self, selection: Selection) -> float:
         if self._settings.round_timeout_s is not None:
             return self._settings.round_timeout_s
-        return derived_deadline_s(
-            self.state.table,
-            selection.rows,
-            failed_attempts=self.state.failed_attempts,
-            time_scale=self._settings.time_scale,
-        )
+        failed, scale = self.state.failed_attempts, self._settings.time_scale
+        return derived_deadline_s(self.state.table, selection.rows, failed_attempts=failed, time_scale=scale)
 
     async def _collect(self, open_round: OpenRound) -> None:
         """Handle messages until enough clients have answered or all are overdue, or the run is to end."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from pausefl_process.plugins import imported
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import PauseflError
 from pausefl_server.search.annealing import SetValue
 from pausefl_server.selection.base import Context
 
@@ -50,7 +50,7 @@ def made(name: str, context: Context, rows: IntArray) -> SetValue:
     phi = factory_named(name)(context, rows)
     if not (callable(phi) or hasattr(phi, "swapped")):
         kind = type(phi).__name__
-        raise ConfigError(f'selection.sa-pause: "{name}" returned a {kind}: must return a function of the set')
+        raise PauseflError(f'selection.sa-pause: "{name}" returned a {kind}: must return a function of the set')
     return followed(phi)
 
 

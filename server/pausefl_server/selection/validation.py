@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import PauseflError
 from pausefl_server.selection.base import Context, Inspection, Selection
 
 
 def checked(selection: Selection, context: Context) -> Selection:
-    """`selection`, if a round can be played with it; else ConfigError. O(m log n)."""
+    """`selection`, if a round can be played with it; else PauseflError. O(m log n)."""
     try:
         if not isinstance(selection, Selection):
             raise ValueError(f"a {type(selection).__name__}: must be a pausefl_server.selection.Selection")
@@ -24,12 +24,12 @@ def checked(selection: Selection, context: Context) -> Selection:
         _check_numbers(selection.details, "details")
         _check_number(selection.cluster_penalty_s, "cluster_penalty_s")
     except ValueError as error:
-        raise ConfigError(f"selection.policy: in round {context.round} it chose {error}") from None
+        raise PauseflError(f"selection.policy: in round {context.round} it chose {error}") from None
     return selection
 
 
 def checked_inspection(inspection: Inspection, count: int, round: int) -> Inspection:
-    """`inspection`, if it is one of so many updates; else ConfigError."""
+    """`inspection`, if it is one of so many updates; else PauseflError."""
     try:
         if not isinstance(inspection, Inspection):
             raise ValueError(f"a {type(inspection).__name__}: must be a pausefl_server.selection.Inspection, or None")
@@ -43,7 +43,7 @@ def checked_inspection(inspection: Inspection, count: int, round: int) -> Inspec
         if not (_is_column(admitted, np.bool_) and len(admitted) == count):
             raise ValueError(f"admitted {_form(admitted)}: must be a bool array of one for each of {count} updates")
     except ValueError as error:
-        raise ConfigError(f"selection.policy: in round {round} its inspect returned {error}") from None
+        raise PauseflError(f"selection.policy: in round {round} its inspect returned {error}") from None
     return inspection
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import PauseflError
 from pausefl_server.search import annealing, pivot_and_fill
 from pausefl_server.search.annealing import Cooling, SetValue, anneal, anneal_additive
 from pausefl_server.selection.base import Context
@@ -108,7 +108,7 @@ class SaPause(Pause):
         found, steps = anneal(ucb, value_of, start, axes, cooling, seed, context.clock)
         energy = float(ucb[found].min()) + value_of.reset(found)
         if not math.isfinite(energy):  # the chain does not leave a set that has no value
-            raise ConfigError(f"selection.sa-pause: phi_g and phi_p sum to {energy}: must return finite numbers")
+            raise PauseflError(f"selection.sa-pause: phi_g and phi_p sum to {energy}: must return finite numbers")
         return np.concatenate((choice.forced, free[found])), {"energy": energy, "steps": steps}
 
     def _start_set(self, choice: Choice, free: IntArray, context: Context) -> IntArray:
