@@ -33,12 +33,12 @@ async def test_a_session_keeps_few_models_of_jobs_it_cannot_answer_yet() -> None
 
 def test_jobs_that_are_never_answered_are_forgotten() -> None:
     withdrawals = Withdrawals()
-    first = withdrawals.of(pb.Job(round=1))
+    first = withdrawals.begin(pb.Job(round=1))
     for t in range(2, 1000):
-        withdrawals.of(pb.Job(round=t))
+        withdrawals.begin(pb.Job(round=t))
     withdrawals.withdraw(pb.Withdraw(round=1))
     assert not first.is_set()
-    last = withdrawals.of(pb.Job(round=999))
+    last = withdrawals.begin(pb.Job(round=999))
     withdrawals.withdraw(pb.Withdraw(round=999))
     assert last.is_set()
 

@@ -12,7 +12,7 @@ from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.tally import RunTally
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import EventKind, LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.rounds.messages import JobDropped, Lost, Pinged, Refusal, Shutdown, Update
+from pausefl_server.rounds.messages import JobWithdrawn, Lost, Pinged, Refusal, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.state import replay
@@ -36,15 +36,15 @@ async def back_at_work(rig: CoordinatorRig, b: FakePeer) -> FakePeer:
     return back
 
 
-async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | JobDropped] | None) -> FakePeer:
+async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | JobWithdrawn] | None) -> FakePeer:
     """b loses its stream in round 1, in which it answers or not, and comes back, unchanged, in round 2."""
     a, b = await both_at_work(rig, released=4)
     if answer is Update:
         await b.answer(1)
     elif answer is Refusal:
         await rig.coordinator.tell(Refusal("b", 1, "out of memory", rejected=False, attempt=1))
-    elif answer is JobDropped:
-        await rig.coordinator.tell(JobDropped("b", 1, 1))
+    elif answer is JobWithdrawn:
+        await rig.coordinator.tell(JobWithdrawn("b", 1, 1))
     b.stop()
     await rig.coordinator.tell(Lost(b, "its connection broke", may_return=False))
     await a.answer(1)
@@ -69,9 +69,9 @@ async def test_a_client_that_returns_may_still_charge_the_job_it_had(rig: MakeRi
         assert most_releases(r) == 5
 
 
-@pytest.mark.parametrize(("answer", "released"), [(Update, 5), (Refusal, 4), (JobDropped, 4)])
+@pytest.mark.parametrize(("answer", "released"), [(Update, 5), (Refusal, 4), (JobWithdrawn, 4)])
 async def test_a_client_that_returns_owes_nothing_for_a_job_it_has_answered(
-    rig: MakeRig, answer: type[Update | Refusal | JobDropped], released: int
+    rig: MakeRig, answer: type[Update | Refusal | JobWithdrawn], released: int
 ) -> None:
     async with rig(All(1), rounds=2).running() as r:
         back = await play_two_rounds(r, answer)

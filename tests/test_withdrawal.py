@@ -19,7 +19,7 @@ from pausefl_client.training.withdrawal import Withdrawn
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, digest, pack_job
 from pausefl_server.release_checks import Release
-from pausefl_server.rounds.messages import Dispatch, JobDropped, SendPing, Update, Withdraw
+from pausefl_server.rounds.messages import Dispatch, JobWithdrawn, SendPing, Update, Withdraw
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
@@ -294,7 +294,7 @@ async def test_only_the_latest_withdrawn_jobs_are_remembered() -> None:
             result = pb.Result(round=t, attempt=1, status=pb.STATUS_WITHDRAWN)
             r.stream.give(pb.ClientMessage(result=result).SerializeToString())
         assert "which it was not asked for" in (await r.refused()).reason
-        assert await r.told() == JobDropped("client-1", 200, 1)
+        assert await r.told() == JobWithdrawn("client-1", 200, 1)
 
 
 async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
@@ -303,7 +303,7 @@ async def test_a_client_that_dropped_a_job_is_told_to_the_coordinator() -> None:
         r.actor.offer(Withdraw(1, 1))
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
         r.stream.give(pb.ClientMessage(result=result).SerializeToString())
-        assert await r.told() == JobDropped("client-1", 1, 1)
+        assert await r.told() == JobWithdrawn("client-1", 1, 1)
         await r.accepts_the_next_job()
 
 
@@ -331,7 +331,7 @@ async def test_dropping_a_job_of_an_earlier_stream_leaves_the_job_at_hand_alone(
         await r.dispatch(round=2)
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
         r.stream.give(pb.ClientMessage(result=result).SerializeToString())
-        assert await r.told() == JobDropped("client-1", 1, 1)
+        assert await r.told() == JobWithdrawn("client-1", 1, 1)
         r.stream.give(upload(vector(5), round=2)[0])
         assert isinstance(await r.told(), Update)
 
@@ -351,7 +351,7 @@ async def test_a_job_is_withdrawn_when_its_round_ends_or_its_client_comes_back_l
         await a.next_job()  # round 2: b missed the first
         back = await r.join("c")
         await a.answer(2)
-        await r.coordinator.tell(JobDropped("b", 1, 1))
+        await r.coordinator.tell(JobWithdrawn("b", 1, 1))
         await r.played()
         assert (1, 1) in b.withdrawn
         assert back.withdrawn == [(1, 1)]

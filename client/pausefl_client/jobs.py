@@ -1,4 +1,4 @@
-"""Jobs on their way through a client: their downloads, and which of them the server has withdrawn."""
+"""Jobs on their way through a client: their downloads, which of them the server has withdrawn, and their results."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pausefl_client.privacy.release import Released
 from pausefl_client.training.withdrawal import Withdrawn
+from pausefl_process.host_monitor import HostReport
 from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler
@@ -88,8 +89,8 @@ class Withdrawals:
     def __init__(self) -> None:
         self._of_job: dict[tuple[int, int], Withdrawal] = {}
 
-    def of(self, job: pb.Job) -> Withdrawal:
-        """Set once the job is withdrawn; a job that is given again after that has a new one."""
+    def begin(self, job: pb.Job) -> Withdrawal:
+        """Let this job be withdrawn; returns what is then set. A job that is given again after that has a new one."""
         key = job.round, job.attempt
         if len(self._of_job) >= _MOST_WITHDRAWABLE:
             self._of_job.pop(next(iter(self._of_job)))  # one that was never answered: its stream broke
@@ -122,3 +123,18 @@ def computed(executor: Executor | None, work: Callable[..., Work], *arguments: A
     except OWN_CODE_ERRORS as error:
         future.set_exception(error)
     return future
+
+
+def result_of(job: pb.Job, work: Work, timing: pb.Timing, update: pb.Vector, host: HostReport) -> pb.Result:
+    """The result of a job that came to an update, with what its release cost and, where disclosed, its loss."""
+    result = pb.Result(round=job.round, attempt=job.attempt, status=pb.STATUS_OK, timing=timing, update=update)
+    reported = result.host
+    reported.loop_lag_s, reported.timer_overshoot_s = host.loop_lag_s, host.timer_overshoot_s
+    reported.steal_share, reported.compute_share = host.steal_share, host.compute_share
+    if (charge := work.released.charge) is not None:
+        result.release.participation = charge.participation
+        result.release.epsilon = charge.epsilon
+        result.release.epsilon_spent = charge.epsilon_spent
+    if work.loss is not None:
+        result.loss = work.loss
+    return result

@@ -7,11 +7,10 @@ import random
 from collections.abc import AsyncIterator
 
 from pausefl_client.answered_job import AnsweredJob
-from pausefl_client.jobs import Download, Withdrawals, Work, computed
+from pausefl_client.jobs import Download, Withdrawals, Work, computed, result_of
 from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser, error_in_general
-from pausefl_client.results import result_of
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources, StreamToServer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
@@ -176,7 +175,7 @@ class ClientSession:
                     self._forget_before(message.job.round)
                     frames = Assembler(message.job.model, self._trainer.manifest.size)
                     frames.add(0, payload)
-                    withdrawn = self._withdrawals.of(message.job)
+                    withdrawn = self._withdrawals.begin(message.job)
                     download = Download(message.job, frames, arrived_s, arrived_s, withdrawn)
                 case "frame" if download is not None:
                     download.frames.add(message.frame.index, payload)

@@ -32,8 +32,8 @@ class PingSchedule:
         """Stop pinging the client."""
         del self._clients[client_id]
 
-    def due(self, now_s: float, busy: Container[str]) -> list[str]:
-        """The clients to ping now; a busy client stays first in line."""
+    def take_due(self, now_s: float, busy: Container[str]) -> list[str]:
+        """Return the clients to ping now, which go to the end of the line; a busy client stays first in it."""
         if self._last_s is not None:
             earned = self._allowance + self._per_s * (now_s - self._last_s)
             self._allowance = min(earned, max(self._per_s, 1.0))

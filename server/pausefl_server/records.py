@@ -11,28 +11,30 @@ from typing import Literal
 from pausefl_process.host_monitor import HostReport
 
 Signal = Literal["round_trip", "communication"]
-MissKind = Literal["timeout", "lost", "refused", "rejected", "unneeded"]
-"""No answer by the deadline; the stream broke and did not come back in time; no update, as the client said; an update
-that was not accepted; not waited for, as enough others had answered."""
+MissKind = Literal[
+    "timeout",  # no answer by the deadline
+    "lost",  # the client's stream broke, and it did not come back in time
+    "refused",  # the client said that it has no update
+    "rejected",  # the update was not accepted
+    "unneeded",  # not waited for: enough others had answered
+]
+"""Why a chosen client gave no update."""
 STILL_AT_WORK: tuple[MissKind, ...] = ("timeout", "lost", "unneeded")
 """After these the client may still release."""
 EventKind = Literal[
-    "joined",
-    "left",
-    "missed",
-    "rejected",
-    "reconciled",
-    "retired",
-    "capped",
-    "unsettled",
-    "withdrawn",
-    "late",
-    "merged",
-    "dropped",
+    "joined",  # the client said hello, with what its ledger counts
+    "left",  # its stream ended
+    "missed",  # it gave no update, by its own word or by silence
+    "rejected",  # its update or its answer was not accepted
+    "reconciled",  # its ledger counts more releases than was known
+    "retired",  # its budget is used up, or its next ε lies below the floor
+    "capped",  # a value that it stated was cut to what is allowed
+    "unsettled",  # it may have released for a job, or may still do so, which no answer will tell
+    "withdrawn",  # it dropped a withdrawn job unpaid
+    "late",  # its update came after its round
+    "merged",  # a late update entered a later model
+    "dropped",  # a late update that was kept for a later model entered none
 ]
-"""withdrawn: the client dropped a withdrawn job unpaid; late: its update came after its round; merged: that entered a
-later model; dropped: it was kept for one, and entered none; unsettled: the client may have released for a job, or may
-still do so, which no answer will tell."""
 
 
 Split = Literal["validation", "test"]
@@ -124,7 +126,8 @@ class Observation:
     host: HostReport = field(default_factory=HostReport)
     """How well the client's host kept time meanwhile."""
     statistics: Mapping[str, float] = field(default_factory=dict)
-    """What the policy asked to be computed while the vectors were at hand (e.g. Fed-TS's drift)."""
+    """What the policy computed while the vectors were at hand (e.g. Fed-TS's drift), and label counts that the client
+    discloses ("label_...")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ class Miss:
     client_id: str
     kind: MissKind
     waited_s: float
-    """From the first hand-over of the job until the server waited no longer, on the server's clock."""
+    """From when the round's jobs were offered until the server waited no longer, on the server's clock."""
     latency_s: float
     """The same at the emulated scale, all of it counted as communication. That is a lower bound of the latency as far
     as the client did not compute meanwhile: nothing tells how much of the wait was device time."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pausefl.campaigns.pace import CampaignPace
+from pausefl.campaigns.time_left import TimeLeft
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted, with_way_on
 from pausefl.results.reading import read_summary
@@ -74,10 +74,10 @@ class OneByOne:
     def play(self, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
         """As of `Player`."""
         left = [(number, run) for number, run in enumerate(runs, start=1) if is_left(run, folder)]
-        pace = CampaignPace()
+        estimate = TimeLeft()
         for n_before, (number, run) in enumerate(left):
-            time_left = pace.left(len(left) - n_before)
-            pace.began(run.name, is_resumed=(folder / run.name).exists())
+            time_left = estimate.said(len(left) - n_before)
+            estimate.began(run.name, is_resumed=(folder / run.name).exists())
             try:
                 with self.show(f"{run.name} ({number} of {len(runs)}{time_left})") as view:
                     outcome = run_experiment(run.experiment, folder / run.name, view, resume=True)["outcome"]
@@ -89,7 +89,7 @@ class OneByOne:
                 raise CampaignInterrupted(
                     f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
                 )
-            pace.ended(run.name)
+            estimate.ended(run.name)
         return [folder / run.name for run in runs]
 
 

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from pausefl.campaigns.campaign import CampaignInterrupted, Planned, is_left
-from pausefl.campaigns.pace import CampaignPace
+from pausefl.campaigns.time_left import TimeLeft
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted, with_way_on
 from pausefl.runtime.fleet import SILENT
@@ -47,7 +47,7 @@ class SideBySide:
         """As of `Player`. The first error of a run is raised once the others that were begun have ended."""
         self.check(runs)
         waiting = deque(run for run in runs if is_left(run, folder))
-        campaign = _Campaign(folder, len(runs), len(runs) - len(waiting), self.say, CampaignPace(self.jobs))
+        campaign = _Campaign(folder, len(runs), len(runs) - len(waiting), self.say, TimeLeft(self.jobs))
         with _forwarding_signals(campaign), closing(campaign):
             while campaign.playing or (waiting and campaign.may_begin):
                 while waiting and campaign.may_begin and len(campaign.playing) < self.jobs:
@@ -81,7 +81,7 @@ class _Campaign:
     n_runs: int
     n_done: int
     say: Callable[[str], None]
-    pace: CampaignPace
+    estimate: TimeLeft
     workers: list[_Worker] = field(default_factory=list)
     playing: list[_Worker] = field(default_factory=list)
     error: PauseflError | None = None
@@ -101,7 +101,7 @@ class _Campaign:
             self.workers.append(worker)
         worker.run = run.name
         self.playing.append(worker)
-        self.pace.began(run.name, is_resumed=(self.folder / run.name).exists())
+        self.estimate.began(run.name, is_resumed=(self.folder / run.name).exists())
         with suppress(BrokenPipeError):  # it was killed meanwhile, as `_note` will find
             worker.line.send((run.experiment, self.folder / run.name))
 
@@ -119,7 +119,7 @@ class _Campaign:
             worker.process.join()
 
     def _note(self, worker: _Worker) -> None:
-        self.pace.ended(worker.run)
+        self.estimate.ended(worker.run)
         try:
             outcome = worker.line.recv()
         except (EOFError, ConnectionResetError):
@@ -134,7 +134,7 @@ class _Campaign:
                 self.error, self.failed = outcome, worker.run
         else:
             self.n_done += 1
-            time_left = self.pace.left(self.n_runs - self.n_done - len(self.playing))
+            time_left = self.estimate.said(self.n_runs - self.n_done - len(self.playing))
             self.say(f"{worker.run}: {outcome} ({self.n_done} of {self.n_runs}{time_left})")
 
 

@@ -115,8 +115,8 @@ class _ClientProcess:
             self.roll_calls.close()
             self.roll_calls = None
 
-    def is_to_return(self) -> bool:
-        """Count one more restart, and say when it is due; False when there were too many."""
+    def schedule_restart(self) -> bool:
+        """Count one more restart and set when it is due; False when there were too many."""
         now_s = time.monotonic()
         self.restarts = 1 if now_s - self.starts_at_s > _LASTED_S else self.restarts + 1
         self.starts_at_s = now_s + 2.0 ** (self.restarts - 1)
@@ -133,6 +133,13 @@ class Fleet:
 
         `back_to` takes back the rounds after that one first.
         """
+        self._is_virtual = experiment.experiment.clock == "virtual"
+        self._client_processes = [] if self._is_virtual else list(_client_processes(experiment))
+        if experiment.metrics.client_port > 0 and len(self._client_processes) > 1:
+            raise ConfigError(
+                f"metrics.client_port = {experiment.metrics.client_port}: {len(self._client_processes)} client"
+                " processes run here, each at a port of its own; 0 takes any free ones"
+            )
         self._lock = lock
         self._back_to = back_to
         self._experiment = experiment
@@ -140,11 +147,9 @@ class Fleet:
         self._server: ForkServerProcess | SpawnProcess | None = None
         self._plan = client_plan(experiment)
         self._presence = self._plan.presence
-        self._address = ""
-        self._is_virtual = experiment.experiment.clock == "virtual"
+        self._server_host = self._address = ""
         self._needs_torch = experiment.workload.model != "synthetic"
         self._clients_log = run_dir / ("server.log" if self._is_virtual else "clients.log")
-        self._client_processes = [] if self._is_virtual else list(_client_processes(experiment))
         self._running: dict[int, ForkServerProcess] = {}  # by sentinel
         self._returning: list[_ClientProcess] = []  # those to be started again
         self._called = 0  # the last round with which clients came or went
@@ -154,11 +159,6 @@ class Fleet:
         self._ends_by_s: float | None = None  # when the server, which was asked to end, is given up
         self.was_terminated = False
         """Whether SIGTERM ended the run: its sender waits for no figures."""
-        if experiment.metrics.client_port > 0 and len(self._client_processes) > 1:
-            raise ConfigError(
-                f"metrics.client_port = {experiment.metrics.client_port}: {len(self._client_processes)} client"
-                " processes run here, each at a port of its own; 0 takes any free ones"
-            )
 
     def run(self, view: View) -> None:
         """Run the experiment; ConfigError or PauseflError as the server says. No process is left behind.
@@ -166,9 +166,10 @@ class Fleet:
         KeyboardInterrupt where a signal ended it before it had anything to write, or a second one at once.
         """
         view = OneAtATime(view)
-        with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as self._experiment:
+        with self._interruptible(view), kernel_network(self._experiment, self._run_dir) as experiment:
+            self._server_host = experiment.server.host
             try:
-                self._watch(self._start_server(), view)
+                self._watch(self._start_server(experiment), view)
             except (BrokenPipeError, SystemExit):  # the reader of our output has gone; rich says so by SystemExit
                 if self._server is not None and self._server.pid is not None:
                     self._server.terminate()
@@ -178,9 +179,9 @@ class Fleet:
                 if self._targets is not None:
                     self._targets.clear()
 
-    def _start_server(self) -> "Connection[Any, Any]":
+    def _start_server(self, experiment: Experiment) -> "Connection[Any, Any]":
         ours, theirs = multiprocessing.Pipe()
-        plan = server_plan(self._experiment, self._run_dir.name)
+        plan = server_plan(experiment, self._run_dir.name)
         arguments = (plan, self._run_dir, theirs, self._lock, self._back_to)
         if self._is_virtual:
             self._server = forked_run(
@@ -216,7 +217,7 @@ class Fleet:
                     continue
                 match event := self._next(events):
                     case Ready(port):
-                        self._address = f"{self._experiment.server.host}:{port}"
+                        self._address = f"{self._server_host}:{port}"
                         if self._presence is None:
                             self._start_clients(self._client_processes)
                     case RollCall(round):
@@ -315,7 +316,7 @@ class Fleet:
         was_asked_to = self._presence is not None and client.roll_calls is None
         client.stop_calling()
         may_return = not was_asked_to and process.exitcode != BAD_INPUT and not self._interrupts
-        if may_return and client.is_to_return():
+        if may_return and client.schedule_restart():
             self._returning.append(client)
             message += f"; it is started again in {2 ** (client.restarts - 1)} s ({client.restarts} of {_RESTARTS_MAX})"
         add_warning(self._clients_log, message)  # a view shows no more than some of many messages

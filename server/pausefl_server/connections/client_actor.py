@@ -26,7 +26,7 @@ from pausefl_server.rounds.messages import (
     Acknowledge,
     Dismiss,
     Dispatch,
-    JobDropped,
+    JobWithdrawn,
     Pinged,
     Refusal,
     SendPing,
@@ -234,7 +234,7 @@ class ClientActor(Actor[_Order]):
         if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
             self._withdrawn.remove(answered)
             self._end(answered)
-            await self._coordinator.tell(JobDropped(self.client_id, *answered))
+            await self._coordinator.tell(JobWithdrawn(self.client_id, *answered))
         elif exchange is None or (exchange is self._exchange and answered != self._last_job):
             reason = f"answered round {result.round} attempt {result.attempt}, which it was not asked for now"
             if exchange is None or answered < self._last_job:

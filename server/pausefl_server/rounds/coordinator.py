@@ -21,7 +21,7 @@ from pausefl_server.rounds.deadline import Patience, answers_needed, derived_dea
 from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
-from pausefl_server.rounds.messages import Acknowledge, JobDropped, Lost, Pinged, Refusal, Register, Shutdown, Update
+from pausefl_server.rounds.messages import Acknowledge, JobWithdrawn, Lost, Pinged, Refusal, Register, Shutdown, Update
 from pausefl_server.rounds.observing import reconciled
 from pausefl_server.rounds.open_round import OpenRound
 from pausefl_server.rounds.pending_events import PendingEvents
@@ -35,7 +35,7 @@ from pausefl_server.storage.store_actor import CommitRound, SaveFailedAttempt, S
 # How long clients at work when the run is stopped are waited for, so that what they spend is logged.
 _DRAIN_S = 3.0
 
-_Message = Register | Lost | Update | Pinged | Refusal | JobDropped | Shutdown
+_Message = Register | Lost | Update | Pinged | Refusal | JobWithdrawn | Shutdown
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Coordinator(Actor[_Message]):
         oracle: Oracle | None = None,
         stopwatch: RunStopwatch | None = None,
     ) -> None:
-        """`oracle` is for policies that need it; `stopwatch` times the rounds, and is all the time there is to them."""
+        """`oracle` is for policies that need it; `stopwatch` is the run's only clock."""
         super().__init__("coordinator", capacity=4096)
         self.state = start.state
         self.model = start.model
@@ -97,7 +97,7 @@ class Coordinator(Actor[_Message]):
 
     async def receive(self, message: _Message) -> pb.Welcome | None:
         """Take in what clients send and what happens to them, also while a round is open."""
-        if isinstance(message, Update | Refusal | JobDropped):
+        if isinstance(message, Update | Refusal | JobWithdrawn):
             self._members.answered(message)
         match message:
             case Register():
@@ -112,13 +112,13 @@ class Coordinator(Actor[_Message]):
                     self._observer.pinged(row, ping_s)
             case Refusal():
                 self._take_refusal(message)
-            case JobDropped(client_id, round_, _):
+            case JobWithdrawn(client_id, round_, _):
                 self._unlogged.events.add(LogEvent("withdrawn", client_id, f"dropped its job of round {round_} unpaid"))
             case Shutdown(reason):
-                self._stop("interrupted", reason)
+                self._end_run("interrupted", reason)
         return None
 
-    def _stop(self, outcome: Outcome, reason: str) -> None:
+    def _end_run(self, outcome: Outcome, reason: str) -> None:
         """Play no further round; the first reason counts."""
         if not self.stopped_because:
             self.outcome, self.stopped_because = outcome, reason
@@ -129,7 +129,7 @@ class Coordinator(Actor[_Message]):
         """Play the next round, if there is one and a client to play it with."""
         number = self.state.round + 1
         if number > self._settings.rounds:
-            self._stop("completed", "all rounds done")
+            self._end_run("completed", "all rounds done")
             return
         await self._await_roll_call(number)
         if await self._can_select():
@@ -140,7 +140,7 @@ class Coordinator(Actor[_Message]):
         known = len(self.state.table)
         events = self._fold_events(round)
         if too_few := too_few_left(self.state.table, self.state.policy.m):
-            self._stop("budgets_spent", too_few)
+            self._end_run("budgets_spent", too_few)
         if self.stopped_because or not self.state.table.eligible().size:
             self.state.table.forget_rows_from(known)  # the log will have these clients come with those that come later
             self._unlogged.events.put_back(events)
@@ -154,7 +154,7 @@ class Coordinator(Actor[_Message]):
         await self._report_last_round(busy=open_round.due.keys())
         await self._collect(open_round)
         if self.stopped_because:
-            await self._give_up(open_round)
+            await self._abandon(open_round)
             return
         self._open = None
         self._late.expect(open_round, self.state.table)
@@ -213,12 +213,12 @@ class Coordinator(Actor[_Message]):
             await self.pump(max(0.0, min(open_round.due.values()) - self._now_s()))
             await self.drain()
             if not open_round.is_answered and not self.stopped_because:
-                for client_id in open_round.give_up(self._now_s()):
-                    self._unlogged.events.add(LogEvent("missed", client_id, "gave no answer in time"))
+                for client_id in open_round.miss_overdue(self._now_s()):
+                    self._unlogged.events.add(LogEvent("missed", client_id, open_round.misses[client_id].reason))
         if open_round.is_answered:
             open_round.end(self._now_s())
 
-    async def _give_up(self, open_round: OpenRound) -> None:
+    async def _abandon(self, open_round: OpenRound) -> None:
         """End the open round without its commit; what its clients spent on it is logged.
 
         A client that is still at work may be charging: it is waited for a moment, then logged as unsettled.
@@ -254,7 +254,7 @@ class Coordinator(Actor[_Message]):
         self._without_update = 0 if self._unlogged.events.retired() else self._without_update + 1
         if self._without_update >= self._settings.rounds_without_update_max:
             last = record.misses[-1]
-            self._stop(
+            self._end_run(
                 "failed",
                 f"no client gave an update in {self._without_update} attempts in a row; the last one,"
                 f" {last.client_id}: {last.reason}",
@@ -317,9 +317,9 @@ class Coordinator(Actor[_Message]):
             return not self.stopped_because
         exhausted = bool(self.state.table.retired.any()) or bool(self._unlogged.events.retired())
         if exhausted:
-            self._stop("budgets_spent", "every client has spent its budget")
+            self._end_run("budgets_spent", "every client has spent its budget")
         else:
-            self._stop("failed", "no client is connected")
+            self._end_run("failed", "no client is connected")
         return False
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -13,7 +13,7 @@ from pausefl_server.rounds.messages import (
     Acknowledge,
     Dismiss,
     Dispatch,
-    JobDropped,
+    JobWithdrawn,
     Peer,
     Refusal,
     Register,
@@ -100,7 +100,7 @@ class Membership:
                 self._last_jobs[client_id] = Withdraw(message.round, message.attempt)
             peer.offer(message)
 
-    def answered(self, answer: Update | Refusal | JobDropped) -> None:
+    def answered(self, answer: Update | Refusal | JobWithdrawn) -> None:
         """Note that a job needs not be taken back."""
         if self._last_jobs.get(answer.client_id) == Withdraw(answer.round, answer.attempt):
             del self._last_jobs[answer.client_id]
@@ -127,7 +127,7 @@ class Membership:
 
     def send_pings(self, now_s: float, busy: Container[str]) -> None:
         """Ping the idle clients whose turn it is."""
-        for client_id in self._ping_schedule.due(now_s, busy):
+        for client_id in self._ping_schedule.take_due(now_s, busy):
             self._peers[client_id].offer(SendPing())
 
     def dismiss_all(self, reason: str) -> None:

@@ -134,7 +134,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class JobDropped:
+class JobWithdrawn:
     """To the coordinator: a client dropped a withdrawn job before it released anything for it."""
 
     client_id: str

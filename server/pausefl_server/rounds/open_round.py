@@ -114,7 +114,7 @@ class OpenRound:
         if handed_over_s is not None and handed_over_s >= self.job.ready_s:
             self.handed_over.setdefault(client_id, handed_over_s)
 
-    def give_up(self, now_s: float) -> list[str]:
+    def miss_overdue(self, now_s: float) -> list[str]:
         """Wait no longer for the clients that are overdue; returns them."""
         self._make_up_for_stall(now_s)
         overdue = [client_id for client_id, until_s in self.due.items() if until_s <= now_s]

@@ -72,7 +72,7 @@ CREATE TABLE observations (
     bytes_down INTEGER NOT NULL,
     bytes_up INTEGER NOT NULL,
     loss REAL,                         -- only where clients disclose it
-    statistics TEXT NOT NULL,          -- JSON object, what the policy asked to be computed
+    statistics TEXT NOT NULL,          -- JSON object: what the policy computed, and disclosed label counts
     PRIMARY KEY (round, client_id)
 ) STRICT, WITHOUT ROWID;
 
@@ -82,7 +82,7 @@ CREATE TABLE misses (
     attempt INTEGER NOT NULL,          -- the round's, or one of failed_attempts
     client_id TEXT NOT NULL,
     kind TEXT NOT NULL,                -- 'timeout', 'lost' (its stream), 'refused' (by the client), 'rejected' or 'unneeded'
-    waited_s REAL NOT NULL,            -- from the job's hand-over until the server waited no longer
+    waited_s REAL NOT NULL,            -- from when the round's jobs were offered until the server waited no longer
     latency_s REAL NOT NULL,           -- the same at the emulated scale, all of it counted as communication: a lower
                                        -- bound of the latency as far as the client did not compute meanwhile
     reason TEXT NOT NULL,
@@ -94,7 +94,19 @@ CREATE TABLE events (
     sequence INTEGER PRIMARY KEY,
     round INTEGER NOT NULL,            -- the round whose transaction wrote it
     attempt INTEGER NOT NULL,          -- the attempt at it that knew of it first; 0: none has begun since
-    kind TEXT NOT NULL,
+    kind TEXT NOT NULL,                -- one of:
+    -- joined: the client said hello, with what its ledger counts
+    -- left: its stream ended
+    -- missed: it gave no update, by its own word or by silence
+    -- rejected: its update or its answer was not accepted
+    -- reconciled: its ledger counts more releases than was known
+    -- retired: its budget is used up, or its next ε lies below the floor
+    -- capped: a value that it stated was cut to what is allowed
+    -- unsettled: it may have released for a job, or may still do so, which no answer will tell
+    -- withdrawn: it dropped a withdrawn job unpaid
+    -- late: its update came after its round
+    -- merged: a late update entered a later model
+    -- dropped: a late update that was kept for a later model entered none
     client_id TEXT NOT NULL,
     detail TEXT NOT NULL,
     n_examples INTEGER NOT NULL,

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pausefl.campaigns.campaign import OneByOne, Player, Show, plan_of
-from pausefl.campaigns.pace import in_words
 from pausefl.campaigns.reproduction.estimate import estimated_s
 from pausefl.campaigns.reproduction.page import check_docs, keep, write_page
 from pausefl.campaigns.reproduction.playing import n_finished, reproduce
 from pausefl.campaigns.reproduction.request import ReproductionScale, Request, left_out
 from pausefl.campaigns.side_by_side import SideBySide
+from pausefl.campaigns.time_left import in_words
 from pausefl.published import Reproduction, find_reproduction, reproductions
 from pausefl.results.statistics import FEWEST_SEEDS
 from pausefl_proto.errors import ConfigError

@@ -19,9 +19,9 @@ from pausefl.population.availability import Presence
 from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.connecting import connect_over_grpc
 from pausefl.runtime.client.links import make_links
-from pausefl.runtime.client.pacing import paced
 from pausefl.runtime.client.plan import ClientPlan, ScrapePlan, TrainingPlan
 from pausefl.runtime.client.privacy import open_privacies
+from pausefl.runtime.client.training_times import with_stated_time
 from pausefl_client.answered_job import AnsweredJob, Observe
 from pausefl_client.link import SPIN_S, Link
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
@@ -204,7 +204,7 @@ def make_trainers(
         size = w.model_bytes // 4
         return {
             c: BehaviourChain(plan.behaviours[c], seed=seed, client_id=c).trainer(
-                paced(SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s), plan, c)
+                with_stated_time(SyntheticTrainer(size, seed=seed, client_id=c, train_s=w.train_s), plan, c)
             )
             for c in client_ids
         }

@@ -15,8 +15,8 @@ from torch import nn
 
 from pausefl.config.client_records import method_of, partitioner_of
 from pausefl.population.behaviours import BehaviourChain
-from pausefl.runtime.client.pacing import paced
 from pausefl.runtime.client.plan import TrainingPlan
+from pausefl.runtime.client.training_times import with_stated_time
 from pausefl_client.batched.host import BatchedHost
 from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
@@ -66,7 +66,7 @@ def make_torch_trainers(
             method=method_of(w),
         )
         own: Trainer = trainer if batched is None else batched.admit(client_id, trainer)
-        outermost = chain.trainer(paced(own, plan, client_id, chain.settings(plan.settings)))
+        outermost = chain.trainer(with_stated_time(own, plan, client_id, chain.settings(plan.settings)))
         return outermost if batched is None else batched.entrance(client_id, outermost)
 
     if device.type == "cuda":

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-class CampaignPace:
+class TimeLeft:
     """The mean time of the runs that were played from their first round on, and what it says of those to come."""
 
     def __init__(self, at_once: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +27,7 @@ class CampaignPace:
         if name not in self._resumed:
             self._durations_s.append(duration_s)
 
-    def left(self, n_waiting: int) -> str:
+    def said(self, n_waiting: int) -> str:
         """ ", about 3 min left" for so many runs that have not begun, besides those under way.
 
         Empty for none, and before there is a mean.

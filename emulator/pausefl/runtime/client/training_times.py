@@ -7,7 +7,9 @@ from pausefl_client.training.trainer import Trainer, TrainingSettings
 from pausefl_proto.draws import generator
 
 
-def paced(trainer: Trainer, plan: TrainingPlan, client_id: str, settings: TrainingSettings | None = None) -> Trainer:
+def with_stated_time(
+    trainer: Trainer, plan: TrainingPlan, client_id: str, settings: TrainingSettings | None = None
+) -> Trainer:
     """The trainer, which takes the client's stated time; without one, the trainer itself.
 
     `settings` are those it trains with, None for one that takes no steps.
