@@ -1,6 +1,7 @@
 """One client as the server sees it: exact timings, and nothing it sends gets past the checks or ends its actor."""
 
 import asyncio
+import gc
 import math
 import re
 from contextlib import suppress
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack, pack_job, unpack
+from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, cut, digest, pack, pack_job, unpack
+from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.release_checks import Release
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update, Withdraw
 from rigs.client_actor import ClientActorRig, upload, vector
 
 BIG = MAX_FRAME_BYTES // 4 + 100
@@ -163,9 +165,46 @@ async def test_a_damaged_answer_is_asked_for_again_by_the_same_job(what: str) ->
         rig.stream.give(upload(vector(5))[0], after_s=1.0)
         update = await rig.told()
         assert isinstance(update, Update)
-        # The clock of an exchange never starts again.
+        # The clock of an exchange never starts again; what came before the second hand-over is no link's doing.
         assert (update.timing.round_trip_s, update.bytes_down) == (2.0, 2 * len(job))
+        assert (update.timing.reconnect_s, update.timing.propagation_s) == (1.0, 1.0)
     assert rig.coordinator.told.empty()
+
+
+async def test_the_round_trip_runs_on_while_an_answer_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that breaks meanwhile leaves the job, and when it was first handed over, to the next one."""
+    rig, begun, may_end = ClientActorRig(BIG), asyncio.Event(), asyncio.Event()
+
+    async def check_slowly(_: ClientActor, frames: Assembler, release: Release) -> Vector:
+        begun.set()
+        await may_end.wait()
+        return frames.finish(check_finite=True)
+
+    monkeypatch.setattr(ClientActor, "_check", check_slowly)
+    async with rig.running():
+        handed_over_s = rig.clock()
+        await rig.dispatch()
+        for data in upload(vector(BIG)):
+            rig.stream.give(data)
+        await begun.wait()
+        assert rig.actor.handed_over_s == handed_over_s
+        may_end.set()
+        assert isinstance(await rig.told(), Update)
+        await rig.accepts_the_next_job()
+
+
+async def test_updates_that_were_begun_and_left_hold_no_memory() -> None:
+    rig = ClientActorRig(BIG)
+    async with rig.running():
+        for t in range(1, 5):
+            await rig.dispatch(round=t)
+            rig.stream.give(upload(vector(BIG), round=t)[0])
+            rig.actor.offer(Withdraw(t, 1))
+        await rig.dispatch(round=5)
+        rig.stream.give(upload(vector(BIG), round=5)[0])
+        rig.stream.give(upload(vector(BIG), attempt=0)[0])  # once it is rejected, all before it has been read
+        assert (await rig.refused()).attempt == 0
+        assert not [held for held in gc.get_objects() if isinstance(held, Assembler)]
 
 
 @pytest.mark.parametrize("what", DAMAGED)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.rounds.deadline import answers_needed
 from pausefl_server.rounds.messages import Pinged, Shutdown
 from pausefl_server.selection.policies.everyone import All
+from pausefl_server.settings import PrivacySettings
 from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, averaged, update_of
 
 # -- how many
@@ -125,6 +127,40 @@ async def test_a_kept_late_update_enters_the_next_model_with_a_smaller_weight(ri
         assert ("merged", "b") in r.events()
         assert r.coordinator.state.table.used.tolist() == [2, 1]
         assert r.spent("b") == (1, BUDGET.spent(1))
+
+
+@pytest.mark.parametrize("rounds", [(1, 2), (2, 1)])
+async def test_one_release_does_not_enter_a_model_twice(rig: MakeRig, rounds: tuple[int, int]) -> None:
+    """Neither as a late update and then as an answer, nor the other way round."""
+    changes = {"minimum_clients": 3, "quorum": 0.6, "keeps_late_updates": True}
+    async with rig(All(3), rounds=2, **changes).running() as r:
+        peers = await ask(r, "abc")
+        await peers["a"].answer(1)
+        await peers["c"].answer(1)
+        for peer in peers.values():
+            await peer.next_job()  # round 2; b is late with round 1
+        release = peers["b"].release()
+        for number in rounds:
+            r.coordinator.offer(peers["b"].update(number, release))
+        await peers["a"].answer(2)
+        await peers["c"].answer(2)
+        await r.played()
+        assert r.rejected() == 1
+        assert r.spent("b") == (1, BUDGET.spent(1))
+        entered = [event for event in r.events() if event == ("merged", "b")]
+        entered += [("answered", o.client_id) for o in r.store.rounds()[1].observations if o.client_id == "b"]
+        assert len(entered) == 1
+
+
+async def test_budgets_end_a_run_only_when_fewer_than_m_can_release(rig: MakeRig) -> None:
+    """The clients asked besides are no need of a round's."""
+    budget = replace(BUDGET, epsilon_floor=BUDGET.epsilon(1))  # one release each
+    privacy = PrivacySettings(budget, "coordinate", "agreed")
+    async with rig(All(3), rounds=1, minimum_clients=3, spare=1, privacy=privacy).running() as r:
+        for client_id, released in (("a", 0), ("b", 0), ("c", 1)):
+            await r.join(client_id, released=released)
+        await r.played()
+        assert len(r.store.rounds()) == 1
 
 
 async def test_a_kept_late_update_that_is_an_outlier_is_logged_as_dropped(rig: MakeRig) -> None:

@@ -244,6 +244,22 @@ async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp
             assert most_releases(r) == 2
 
 
+async def test_a_start_that_fails_before_a_job_is_out_charges_no_one(tmp_path: Path) -> None:
+    async with CoordinatorRig(tmp_path, rounds=2).running() as r:
+        for client_id in "ab":
+            await r.join(client_id)
+        await r.played()
+    async with CoordinatorRig(tmp_path, rounds=3).running():
+        pass
+    async with CoordinatorRig(tmp_path, All(1), rounds=3, minimum_clients=1).running() as r:
+        await r.join("a", released=2)
+        await r.played()
+        assert RunTally.of(r.store.log()).unanswered.releases_at_most(r.coordinator.state.table, BUDGET) == {
+            "a": 3,
+            "b": 2,
+        }
+
+
 def test_rounds_taken_back_keep_what_their_misses_may_have_cost(tmp_path: Path) -> None:
     store = Store(tmp_path / "run.db")
     joined = LogEvent("joined", "a", n_examples=10), LogEvent("joined", "b", n_examples=10, released=10)

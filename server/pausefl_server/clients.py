@@ -217,6 +217,11 @@ class ClientTable:
         self.released[rows] = np.maximum(self.released[rows], released)
         self.epsilon_spent[rows] = np.maximum(self.epsilon_spent[rows], epsilon_spent)
 
+    def known_releases(self, client_id: str) -> tuple[int, int]:
+        """How many releases of a client are proven, and the last of which an update was used; 0 for a stranger."""
+        row = self.row_of.get(client_id)
+        return (0, 0) if row is None else (int(self.proven[row]), int(self.used[row]))
+
     def _append(self, ids: list[str], round: int) -> None:
         if not ids:
             return

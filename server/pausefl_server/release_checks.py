@@ -49,7 +49,7 @@ def check_release(release: Release, budget: Budget | None, proven: int, used: in
     if i < proven:
         raise WireError(f"counts {i} releases, the server knows of {proven}: its ledger is older than the server's")
     if i <= used:
-        raise WireError(f"sends release {i} once more, it has been used in an earlier round")
+        raise WireError(f"sends release {i} once more, it has been used already")
     if not budget.affords(i):
         raise WireError(f"made release {i}, for which its budget leaves nothing")
     if not is_same_epsilon(release.epsilon, budget.epsilon(i)):

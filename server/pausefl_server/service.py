@@ -317,7 +317,7 @@ def _tell_of_log(telemetry: Telemetry, store: Store, state: RunState, settings: 
     """Tell of what the log holds besides its rounds."""
     for failed in store.failed_attempts():
         telemetry.attempt_failed(failed, state)
-    ends = budgets_end(state.table, settings.budget, state.round, state.policy.m)
+    ends = budgets_end(state.table, settings.budget, state.round, state.policy.m - settings.spare)
     telemetry.resumed(store.evaluations(), ends if state.round else None)
 
 

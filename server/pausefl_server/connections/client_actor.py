@@ -156,6 +156,8 @@ class ClientActor(Actor[_Order]):
                 self._most_released += 1
                 await self._send_job(self._exchange)
             case _AskAgain(exchange) if exchange is self._exchange:
+                # What it takes from now on is another exchange; the time until now is that of a broken one.
+                exchange.job, exchange.started_s = replace(exchange.job, handed_over_s=exchange.first_s), self._clock()
                 await self._send_job(exchange)
             case Acknowledge(round_, attempt):
                 ack = pb.Ack(round=round_, attempt=attempt)
@@ -230,7 +232,9 @@ class ClientActor(Actor[_Order]):
     async def _take_result(self, result: pb.Result, payload: memoryview, arrived_s: float, n_bytes: int) -> None:
         exchange, answered = self._exchange, (result.round, result.attempt)
         exchange = self._late.get(answered, exchange)
-        self._receiving = None
+        if self._receiving is not None:  # frames can no more continue it
+            self._receiving.result = self._receiving.frames = None
+            self._receiving = None
         if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
             self._withdrawn.remove(answered)
             self._end(answered)
@@ -302,7 +306,6 @@ class ClientActor(Actor[_Order]):
         frames, result = exchange.frames, exchange.result
         if frames is None or result is None or not frames.complete:
             return
-        self._end(exchange.key)
         self._receiving = None
         try:
             release = self._possible(release_of(result))
@@ -313,6 +316,7 @@ class ClientActor(Actor[_Order]):
             raise
         except WireError as error:
             await self._reject(str(error), exchange.key, release_of(result))
+            self._end(exchange.key)
             return
         await self._coordinator.tell(
             Update(
@@ -332,6 +336,7 @@ class ClientActor(Actor[_Order]):
                 host=host,
             )
         )
+        self._end(exchange.key)  # no earlier: should the stream break meanwhile, the round trip runs on
 
     async def _check(self, frames: Assembler, release: Release) -> Vector:
         if self._limits.size * 4 <= _INLINE_BYTES:

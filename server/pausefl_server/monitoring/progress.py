@@ -87,7 +87,7 @@ class ProgressReporter(RunObserver):
 
     def round_committed(self, record: RoundRecord, state: RunState, budgets_end: int | None = None) -> None:
         """Report the round unless another was reported just now; the last one always."""
-        self._announce_end(budgets_end, record.round, state.policy.m)
+        self._announce_end(budgets_end, record.round, state.policy.m - self._settings.spare)
         self._announce_doubts(record)
         self._announce_failures(record)
         self._announce_clamps(state.table)

@@ -80,6 +80,7 @@ class Coordinator(Actor[_Message]):
         self._open: OpenRound | None = None  # the round whose answers are waited for
         self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
         self._without_update = 0  # attempts in a row, since this process began
+        self._m = self.state.policy.m - settings.spare  # how many clients a round takes, of those that it asks
 
     @property
     def theta(self) -> Vector:
@@ -139,7 +140,7 @@ class Coordinator(Actor[_Message]):
         started = self._stopwatch.start_round(self.state.wall_clock_s)
         known = len(self.state.table)
         events = self._fold_events(round)
-        if too_few := too_few_left(self.state.table, self.state.policy.m):
+        if too_few := too_few_left(self.state.table, self._m):
             self._end_run("budgets_spent", too_few)
         if self.stopped_because or not self.state.table.eligible().size:
             self.state.table.forget_rows_from(known)  # the log will have these clients come with those that come later
@@ -189,12 +190,11 @@ class Coordinator(Actor[_Message]):
 
     def _send(self, prepared: PreparedRound, events: tuple[LogEvent, ...]) -> OpenRound:
         chosen = tuple(self.state.table.ids[row] for row in prepared.selection.rows)
-        spare, quorum = self._settings.spare, self._settings.quorum
         open_round = OpenRound(
             *(prepared.job, prepared.selection, prepared.selection_s, chosen, events),
             sent_s=self._now_s(),
             timeout_s=self._timeout_s(prepared.selection),
-            needed=answers_needed(len(set(chosen)), self.state.policy.m - spare, spare, quorum),
+            needed=answers_needed(len(set(chosen)), self._m, self._settings.spare, self._settings.quorum),
         )
         for client_id in open_round.due:  # once each, also where a policy has drawn one twice
             self._members.offer(client_id, prepared.job)
@@ -271,7 +271,7 @@ class Coordinator(Actor[_Message]):
         for observation in record.observations:
             if observation.client_id not in busy:
                 self._members.offer(observation.client_id, Acknowledge(record.round, record.attempt))
-        end = budgets_end(self.state.table, self._settings.budget, self.state.round, self.state.policy.m)
+        end = budgets_end(self.state.table, self._settings.budget, self.state.round, self._m)
         self._observer.round_committed(record, self.state, end)
         every = self._settings.evaluation_every
         if every and record.round % every == 0 and record.round < self._settings.rounds:
@@ -356,15 +356,16 @@ class Coordinator(Actor[_Message]):
             self._open.lost(event.client_id, until_s, message.handed_over_s)
 
     def _take_update(self, update: Update) -> None:
-        table, open_round, row = self.state.table, self._open, self.state.table.row_of.get(update.client_id)
-        proven, used = (int(table.proven[row]), int(table.used[row])) if row is not None else (0, 0)
+        table, open_round, client_id = self.state.table, self._open, update.client_id
+        proven, used = table.known_releases(client_id)
+        used = max(used, self._late.kept_release(client_id), open_round.release_of(client_id) if open_round else 0)
         try:
             check_release(update.release, self._settings.budget, proven, used)
             if open_round is None or not open_round.lacks(update):
                 self._take_late(update)
                 return
         except WireError as error:
-            answer = update.client_id, update.round, str(error)
+            answer = client_id, update.round, str(error)
             self._take_refusal(Refusal(*answer, rejected=True, release=update.release, attempt=update.attempt))
             return
         open_round.take(update, table, self._settings, self._now_s())

@@ -81,6 +81,11 @@ class LateUpdates:
         self._kept[update.client_id] = LateUpdate(update.client_id, update.round, participation, update.vector, weight)
         return events
 
+    def kept_release(self, client_id: str) -> int:
+        """Which release of the client is kept for the next model; 0 for none."""
+        kept = self._kept.get(client_id)
+        return 0 if kept is None else kept.participation
+
     def hand_over(self) -> tuple[LateUpdate, ...]:
         """All that were kept, by client; they are kept no more."""
         kept, self._kept = tuple(self._kept[client_id] for client_id in sorted(self._kept)), {}

@@ -140,6 +140,11 @@ class OpenRound:
         waited_s = now_s - self.sent_s
         self.misses[client_id] = Miss(client_id, kind, waited_s, latency_s=waited_s, reason=reason)
 
+    def release_of(self, client_id: str) -> int:
+        """Which of its releases the client answered with; 0 where it has not answered."""
+        update = self.updates.get(client_id)
+        return 0 if update is None else update.release.participation
+
     def arrived(self) -> list[int]:
         """The positions in `chosen` of those whose updates came."""
         return [i for i, client_id in enumerate(self.chosen) if client_id in self.updates]

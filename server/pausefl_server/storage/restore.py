@@ -208,13 +208,11 @@ def _connected(state: RunState, late: list[LogEvent]) -> list[str]:
 
 def _owed(state: RunState, late: list[LogEvent], store: Store, settings: ServerSettings) -> list[LogEvent]:
     """What the clients may have charged that had a job when the server was killed: the log does not tell which did."""
-    if settings.budget is None:
-        return []
-    was_killed = store.meta("has_ended") != "yes"
-    store.set_meta("has_ended", "no")
     number = state.round + 1
+    if settings.budget is None or store.has_ended or number > settings.rounds:
+        return []
     attempt = store.attempts().get(number, 1)
-    return [unsettled(client_id, number, attempt) for client_id in _connected(state, late)] if was_killed else []
+    return [unsettled(client_id, number, attempt) for client_id in _connected(state, late)]
 
 
 def _lost_updates(events: Iterable[LogEvent]) -> list[LogEvent]:

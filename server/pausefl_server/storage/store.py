@@ -38,6 +38,7 @@ from pausefl_server.storage.seals import (
 )
 
 _FIRST_HELLOS = "first hellos"
+_HAS_ENDED = "has_ended"
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -127,11 +128,20 @@ class Store:
         row = self._db.execute(query, (round,)).fetchone()
         return None if row is None else np.frombuffer(row[0], "<f4").copy()  # as writable as before the restart
 
-    def save_late_events(self, round: int, events: Iterable[LogEvent]) -> None:
-        """Write what `round`, which is not committed yet, will have to know; its commit writes them again."""
+    def save_late_events(self, round: int, events: Iterable[LogEvent], *, is_end: bool = False) -> None:
+        """Write what `round`, which is not committed yet, will have to know; its commit writes them again.
+
+        `is_end`: the server ends in order, and no job is out that the log does not tell of.
+        """
         with self._transaction():
             self._replace_late_events(round, events)
             self._seal_round(round)
+            self._set_meta(_HAS_ENDED, "yes" if is_end else "no")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no job is out, as far as the log tells: the server ended in order, or never sent one."""
+        return self.meta(_HAS_ENDED) != "no"
 
     def save_evaluations(self, round: int, evaluations: Sequence[Evaluation]) -> None:
         """Write how good θ_t is; a second opinion on the same split replaces the first."""

@@ -93,6 +93,4 @@ class StoreActor(Actor[Write]):
             case SaveEvaluations(round_, evaluations):
                 self._store.save_evaluations(round_, evaluations)
             case SaveLateEvents(round_, events, is_end):
-                self._store.save_late_events(round_, events)
-                if is_end:
-                    self._store.set_meta("has_ended", "yes")
+                self._store.save_late_events(round_, events, is_end=is_end)
