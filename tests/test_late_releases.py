@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pausefl.report import plots
-from pausefl.report.late_releases import late_releases
+from pausefl.results.accounting import late_releases
 from pausefl.results.reading import PrivacyFigures, read_run
 from pausefl_server.records import LogEvent, Observation
 from pausefl_server.storage.store import Store

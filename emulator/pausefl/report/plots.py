@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from pausefl.config.experiment import parse_experiment
 from pausefl.report import group_plots, learning_plots
-from pausefl.report.late_releases import late_releases
 from pausefl.report.learning import learning
 from pausefl.report.style import (
     DASHES,
@@ -27,6 +26,7 @@ from pausefl.report.style import (
     new_figure,
     percent_axis,
 )
+from pausefl.results.accounting import late_releases
 from pausefl.results.labels import LabelCounts, label_counts
 from pausefl.results.reading import PrivacyFigures, RunData
 from pausefl.results.selections import choices_by_group
