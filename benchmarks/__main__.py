@@ -1,4 +1,4 @@
-"""`make benchmarks`: play every cell and write docs/results/benchmarks.jsonl, the source of docs/benchmarks.md.
+"""`make benchmarks`: play every cell and write docs/results/benchmarks.jsonl, the source of docs/peers.md.
 
 python -m benchmarks                              everything, some 20 minutes; each play is written down at once
 python -m benchmarks --go-on                      after an interruption: what was played is not played again

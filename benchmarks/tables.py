@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md, from docs/results/benchmarks.jsonl; docs/generated_tables.py writes them."""
+"""The tables of docs/peers.md, from docs/results/benchmarks.jsonl; docs/generated_tables.py writes them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median

@@ -13,12 +13,40 @@ import grimp
 DOCUMENT = Path(__file__).parent / "architecture.md"
 PACKAGES = ("pausefl", "pausefl_server", "pausefl_client", "pausefl_process", "pausefl_proto")
 
-_GENERATED = "pausefl_proto.v1"
+_LEFT_OUT = {"pausefl_proto.v1", "pausefl.__main__"}
+"""Generated code, and a module of one line."""
 
 _HEAD = """# Architecture
 
-This page is drawn from the imports: `python docs/draw_architecture.py` writes it, and a test compares it. An arrow from
-A to B says that A imports B. import-linter holds the directions (`make lint`; the contracts stand in `pyproject.toml`).
+`python docs/draw_architecture.py` writes this page: drawings from the imports, tables from the docstrings. A test
+compares it with the code. An arrow from A to B says that A imports B. import-linter holds the directions (`make
+lint`; the contracts stand in `pyproject.toml`).
+
+## A round through the code
+
+Read these names in this order to see how a round is played. An *actor* is an object with a mailbox that handles one
+message after the other (`pausefl_proto.actor`).
+
+1. `pausefl.runtime.run.run_experiment` starts a run's processes. In the server's process,
+   `pausefl_server.service.serve` restores the run from its log, and starts the actors `StoreActor`, `EvaluatorActor`
+   and `Coordinator`. `pausefl_server.connections.stream_handler.ClientStreamHandler` gives each client that connects
+   an actor of its own, a `ClientActor`.
+2. `pausefl_server.rounds.coordinator.Coordinator._play` begins a round. It folds what has happened since the last
+   round, such as clients that joined or left, into the run's state, `pausefl_server.state.RunState`.
+3. `pausefl_server.rounds.preparation.Preparer` has the policy select clients, and cuts the model into frames.
+4. `pausefl_server.connections.client_actor.ClientActor` sends the job to its client and times the exchange: from the
+   first frame of the model handed over to the last frame of the update received.
+5. On the client, `pausefl_client.session.ClientSession` has its `pausefl_client.link.Link` hold the model back for
+   the emulated delay. Then its trainer trains, `pausefl_client.training.trainer.Trainer`.
+6. `pausefl_client.privacy.release.Releaser` clips the update, adds noise, and charges the client's ledger by
+   `pausefl_client.privacy.ledger.Ledger.record`, which is durable. Only then does the answer leave, after the delay
+   of the way back. Until step 9 the ledger keeps its bytes: if the job comes again, the client sends the same ones.
+7. `ClientActor` checks the answer and tells the coordinator. Once enough clients have answered, or the others are
+   overdue, `pausefl_server.rounds.aggregation.aggregate` makes the next model from the updates.
+8. `pausefl_server.rounds.coordinator.Coordinator._commit` has `pausefl_server.storage.store_actor.StoreActor` write
+   model and round to the disk. Then the round counts.
+9. The next round's job tells its clients that the last round is committed. The other clients of the last round get an
+   `pausefl_server.rounds.messages.Acknowledge`. Both let `ClientSession` forget the bytes that it kept.
 """
 
 
@@ -31,18 +59,22 @@ def drawn() -> str:
             "## Packages\n",
             *_drawing(_arrows(graph, set(PACKAGES))),
             *_purposes(PACKAGES),
-            *(line for package in PACKAGES[:3] for line in _subpackages(graph, package)),
+            *(line for package in PACKAGES for line in _contents(graph, package)),
             "",
         )
     )
 
 
-def _subpackages(graph: grimp.ImportGraph, package: str) -> Iterator[str]:
-    """The drawing and the table of one package's own packages."""
-    packages = {m for m in graph.modules if m.rpartition(".")[0] == package and _is_package(m)}
-    yield f"\n## Packages of `{package}`\n"
-    yield from _drawing(_arrows(graph, packages))
-    yield from _purposes(sorted(packages))
+def _contents(graph: grimp.ImportGraph, package: str) -> Iterator[str]:
+    """The drawing and the table of one package's own packages, and the table of the modules beside them."""
+    inside = {m for m in graph.modules if m.rpartition(".")[0] == package and m not in _LEFT_OUT}
+    packages = {m for m in inside if _is_package(m)}
+    if packages:
+        yield f"\n## Packages of `{package}`\n"
+        yield from _drawing(_arrows(graph, packages))
+        yield from _purposes(sorted(packages))
+    yield f"\n## Modules of `{package}`\n"
+    yield from _purposes(sorted(inside - packages), "module")
 
 
 def _arrows(graph: grimp.ImportGraph, packages: set[str]) -> set[tuple[str, str]]:
@@ -66,10 +98,10 @@ def _drawing(arrows: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield "```\n"
 
 
-def _purposes(packages: Iterable[str]) -> Iterator[str]:
-    """A row a package, with the first line of its docstring."""
-    yield "| package | what is in it |\n|---|---|"
-    yield from (f"| `{package}` | {_first_line(package)} |" for package in packages)
+def _purposes(names: Iterable[str], kind: str = "package") -> Iterator[str]:
+    """A row for each package or module, with the first paragraph of its docstring."""
+    yield f"| {kind} | what is in it |\n|---|---|"
+    yield from (f"| `{name}` | {_first_paragraph(name)} |" for name in names)
 
 
 def _short(package: str) -> str:
@@ -78,16 +110,16 @@ def _short(package: str) -> str:
 
 def _is_package(module: str) -> bool:
     spec = find_spec(module)
-    return spec is not None and bool(spec.submodule_search_locations) and module != _GENERATED
+    return spec is not None and bool(spec.submodule_search_locations)
 
 
-def _first_line(package: str) -> str:
-    spec = find_spec(package)
+def _first_paragraph(name: str) -> str:
+    spec = find_spec(name)
     assert spec is not None
-    assert spec.origin is not None, f"{package} has no __init__.py"
+    assert spec.origin is not None, f"{name} has no __init__.py"
     docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8")))
-    assert docstring is not None, f"{package} has no docstring"
-    return docstring.partition("\n")[0]
+    assert docstring is not None, f"{name} has no docstring"
+    return " ".join(docstring.partition("\n\n")[0].split("\n"))
 
 
 if __name__ == "__main__":

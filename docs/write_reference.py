@@ -46,7 +46,7 @@ _BEHAVIOURS = """`clients.groups.NAME.behaviours` takes a list of tables with on
 _AVAILABILITY = """`clients.groups.NAME.availability` takes a table with one of these kinds.
 [More on groups](../behaviours.md)."""
 _PARTITIONS = """`workload.partition` takes a table with one of these kinds, or a kind alone, which has its defaults.
-[More on partitions](../data.md)."""
+[More on partitions](../partitions.md)."""
 _TRAINING = """`workload.training` takes a table with one of these kinds, or a kind alone, which has its defaults.
 [More on training methods](../training.md)."""
 _DRIFTS = """`clients.groups.NAME.drift` takes a table with one of these kinds. Only `pausefl simulate` reads it."""

@@ -2,7 +2,9 @@
 
 import csv
 import importlib.metadata
+import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +47,19 @@ def test_every_public_name_can_be_imported_and_stands_on_the_reference_page() ->
     assert set(pausefl.__all__) <= set(dir(pausefl))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pausefl.nothing
+
+
+def test_the_table_of_functions_gives_every_parameter() -> None:
+    page = (ROOT / "docs/library.md").read_text("utf-8")
+    shown = dict(re.findall(r"^\| `pausefl\.(\w+)(\(.*?\))` \|", page, re.MULTILINE))
+    functions = {name: found for name in pausefl.__all__ if inspect.isfunction(found := getattr(pausefl, name))}
+    assert shown == {name: signature_without_types(function) for name, function in functions.items()}
+
+
+def signature_without_types(function: Callable[..., object]) -> str:
+    signature, empty = inspect.signature(function), inspect.Signature.empty
+    parameters = [parameter.replace(annotation=empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=empty))
 
 
 def test_importing_the_library_imports_neither_torch_nor_grpc_nor_matplotlib() -> None:
