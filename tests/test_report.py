@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
+import pausefl
 from pausefl.report import plots, report_runs, write_report
 from pausefl.report.html import in_ranges
 from pausefl.report.plots import draw_all
@@ -85,6 +87,13 @@ def write_run(path: Path, **changes: Any) -> Path:
     (path / "summary.json").write_text(json.dumps(summary(**changes)))
     (path / "config.toml").write_text('[experiment]\nname = "<i>demo</i>"\n')
     return path
+
+
+def without_rounds(run_dir: Path) -> Path:
+    with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
+        for table in ("observations", "rounds", "events", "evaluations"):
+            database.execute(f"DELETE FROM {table}")
+    return run_dir
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +241,21 @@ def test_a_figure_of_very_many_exchanges_shows_some_of_every_client(
     assert axes.get_title(loc="right").startswith("1,000 of 10,000, drawn at random\narea: ε per coordinate")
 
 
+@pytest.mark.parametrize("what", ["a round more", "a job that is out"])
+def test_a_summary_from_before_the_run_was_resumed_is_not_read(tmp_path: Path, what: str) -> None:
+    """A kill left the summary of an earlier end: its ε would be too low."""
+    run_dir = write_run(tmp_path / "run")
+    log = store.Store(run_dir / "run.db")
+    if what == "a round more":
+        log.commit_round(replace(records()[-1], round=4))
+    else:
+        log.save_late_events(4, ())
+    log.close()
+    for read in (read_run, lambda folder: pausefl.open(folder).summary):
+        with pytest.raises(ConfigError, match=r"run: was resumed since its summary\.json was written"):
+            read(run_dir)
+
+
 def test_page_tells_whose_budgets_they_are_and_who_had_spent_before(tmp_path: Path, page: str) -> None:
     assert "Budgets are per run: every client came with a ledger that counted no release." in page
     run_dir = write_run(tmp_path / "run", budget_per="data holder")
@@ -281,11 +305,8 @@ def test_a_regression_is_not_reported_as_a_classification(tmp_path: Path) -> Non
 
 
 def test_a_run_with_nothing_in_it_can_be_reported(tmp_path: Path) -> None:
-    run_dir = write_run(tmp_path / "run", final_accuracy=None, best_accuracy=None, timing_error_s=None)
-    with sqlite3.connect(run_dir / "run.db") as database:
-        for table in ("observations", "rounds", "events", "evaluations"):
-            database.execute(f"DELETE FROM {table}")
-    database.close()
+    nothing = dict.fromkeys(("final_accuracy", "best_accuracy", "timing_error_s"))
+    run_dir = without_rounds(write_run(tmp_path / "run", rounds=0, **nothing))
     assert "not known: nothing was measured" in write_report(run_dir).read_text(encoding="utf-8")
     assert list((run_dir / "plots").iterdir()) == []
 
@@ -293,7 +314,7 @@ def test_a_run_with_nothing_in_it_can_be_reported(tmp_path: Path) -> None:
 def test_a_run_without_a_round_waited_in_failed_attempts_alone(tmp_path: Path, page: str) -> None:
     assert "round_trip, sum over all rounds" in page
     assert "they decide the latency of 1 rounds" in page
-    run_dir = write_run(tmp_path / "run", rounds=0, failed_attempts=2, censored_rounds=0)
+    run_dir = without_rounds(write_run(tmp_path / "run", rounds=0, failed_attempts=2, censored_rounds=0))
     text = write_report(run_dir).read_text(encoding="utf-8")
     assert "round_trip, sum over failed attempts: no round was played" in text
     assert "over all rounds" not in text

@@ -313,6 +313,7 @@ def read_run(path: Path) -> RunData:
         raise ConfigError(f"{path}: no such run directory")
     config, summary = _text(path, "config.toml"), read_summary(path)
     with open_database(path) as database:
+        check_is_last(summary, path, database)
         tables = {view: read_columns(database, f"SELECT * FROM {view}") for view in VIEWS}
         clients = read_columns(database, CLIENTS)
     log = RoundLog(partial(open_database, path))
@@ -343,6 +344,14 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
             yield database
     except sqlite3.Error as error:
         raise ConfigError(f"{file}: cannot be read as a run's database ({error})") from error
+
+
+def check_is_last(summary: Mapping[str, Any], path: Path, database: sqlite3.Connection) -> None:
+    """ConfigError where a run was resumed since its summary was written, and has not ended again."""
+    at_work = "SELECT count(*) FROM meta WHERE key = 'has_ended' AND value = 'no'"
+    last, is_at_work = database.execute(f"SELECT coalesce(max(round), 0), ({at_work}) FROM rounds").fetchone()
+    if summary["rounds"] != last or is_at_work:
+        raise ConfigError(f"{path}: was resumed since its summary.json was written, and has not ended in order again")
 
 
 def _check_version(file: Path, database: sqlite3.Connection) -> None:

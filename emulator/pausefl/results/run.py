@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pausefl.results.reading import Columns, open_database, read_columns
+from pausefl.results.reading import Columns, check_is_last, open_database, read_columns
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Run:
         except ValueError as error:
             path = self.path / "summary.json"
             raise ConfigError(f"{path}: not JSON ({error}); delete it and resume the run") from error
+        with open_database(self.path) as database:
+            check_is_last(summary, self.path, database)
         return summary
 
     def columns(self, table: str) -> Columns:
