@@ -1,7 +1,6 @@
 """One client as the server sees it: exact timings, and nothing it sends gets past the checks or ends its actor."""
 
 import asyncio
-import gc
 import math
 import re
 from contextlib import suppress
@@ -13,10 +12,9 @@ from hypothesis import strategies as st
 
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MAX_FRAME_BYTES, Assembler, Vector, cut, digest, pack, pack_job, unpack
-from pausefl_server.connections.client_actor import ClientActor
+from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
 from pausefl_server.release_checks import Release
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update, Withdraw
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update
 from rigs.client_actor import ClientActorRig, upload, vector
 
 BIG = MAX_FRAME_BYTES // 4 + 100
@@ -171,42 +169,6 @@ async def test_a_damaged_answer_is_asked_for_again_by_the_same_job(what: str) ->
     assert rig.coordinator.told.empty()
 
 
-async def test_the_round_trip_runs_on_while_an_answer_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that breaks meanwhile leaves the job, and when it was first handed over, to the next one."""
-    rig, begun, may_end = ClientActorRig(BIG), asyncio.Event(), asyncio.Event()
-
-    async def check_slowly(_: ClientActor, frames: Assembler, release: Release) -> Vector:
-        begun.set()
-        await may_end.wait()
-        return frames.finish(check_finite=True)
-
-    monkeypatch.setattr(ClientActor, "_check", check_slowly)
-    async with rig.running():
-        handed_over_s = rig.clock()
-        await rig.dispatch()
-        for data in upload(vector(BIG)):
-            rig.stream.give(data)
-        await begun.wait()
-        assert rig.actor.handed_over_s == handed_over_s
-        may_end.set()
-        assert isinstance(await rig.told(), Update)
-        await rig.accepts_the_next_job()
-
-
-async def test_updates_that_were_begun_and_left_hold_no_memory() -> None:
-    rig = ClientActorRig(BIG)
-    async with rig.running():
-        for t in range(1, 5):
-            await rig.dispatch(round=t)
-            rig.stream.give(upload(vector(BIG), round=t)[0])
-            rig.actor.offer(Withdraw(t, 1))
-        await rig.dispatch(round=5)
-        rig.stream.give(upload(vector(BIG), round=5)[0])
-        rig.stream.give(upload(vector(BIG), attempt=0)[0])  # once it is rejected, all before it has been read
-        assert (await rig.refused()).attempt == 0
-        assert not [held for held in gc.get_objects() if isinstance(held, Assembler)]
-
-
 @pytest.mark.parametrize("what", DAMAGED)
 async def test_an_answer_that_is_always_damaged_is_rejected_in_the_end(what: str) -> None:
     data, reason = DAMAGED[what]
@@ -313,54 +275,6 @@ async def test_parts_exceed_the_whole_by_no_more_than_two_clocks_can_disagree() 
         await rig.dispatch()
         rig.stream.give(timed(train_s=601.0), after_s=600.0)
         assert "s longer than the whole exchange" in (await rig.refused()).reason
-
-
-@pytest.mark.parametrize("frames", [[2], [0, 1], [1, 1]])
-async def test_frames_out_of_place_are_asked_for_again_once(frames: list[int]) -> None:
-    rig = ClientActorRig(2 * BIG)
-    sound = upload(vector(2 * BIG))
-    assert len(sound) == 3
-    async with rig.running():
-        await rig.dispatch()
-        rig.stream.give(sound[0])
-        for index in frames:
-            rig.stream.give(frame(index, sound[min(index, 2)]))
-        for _ in range(6):  # the job's three messages, twice
-            await rig.stream.heard_bytes()
-        for data in sound:
-            rig.stream.give(data)
-        assert isinstance(await rig.told(), Update)
-    assert rig.coordinator.told.empty()
-    assert rig.stream.is_silent()
-
-
-async def test_a_frame_too_many_is_ignored() -> None:
-    rig = ClientActorRig(2 * BIG)
-    sound = upload(vector(2 * BIG))
-    async with rig.running():
-        await rig.dispatch()
-        for data in (*sound, frame(3, sound[2])):
-            rig.stream.give(data)
-        assert isinstance(await rig.told(), Update)
-        await rig.accepts_the_next_job()
-    assert rig.coordinator.told.empty()
-
-
-def frame(index: int, of: bytes) -> bytes:
-    """A frame of this index with the payload of another message."""
-    return pack(pb.ClientMessage(frame=pb.Frame(index=index)), unpack(of)[1])
-
-
-async def test_an_update_begun_again_counts_once() -> None:
-    rig = ClientActorRig(BIG)
-    sound = upload(vector(BIG))
-    async with rig.running():
-        await rig.dispatch()
-        for data in (sound[0], *sound):
-            rig.stream.give(data)
-        assert isinstance(await rig.told(), Update)
-        await rig.accepts_the_next_job()
-    assert rig.coordinator.told.empty()
 
 
 async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:

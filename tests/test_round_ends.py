@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 def charged(run_dir: Path, client_id: str) -> int:
     """Releases in a client's own ledger."""
-    with sqlite3.connect(run_dir / f"ledgers/{client_id}.db") as ledger:
+    with closing(sqlite3.connect(run_dir / f"ledgers/{client_id}.db")) as ledger:
         return int(ledger.execute("SELECT count(*) FROM releases").fetchone()[0])
 
 

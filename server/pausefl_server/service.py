@@ -147,7 +147,7 @@ async def serve(
 
     `back_to` takes back the rounds after that one. `best_model` keeps the best model found so far.
     `report` gets the progress events. `keep` writes the results down, in a thread, before metrics and page are closed;
-    `forget` takes away those of an earlier end before rounds are taken back, and is told the one before these.
+    `forget(t)` takes away those of an earlier end; it is called before the rounds after t are taken back.
     SIGINT and SIGTERM end the run: the open round is given up, and everything is saved.
     """
     with ExitStack() as closing:

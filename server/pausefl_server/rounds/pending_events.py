@@ -53,9 +53,9 @@ class PendingEvents:
         self.add(*events, *self.take())
 
     def take_known(self, clients: Container[str]) -> tuple[LogEvent, ...]:
-        """All events but what clients have spent that are none of these and come with none of the events.
+        """All events, except "reconciled" ones of clients that are neither among these nor join with one of the events.
 
-        That waits until they do: the run went back to a round before they first came.
+        Those wait until their client joins: the run went back to a round before it first came.
         """
         events = self.take()
         known = {event.client_id for event in events if event.kind == "joined"}
@@ -70,9 +70,9 @@ class PendingEvents:
         return {client_id for kind, client_id in self._places if kind == "retired"}
 
     def not_settled_by(self, owed: Iterable[LogEvent]) -> list[LogEvent]:
-        """Of what clients owe for the round that ends, what their hellos in it do not settle, though logged after it.
+        """Of the "unsettled" events in `owed`, those of clients that said hello again during the round that ends.
 
-        Such a client came back, and had the job again.
+        Such a hello is logged after the round's jobs, but came before their end: it does not settle them.
         """
         return [event for event in owed if ("joined", event.client_id) in self._places]
 
