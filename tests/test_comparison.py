@@ -27,8 +27,10 @@ ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
 ROUND_S = {"pause": 1.0, "random": 2.0}
 
 
-def write_run(path: Path, policy: str, seed: int, unit: str | None = "coordinate", tested: bool = True) -> Path:
-    """Four rounds of one client; with seed s every round takes s times as long."""
+def write_run(
+    path: Path, policy: str, seed: int, unit: str | None = "coordinate", tested: bool = True, **changes: object
+) -> Path:
+    """Four rounds of one client; with seed s every round takes s times as long. `changes` are of the summary."""
     path.mkdir(parents=True)
     log, latency_s = Store(path / "run.db"), ROUND_S[policy] * seed
     for number, accuracy in enumerate(ACCURACIES[policy], start=1):
@@ -51,9 +53,14 @@ def write_run(path: Path, policy: str, seed: int, unit: str | None = "coordinate
         "suspect_rounds": 0, "suspect_because": {}, "stopped_because": "all rounds done",
         "outcome": "completed", "failures": [],
     }  # fmt: skip
-    (path / "summary.json").write_text(json.dumps(summary))
+    (path / "summary.json").write_text(json.dumps(summary | changes))
     (path / "config.toml").write_text("")
     return path
+
+
+def rewrite_summary(run_dir: Path, **changes: object) -> None:
+    path = run_dir / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), "utf-8")
 
 
 def write_runs(folder: Path, seeds: Sequence[int] = (1, 2, 3)) -> Mapping[str, Sequence[Path]]:
@@ -200,11 +207,9 @@ def test_the_table_of_groups_is_for_experiments_that_have_some(tmp_path: Path) -
 def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs")
     assert "suspect;" not in write_comparison(compare(runs), tmp_path / "sound").read_text()
-    path = runs["pause"][0] / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "suspect_rounds": 3}))
+    rewrite_summary(runs["pause"][0], suspect_rounds=3)
     comparison = compare(runs)
-    spread = comparison.rows[0].suspect_rounds
-    assert spread is not None
+    assert (spread := comparison.rows[0].suspect_rounds) is not None
     assert spread.sd == pytest.approx(3**0.5)
     assert dataclasses.replace(spread, sd=None) == Spread(1.0, None, 0, 3, 3)
     assert "3 of 24 rounds are suspect" in str(as_table(comparison).caption)
@@ -213,9 +218,8 @@ def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
 
 def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(tmp_path: Path) -> None:
     runs = write_runs(tmp_path)
-    path = runs["pause"][0] / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rounds": 2}))
-    with closing(sqlite3.connect(path.with_name("run.db"))) as database, database:
+    rewrite_summary(runs["pause"][0], rounds=2)
+    with closing(sqlite3.connect(runs["pause"][0] / "run.db")) as database, database:
         for table in ("observations", "rounds", "events", "evaluations"):
             database.execute(f"DELETE FROM {table} WHERE round > 2")
     comparison = compare(runs)
@@ -228,8 +232,7 @@ def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(tmp_path: 
 def test_a_failed_run_wins_nothing(tmp_path: Path) -> None:
     """It reached less than the others, and so sooner than they did."""
     runs = write_runs(tmp_path, (1, 2))
-    path = runs["pause"][0] / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "outcome": "failed"}))
+    rewrite_summary(runs["pause"][0], outcome="failed")
     comparison = compare(runs)
     assert comparison.warning == "1 of 4 runs failed (pause)"
     assert "some run failed, so there is no accuracy that all reach" in comparison._repr_html_()
@@ -250,8 +253,7 @@ def test_a_failed_run_wins_nothing(tmp_path: Path) -> None:
 def test_one_run_with_older_ledgers_is_enough_not_to_call_budgets_new(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs")
     assert "Privacy budgets are per run" in write_comparison(compare(runs), tmp_path / "new").read_text()
-    path = runs["random"][-1] / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "budget_per": "data holder"}))
+    rewrite_summary(runs["random"][-1], budget_per="data holder")
     page = write_comparison(compare(runs), tmp_path / "older").read_text()
     assert "Privacy budgets are per run" not in page
     assert "one privacy budget per data holder" in page
@@ -325,13 +327,17 @@ def test_the_terminal_table_fits_eighty_columns(tmp_path: Path) -> None:
 
 def test_regressions_are_compared_by_their_own_score(tmp_path: Path) -> None:
     runs = write_runs(tmp_path)
-    for run_dir in (run_dir for dirs in runs.values() for run_dir in dirs):
-        summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
-        (run_dir / "summary.json").write_text(json.dumps({**summary, "metric": "R²"}), "utf-8")
+    for run_dir in (*runs["pause"], *runs["random"]):
+        rewrite_summary(run_dir, metric="R²")
     text = write_comparison(compare(runs), tmp_path / "out").read_text("utf-8")
     assert "test R², last model (%)" in text
-    assert "test R²" in text
     assert "accuracy" not in re.sub(r'id="[^"]*"|href="[^"]*"|clip-path="[^"]*"', "", text).lower()
+
+
+def test_a_failed_run_without_a_score_names_no_other_one(tmp_path: Path) -> None:
+    failed = write_run(tmp_path / "1", "pause", 1, metric="accuracy", final_accuracy=None, outcome="failed")
+    regression = write_run(tmp_path / "2", "random", 1, metric="R²")
+    assert compare({"pause": [failed], "random": [regression]}).metric == "R²"
 
 
 def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
@@ -355,8 +361,7 @@ def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
 def test_runs_of_different_budgets_are_drawn_with_each_of_them(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, (1, 2))
     for run_dir in runs["random"]:
-        path = run_dir / "summary.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "epsilon_budget": 1.0}))
+        rewrite_summary(run_dir, epsilon_budget=1.0)
     comparison = compare({"random": runs["random"], "pause": runs["pause"]})
     table = as_json(comparison)
     assert table["epsilon_budget"] is None
@@ -376,10 +381,13 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     pause = write_run(tmp_path / "pause", "pause", 1)
     other_seed = write_run(tmp_path / "seed", "random", 2)
     other_unit = write_run(tmp_path / "unit", "random", 1, unit="vector")
+    other_score = write_run(tmp_path / "score", "random", 1, metric="R²")
     with pytest.raises(ConfigError, match=r"random was run with seeds \[2\], pause with \[1\]"):
         compare({"pause": [pause], "random": [other_seed]})
     with pytest.raises(ConfigError, match=r"privacy\.unit differs"):
         compare({"pause": [pause], "random": [other_unit]})
+    with pytest.raises(ConfigError, match=f"^runs of .* scores .*: {pause} has accuracy, {other_score} has R²$"):
+        compare({"pause": [pause], "random": [other_score]})
     with pytest.raises(ConfigError, match="at least one policy"):
         compare({})
 

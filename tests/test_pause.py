@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.clients import ClientTable
@@ -130,6 +132,30 @@ def test_a_forgetful_mean_follows_a_link_that_drifts(forgetful: dict[str, Any]) 
         return sum(IDS[0] in record.chosen for record in play.records[40:])
 
     assert faith(**forgetful) < faith() / 2
+
+
+# --- UCB
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=3, max_size=9), st.integers(1, 5))
+def test_ucb_leaves_out_no_greater_ucb_than_it_takes(history: list[tuple[int, int]], m: int) -> None:
+    """Clients chosen and measured so often, all equally fast, so that ties abound: also of clients never measured."""
+    table = ClientTable(1, tau_min_s=0.05)
+    table.apply_events([LogEvent("joined", i, n_examples=100) for i in IDS[: len(history)]], round=1)
+    table.chosen[:] = [chosen for chosen, _ in history]
+    table.measured[:] = [min(counts) for counts in history]
+    table.inverse_latency_sum[:] = 2.0 * table.measured
+    context = context_of(table, 9)
+    taken = np.isin(np.arange(len(table)), Ucb(m).select(None, context).rows)
+    assert taken.sum() == min(m, len(table))
+    width = np.sqrt((m + 1) * np.log(8))
+    with np.errstate(divide="ignore"):
+        ucb = np.where(table.measured > 0, 0.1 + width / np.sqrt(table.measured), np.inf)
+    first = np.lexsort((table.tie_key, -ucb, table.chosen > 0))[:m]
+    assert set(first) == set(np.flatnonzero(taken))
+    if (table.chosen > 0).all() and not taken.all():
+        assert ucb[taken].min() >= ucb[~taken].max()
 
 
 # --- SA-PAUSE

@@ -268,6 +268,13 @@ def test_a_growth_is_recognised(name: str, shape: Any) -> None:
     assert all(fit["r_squared"] < 1 - 1e-6 for other, fit in fits.items() if other != name)
 
 
+def test_a_regret_without_fits_has_no_brackets() -> None:
+    fits = {"regret": {}, "genie_regret": {"n": {"r_squared": 0.5}}}
+    regrets = {"regret": 0.4, "genie_regret": 0.4, "genie": {}, "growth_fits": fits}
+    *_, realised, genie = in_words({"total_latency_s": 1.0, "max_epsilon_spent": 0.0, **regrets})
+    assert (realised, genie) == ("regret 0.4", "genie regret 0.4 (n: R² 0.5000)")
+
+
 CONFIG = """
 clients.count = 8
 [experiment]

@@ -173,6 +173,26 @@ def test_a_regression_is_not_listed_as_a_classification(tmp_path: Path) -> None:
     assert first == "m,seed,metric,final_R²,best_R²"
 
 
+def test_different_scores_are_not_drawn_on_one_axis(tmp_path: Path) -> None:
+    rows = [
+        {"task": task, "seed": 1, "metric": metric, "final_accuracy": 0.5, "best_accuracy": 0.6, "total_latency_s": 1.0}
+        for task, metric in (("digits", "accuracy"), ("houses", "R²"))
+    ]
+    assert [axes.get_title(loc="left") for axes in draw_sweep(rows, ["task"]).axes] == ["total latency (s)"]
+    write_sweep(rows, ["task"], tmp_path)
+    assert (tmp_path / "sweep.csv").read_text("utf-8").startswith("task,seed,metric,final_accuracy,best_accuracy,")
+
+
+def test_a_failed_run_without_a_score_does_not_rename_that_of_a_regression(tmp_path: Path) -> None:
+    rows = [
+        {"m": m, "seed": 1, "metric": metric, "final_accuracy": score, "total_latency_s": 1.0}
+        for m, metric, score in ((1, "accuracy", None), (2, "R²", 0.5))
+    ]
+    assert draw_sweep(rows, ["m"]).axes[0].get_title(loc="left") == "final test R² (%)"
+    write_sweep(rows, ["m"], tmp_path)
+    assert (tmp_path / "sweep.csv").read_text("utf-8").startswith("m,seed,metric,final_R²,")
+
+
 def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played = []
 

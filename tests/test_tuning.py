@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pausefl.campaigns.tuning import Tuning, resume_tuning, tune_experiment
 from pausefl.campaigns.tuning import measure as measure_module
 from pausefl.campaigns.tuning import study as study_module
 from pausefl.campaigns.tuning.fresh import compared, on_real_clock
-from pausefl.campaigns.tuning.measure import REACHED, Figures, figures_of_run, measure_by_run, simulated
+from pausefl.campaigns.tuning.measure import REACHED, Figures, Measure, figures_of_run, measure_by_run, simulated
 from pausefl.campaigns.tuning.outputs import front_table
 from pausefl.campaigns.tuning.plan import ACCURACY, LATENCY, LEAKAGE, TuningPlan
 from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, parse_search, published_point
@@ -359,15 +360,37 @@ def test_an_interrupt_on_a_fresh_seed_ends_the_search_and_says_how_to_go_on(
         tune_experiment(asked, tmp_path, Console(quiet=True))
 
 
-def test_an_objective_that_is_0_when_published_does_not_rank(tmp_path: Path) -> None:
+def imbalanced(**by_alpha: float) -> Measure:
+    """Measures latency as alpha, 9 where published, and imbalance as said for "alpha_1" and so on, else 0."""
+
     def measure(point: Point, seed: int) -> Figures:
         alpha = point.get("selection.pause.alpha", 9.0)
-        return {"total_latency_s": alpha, "max_epsilon_spent": 4.0, "imbalance": 0.0 if alpha == 9.0 else 0.1}
+        imbalance = by_alpha.get(f"alpha_{alpha:.0f}", 0.0)
+        return {"total_latency_s": alpha, "max_epsilon_spent": 4.0, "imbalance": imbalance}
 
+    return measure
+
+
+def test_what_is_worse_than_a_published_0_is_infinitely_worse(tmp_path: Path) -> None:
+    front = compared(plan(), TRIED, imbalanced(alpha_1=0.1007), pytest.fail)
+    assert [(point.name, point.figures["total_latency_s"]) for point in front] == [
+        ("recommended", 2.0), ("front-01", 1.0), ("published", 9.0),
+    ]  # fmt: skip
+    assert "imbalance" not in front[1].changes, "no share of 0"
+    console = Console(record=True, width=160, file=io.StringIO())
+    console.print(front_table(Tuning(tmp_path, plan(), TRIED, front, ())))
+    assert re.findall(r"0 → \S+", console.export_text()) == ["0 → 0", "0 → 0.1007"]
+
+
+def test_of_settings_all_infinitely_worse_the_other_objectives_decide() -> None:
     found = SearchResult([*TRIED.front], [*reversed(TRIED.front)], pruned=0, refused=())
-    front = compared(plan(), found, measure, pytest.fail)
+    front = compared(plan(), found, imbalanced(alpha_1=0.1, alpha_2=0.1), pytest.fail)
     assert [point.figures["total_latency_s"] for point in front] == [1.0, 2.0, 9.0]
-    assert "imbalance" not in front[0].changes
+
+
+def test_rounding_is_no_worse_than_a_published_0() -> None:
+    front = compared(plan(), TRIED, imbalanced(alpha_1=5e-17), pytest.fail)
+    assert [point.figures["total_latency_s"] for point in front] == [1.0, 2.0, 9.0]
 
 
 def test_a_key_that_changes_what_is_measured_is_refused() -> None:

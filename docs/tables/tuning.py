@@ -63,7 +63,7 @@ def _tuning_row(point: Case, keys: Sequence[str], objectives: Sequence[Case]) ->
 def _tuned(point: Case, name: str) -> str:
     change, figure = point["changes"].get(name), f"{point['figures'][name]:.3g}"
     if change is None:
-        return figure
+        return figure if point["name"] == "published" else f"0 → {figure}"
     interval = "" if change["low"] is None else f" [{100 * change['low']:+.0f}, {100 * change['high']:+.0f}]"
     return f"{figure} ({100 * change['mean']:+.0f} %{interval})"
 

@@ -14,6 +14,7 @@ from pausefl.report.style import INK, RC, SERIES, save_png
 from pausefl.results.csv_table import write_records
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl_proto.privacy_unit import PrivacyUnit
+from pausefl_server.records import ACCURACY
 
 ResultRows = Sequence[Mapping[str, Any]]
 _Panel = tuple[str, str, float]
@@ -25,8 +26,8 @@ def write_sweep(rows: ResultRows, varied: Sequence[str], folder: Path) -> None:
 
     A task's own score stands in the table under its own name: `final_R²` for `final_accuracy`.
     """
-    metrics = {row["metric"] for row in rows if row.get("metric")}
-    named = rows if len(metrics) != 1 else [{_own(name, *metrics): row[name] for name in row} for row in rows]
+    scores = _scores(rows)
+    named = rows if len(scores) != 1 else [{_own(name, *scores): row[name] for name in row} for row in rows]
     write_records(folder / "sweep.csv", named)
     if len(varied) in (1, 2):
         save_png(draw_sweep(rows, varied), folder / "sweep.png")
@@ -50,9 +51,15 @@ def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
 
 
 def _measures(rows: ResultRows) -> Sequence[_Panel]:
-    metric = next((row["metric"] for row in rows if row.get("metric")), "accuracy")
-    accuracy = "final_accuracy", f"final test {metric} (%)", 100.0
-    return accuracy, ("total_latency_s", "total latency (s)", 1.0), _leakage(rows)
+    """The score where it is the same of all, latency and leakage: different scores have no axis in common."""
+    scores = _scores(rows)
+    shown = [("final_accuracy", f"final test {score} (%)", 100.0) for score in scores if len(scores) == 1]
+    return *shown, ("total_latency_s", "total latency (s)", 1.0), _leakage(rows)
+
+
+def _scores(rows: ResultRows) -> set[str]:
+    """What the runs' accuracies hold; a run that was not evaluated in the end has none, whatever its `metric` says."""
+    return {row.get("metric", ACCURACY) for row in rows if row.get("final_accuracy") is not None}
 
 
 def _leakage(rows: ResultRows) -> _Panel:

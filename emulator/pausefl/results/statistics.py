@@ -17,7 +17,7 @@ FEWEST_SEEDS = 5
 """With fewer seeds there is no interval: the bootstrap then gives little more than the least and the greatest value."""
 CONFIDENCE = 0.95
 _RESAMPLES = 5_000
-_ZERO = 1e-12
+ZERO = 1e-12
 """A mean up to this is 0 but for rounding."""
 _TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 
@@ -88,11 +88,11 @@ def relative_difference(first: Sequence[float] | FloatArray, second: Sequence[fl
     one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if one.shape != other.shape:
         raise ValueError(f"{one.size} values cannot be paired with {other.size}")
-    if other.mean() <= _ZERO:
+    if other.mean() <= ZERO:
         return None
     mean, shares = float(one.mean() / other.mean() - 1), _resampled(len(one))
     others = shares @ other
-    if others.min() <= _ZERO:
+    if others.min() <= ZERO:
         return Interval(mean, None, None, len(one))
     return _interval(mean, (shares @ one) / others - 1, len(one))
 

@@ -50,7 +50,7 @@ def newcomers_in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary["regret"] is None:
         yield "no regret: there are no relevant beside irrelevant newcomers"
         return
-    yield f"regret {summary['regret']:.1f} ({fits_in_words(summary['growth_fits'])})"
+    yield f"regret {summary['regret']:.1f}{fits_in_words(summary['growth_fits'])}"
     for i in summary["insertions"]:
         chosen = f"relevant newcomers chosen {i['mean_chosen']['relevant']:.1f} times, irrelevant ones"
         yield f"joined before round {i['join_round']}: {chosen} {i['mean_chosen']['irrelevant']:.1f} times;"
@@ -60,8 +60,9 @@ def newcomers_in_words(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fits_in_words(fits: Mapping[str, Mapping[str, float]]) -> str:
-    """How well each growth fits."""
-    return ", ".join(f"{growth}: R² {fit['r_squared']:.4f}" for growth, fit in fits.items())
+    """How well each growth fits, in brackets behind a regret; empty without fits."""
+    told = ", ".join(f"{growth}: R² {fit['r_squared']:.4f}" for growth, fit in fits.items())
+    return f" ({told})" if told else ""
 
 
 def draw_fits(axes: "Axes", rounds: IntArray, regret: FloatArray) -> None:

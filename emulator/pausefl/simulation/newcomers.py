@@ -17,6 +17,7 @@ from pausefl.population.simulated_drifts import DriftLaw
 from pausefl.simulation.engine import BLOCK, arrivals, refuse_disclosures
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import generator
+from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import Observation, RoundRecord, Timing
 from pausefl_server.selection import Context, checked
@@ -55,7 +56,7 @@ class Insertion:
     small: FloatArray
     """(n,) each one's chance of a small drift, u_i."""
     relevant: BoolArray
-    """(n,) whose chance exceeds that of all irrelevant newcomers (Definition 1)."""
+    """(n,) whose mean drift is small; their chances exceed those of all irrelevant newcomers (Definition 1)."""
     chosen: BoolArray
     """(rounds, n)."""
 
@@ -111,7 +112,10 @@ class NewcomerResult:
 
 
 def simulate_newcomers(policy: NewcomerPolicy, setting: DriftSetting, rounds: int) -> NewcomerResult:
-    """Run `policy` for so many rounds, one call of it a round."""
+    """Run `policy` for so many rounds, one call of it a round.
+
+    ConfigError for a policy that needs what clients disclose, and for drift laws under which no regret is defined.
+    """
     refuse_disclosures(policy)
     table, state = ClientTable(setting.seed, tau_min_s=1.0), policy.start()
     column_of = {client_id: column for column, client_id in enumerate(setting.presence.client_ids)}
@@ -173,5 +177,21 @@ def _result(setting: DriftSetting, table: ClientTable, state: Any, chosen: BoolA
         of_it = table.joined_round[rows] == joined
         ids = tuple(table.ids[row] for row in rows[of_it])
         small = np.array([setting.laws[client_id].share_up_to(threshold) for client_id in ids])
-        insertions.append(Insertion(int(joined), ids, small, means[of_it] <= threshold, chosen[:, rows[of_it]]))
+        insertion = Insertion(int(joined), ids, small, means[of_it] <= threshold, chosen[:, rows[of_it]])
+        _refuse_contradiction(insertion)
+        insertions.append(insertion)
     return NewcomerResult(tuple(insertions), float(threshold), len(chosen), state, table)
+
+
+def _refuse_contradiction(insertion: Insertion) -> None:
+    """ConfigError where an irrelevant newcomer has no less a chance than the critical one, and regret could fall."""
+    critical = insertion.critical
+    if critical is None:
+        return
+    irrelevant = int(np.where(insertion.relevant, -np.inf, insertion.small).argmax())
+    (name, chance), (other, least) = ((insertion.client_ids[i], insertion.small[i]) for i in (irrelevant, critical))
+    if chance >= least:
+        raise ConfigError(
+            "clients.groups: these drift laws do not tell relevant from irrelevant newcomers: drifts of"
+            f" {name} have the greater mean, yet are small with a chance of {chance:.3g}, {other} of {least:.3g}"
+        )

@@ -75,7 +75,7 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     for name, text in (("regret", "regret"), ("genie_regret", "genie regret")):
         # There is none against a genie of m clients where rounds are not of m, nor without a genie.
         grows = fits_in_words(summary["growth_fits"][name])
-        yield f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f} ({grows})"
+        yield f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f}{grows}"
 
 
 def weights_in_words(genie: Mapping[str, Any]) -> str:

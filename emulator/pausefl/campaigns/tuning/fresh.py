@@ -1,5 +1,6 @@
 """Holds the front against the published setting on seeds that no trial has seen."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from pausefl.campaigns.tuning.plan import Objective, TuningPlan
 from pausefl.campaigns.tuning.space import Point
 from pausefl.campaigns.tuning.study import SearchResult
 from pausefl.exit_status import RunInterrupted
-from pausefl.results.statistics import Interval, relative_difference
+from pausefl.results.statistics import ZERO, Interval, relative_difference
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -120,10 +121,19 @@ def _reached(found: Sequence[Figures]) -> int | None:
 
 
 def _rank(point: FrontPoint, objectives: Sequence[Objective]) -> tuple[float, float]:
-    """The recommended first: as little worse as possible in its worst objective, then the best on the whole."""
+    """The recommended first: as little worse as possible in its worst objective, then the best on the whole.
+
+    What is worse than a published mean of 0 is infinitely worse. How much better something is than 0 has no measure.
+    """
     changes = [(point.changes[o.name].mean, o) for o in objectives if o.name in point.changes]
     worse = [change * (1 if objective.greatest is None else -1) for change, objective in changes]
-    return max([0.0, *worse]), sum(worse)
+    return math.inf if _has_left_zero(point, objectives) else max([0.0, *worse]), sum(worse)
+
+
+def _has_left_zero(point: FrontPoint, objectives: Sequence[Objective]) -> bool:
+    """Whether some objective that should be small is 0 for the published setting, and above it here."""
+    from_zero = (o for o in objectives if o.name not in point.changes)
+    return any(o.greatest is None and point.figures[o.name] > ZERO for o in from_zero)
 
 
 def _name(place: int) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from pausefl.campaigns.tuning.fresh import FrontPoint
+from pausefl.campaigns.tuning.fresh import PUBLISHED, FrontPoint
 from pausefl.campaigns.tuning.plan import LATENCY_TO_TARGET, Objective
 from pausefl.campaigns.tuning.space import experiment_at
 from pausefl.report.style import LIMIT, MUTED, RC, SERIES, save_png
@@ -105,9 +105,14 @@ def _parts(change: Interval) -> Mapping[str, float | None]:
 
 
 def _cell(point: FrontPoint, objective: Objective, n_seeds: int) -> str:
-    """The mean, its change with the interval, and under how many seeds a target was reached: a line each."""
+    """The mean, its change with the interval, and under how many seeds a target was reached: a line each.
+
+    A mean whose published one is 0 stands beside that 0, of which it is no share.
+    """
     lines, change = [f"{point.figures[objective.name]:.4g}"], point.changes.get(objective.name)
-    if change is not None:
+    if change is None and point.name != PUBLISHED:
+        lines = [f"0 → {lines[0]}"]
+    elif change is not None:
         lines.append(f"{change.mean:+.1%}")
         if change.low is not None and change.high is not None:
             lines.append(f"{change.low:+.1%} to {change.high:+.1%}")

@@ -29,7 +29,7 @@ from pausefl.results.spread import Spread
 from pausefl.results.statistics import FEWEST_SEEDS
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
-from pausefl_server.records import Split
+from pausefl_server.records import ACCURACY, Split
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Comparison:
     @property
     def metric(self) -> str:
         """What accuracies hold: the name of the task's mean score."""
-        return next(run.metric for of_policy in self.runs.values() for run in of_policy)
+        return next(iter(_first_by_score(self.runs)), ACCURACY)
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -127,6 +127,7 @@ def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
         if own != others:
             raise ConfigError(f"{policy} was run with seeds {own}, {first} with {others}: they must be the same")
     _refuse_mixed_units(runs)
+    _refuse_mixed_scores(runs)
     baseline = "random" if "random" in runs else first
     split = _common_split(runs)
     common = _common_accuracy(runs, split)
@@ -302,6 +303,22 @@ def _refuse_mixed_units(runs: Mapping[str, Sequence[RunData]]) -> None:
     units = {privacy.unit for privacy in privacies if privacy}
     if len(units) > 1:
         raise ConfigError("privacy.unit differs between the runs: ε per coordinate and ε of a vector do not compare")
+
+
+def _refuse_mixed_scores(runs: Mapping[str, Sequence[RunData]]) -> None:
+    first = _first_by_score(runs)
+    if len(first) > 1:
+        named = ", ".join(f"{run.path} has {score}" for score, run in first.items())
+        raise ConfigError(f"runs of different scores do not compare: {named}")
+
+
+def _first_by_score(runs: Mapping[str, Sequence[RunData]]) -> Mapping[str, RunData]:
+    """The first run of each score; one that was not evaluated in the end has none, whatever its `metric` says."""
+    first: dict[str, RunData] = {}
+    for run in (run for of_policy in runs.values() for run in of_policy):
+        if run.summary["final_accuracy"] is not None:
+            first.setdefault(run.metric, run)
+    return first
 
 
 def _common_split(runs: Mapping[str, Sequence[RunData]]) -> Split:

@@ -1,6 +1,8 @@
-"""UCB: latency alone, PAUSE with α = γ = 0."""
+"""UCB: latency alone, by the index of PAUSE."""
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Policy, Selection
@@ -28,10 +30,6 @@ class Ucb(Policy):
         super().__post_init__()
         self.as_pause()
 
-    def warm_up(self) -> None:
-        """As PAUSE."""
-        self.as_pause().warm_up()
-
     def start(self) -> Recent | None:
         """As PAUSE."""
         return self.as_pause().start()
@@ -41,9 +39,17 @@ class Ucb(Policy):
         return self.as_pause().observe(state, record, table)
 
     def select(self, state: Recent | None, context: Context) -> Selection:
-        """As PAUSE with nothing but latency to weigh."""
-        return self.as_pause().select(state, context)
+        """Unseen clients first, then the greatest ucb; of equals those whose tie key is first.
+
+        Sets of one least ucb are equal to PAUSE, whose search may leave out a greater ucb for one tied at the least.
+        """
+        if len(context.eligible) <= self.m:
+            return Selection(context.eligible)
+        choice = self.as_pause().choice(state, context)
+        seen = context.table.chosen[choice.rows] > 0
+        positions = np.lexsort((-choice.ucb, seen))[: self.m]
+        return Selection(np.sort(choice.rows[positions]), details={"energy": choice.finite().energy(positions)})
 
     def as_pause(self) -> Pause:
-        """The PAUSE that chooses the same."""
+        """The PAUSE whose index it takes, with nothing but latency to weigh."""
         return Pause(self.m, alpha=0.0, gamma=0.0, zeta=self.zeta, discount=self.discount, window=self.window)
