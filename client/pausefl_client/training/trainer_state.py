@@ -43,12 +43,12 @@ class TrainerStates:
         """Put the trainer into the state it had before the round of `key`: in memory, on disk, or a fresh one."""
         if self._now.run_id == key.run_id and self._now.round < key.round:
             return
-        of_run = sorted((s for s in map(self._read, (0, 1)) if s and s.run_id == key.run_id), key=lambda s: s.round)
-        before = [saved for saved in of_run if saved.round < key.round]
-        if of_run and not before and of_run[0].round > key.round:
-            before = of_run[:1]
-            said = "round %d: the trainer's state before it is gone, the one after %d is taken"
-            log.warning(said, key.round, before[0].round, extra={"round": key.round})
+        of_run = [saved for saved in map(self._read, (0, 1)) if saved and saved.run_id == key.run_id]
+        before = sorted((saved for saved in of_run if saved.round < key.round), key=lambda saved: saved.round)
+        if any(saved.round > key.round for saved in of_run) and not before and key.round > 1:
+            # A state from rounds that were taken back would not fit the server's: SCAFFOLD's c_i against its c.
+            said = "round %d: the trainer's state before it is gone; it starts fresh"
+            log.warning(said, key.round, extra={"round": key.round})
         found = before[-1] if before else _Saved(key.run_id, 0, 1, b"")
         if found.state or self._now.round:
             self._trainer.restore(found.state)
