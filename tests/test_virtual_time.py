@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from pausefl.runtime.virtual.event_loop import VirtualTimeLoop
 from pausefl.runtime.virtual.workers import Workers
+from pausefl_client.jobs import Withdrawal
 from pausefl_client.link import hold_until
-from pausefl_client.training.pace import pace
+from pausefl_client.training.pace import TrainingPace, pace
+from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, withdrawable
 
 HOUR_S = 3600.0
 
@@ -121,6 +123,42 @@ def test_the_error_of_a_job_comes_when_its_time_is_over() -> None:
 
         with pytest.raises(ZeroDivisionError):
             await asyncio.wrap_future(workers.submit(work))
+        return asyncio.get_running_loop().time()
+
+    assert run(main) == 1.5
+
+
+def _compute_until_withdrawn() -> None:
+    while True:
+        stop_if_withdrawn()
+        time.sleep(0.001)
+
+
+TAKES_AN_HOUR: dict[str, Callable[[TrainingPace], None]] = {
+    "waits": lambda pace: pace.wait(HOUR_S),
+    "computes": lambda pace: pace.compute(HOUR_S),
+    "has trained and waits": lambda pace: pace.during(HOUR_S, lambda: None),
+    "trains": lambda pace: pace.during(HOUR_S, _compute_until_withdrawn),
+    "waits within": lambda pace: pace.during(HOUR_S, lambda: pace.wait(HOUR_S / 2)),
+}
+
+
+@pytest.mark.parametrize("work", TAKES_AN_HOUR.values(), ids=TAKES_AN_HOUR.keys())
+def test_a_job_ends_at_the_moment_in_which_it_is_withdrawn(work: Callable[[TrainingPace], None]) -> None:
+    async def main(workers: Workers) -> float:
+        withdrawal, begun = Withdrawal(), threading.Event()
+
+        def job() -> None:
+            with withdrawable(withdrawal):
+                begun.set()
+                work(pace())
+
+        done = asyncio.wrap_future(workers.submit(job))
+        await asyncio.sleep(1.5)
+        assert begun.is_set()
+        withdrawal.set()
+        with pytest.raises(Withdrawn):
+            await done
         return asyncio.get_running_loop().time()
 
     assert run(main) == 1.5

@@ -147,6 +147,24 @@ async def test_training_that_ends_after_its_job_was_withdrawn_is_not_paid_for(tm
     assert privacy.ledger.released == 1
 
 
+@pytest.mark.parametrize("is_ended", [False, True], ids=["withdrawn", "ended"])
+async def test_the_stated_time_of_a_job_ends_with_it(is_ended: bool) -> None:
+    """When its job is withdrawn, or the whole client is told to end: nobody waits for the rest of an hour."""
+    with ThreadPoolExecutor(1) as executor:
+        rig = SessionRig(executor=executor)
+        rig.state_time(3600.0)
+        async with rig.running() as session:
+            stream = await rig.server.welcome()
+            stream.give_job(rig.model, 1)
+            await asyncio.to_thread(rig.trainer.begun.wait, 20)
+            if is_ended:
+                session.cancel()
+            else:
+                withdraw(stream, 1)
+                assert await answer(stream) == (1, pb.STATUS_WITHDRAWN)
+        await asyncio.to_thread(executor.submit(lambda: None).result, 20)
+
+
 @pytest.mark.parametrize("is_withdrawn", [False, True])
 async def test_the_work_of_a_broken_stream_ends_before_the_next_job_begins(is_withdrawn: bool) -> None:
     """With two trainers' threads: one client has one trainer, one ledger and one state."""

@@ -1,9 +1,9 @@
 """Jobs on their way through a client: their downloads, which of them the server has withdrawn, and their results."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,17 +30,31 @@ class Withdrawal:
     def __init__(self) -> None:
         self._is_set = False
         self._guard: asyncio.Timeout | None = None
+        self._hear: Callable[[], None] | None = None
 
     def is_set(self) -> bool:
         """Whether the job is withdrawn; any thread may ask."""
         return self._is_set
 
     def set(self) -> None:
-        """Withdraw the job, and end what `guard` waits for; in the event loop alone."""
+        """Withdraw the job, and end what `guard` and its trainer wait for; in the event loop alone."""
         if not self._is_set:
             self._is_set = True
             if self._guard is not None:
                 self._guard.reschedule(0.0)  # a time that has passed
+            if (hear := self._hear) is not None:
+                hear()
+
+    @contextmanager
+    def telling(self, hear: Callable[[], None]) -> Iterator[None]:
+        """As `Withdrawable.telling`; in one thread at a time, the trainer's."""
+        before, self._hear = self._hear, hear
+        try:
+            if self._is_set:  # asked after the line above: whichever thread is first, `hear` is called
+                hear()
+            yield
+        finally:
+            self._hear = before
 
     async def guard(self, wait: Coroutine[Any, Any, Result]) -> Result:
         """Wait for `wait`; Withdrawn, and it is cancelled, when the job is withdrawn first.

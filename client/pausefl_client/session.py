@@ -323,7 +323,7 @@ class ClientSession:
     def _train(self, theta: Vector, download: Download, key: ReleaseKey) -> TrainingOutcome:
         """Train, or be as before where that is withdrawn or fails. From here on it is paid for and sent."""
         try:
-            with withdrawable(download.withdrawn.is_set):
+            with withdrawable(download.withdrawn):
                 stop_if_withdrawn()
                 outcome = self._trainer.train(theta, round=key.round)
                 stop_if_withdrawn()

@@ -19,6 +19,7 @@ from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
 from pausefl_client.session_settings import ClientSettings, HostResources
+from pausefl_client.training.paced import PacedTrainer
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.budget import Budget
@@ -191,6 +192,10 @@ class SessionRig:
             self.server.connect,
             HostResources(executor, self.clock, observe=self.observed.append),
         )
+
+    def state_time(self, duration_s: float) -> None:
+        """Let training take so long, from now on."""
+        self.session._trainer = PacedTrainer(self.trainer, lambda _: duration_s)
 
     def keep_states(self, path: Path) -> None:
         """Let the trainer's states lie there, from now on."""

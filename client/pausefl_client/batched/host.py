@@ -16,7 +16,7 @@ from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import Trained, check_stackable, train_together
 from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, WrappedTrainer
-from pausefl_client.training.withdrawal import withdrawable
+from pausefl_client.training.withdrawal import LASTING, withdrawable
 from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_proto.wire import Vector
 
@@ -68,7 +68,7 @@ class _Cohort:
             with ExitStack() as held:
                 for client in clients:
                     held.enter_context(client.lock)
-                held.enter_context(withdrawable(lambda: False))  # one client's withdrawal is no end of the others'
+                held.enter_context(withdrawable(LASTING))  # one client's withdrawal is no end of the others'
                 trained: list[Trained] = []
                 while left := clients[len(trained) :]:
                     trained += self._stacks.train(left, self._theta, self._round)

@@ -1,12 +1,13 @@
 """How long work takes: as long as it takes, or as long as an emulated device is said to need."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
-from pausefl_client.training.withdrawal import stop_if_withdrawn
+from pausefl_client.training.withdrawal import job_at_hand, stop_if_withdrawn
 
 Result = TypeVar("Result")
 
@@ -18,13 +19,13 @@ class TrainingPace(Protocol):
         """Seconds on a clock that only goes forward."""
 
     def wait(self, wait_s: float) -> None:
-        """Return after so many seconds."""
+        """Return after so many seconds; Withdrawn at once when nobody waits for the result any more."""
 
     def compute(self, compute_s: float) -> None:
-        """Return after so many seconds of computing; Withdrawn when nobody waits for the result any more."""
+        """Return after so many seconds of computing; Withdrawn as in `wait`."""
 
     def during(self, duration_s: float, work: Callable[[], Result]) -> Result:
-        """Do the work, and return no earlier than `duration_s` after it was begun."""
+        """Do the work, and return no earlier than `duration_s` after it was begun; Withdrawn as in `wait`."""
 
 
 class _RealPace:
@@ -32,7 +33,10 @@ class _RealPace:
         return time.monotonic()
 
     def wait(self, wait_s: float) -> None:
-        time.sleep(max(wait_s, 0.0))
+        withdrawn = threading.Event()
+        with job_at_hand().telling(withdrawn.set):
+            withdrawn.wait(wait_s)
+        stop_if_withdrawn()
 
     def compute(self, compute_s: float) -> None:
         end_s = time.thread_time() + compute_s  # a stopped process spends none

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pausefl_client.training.pace import paced_by
+from pausefl_client.training.withdrawal import job_at_hand, stop_if_withdrawn
 
 Result = TypeVar("Result")
 
@@ -88,7 +89,7 @@ class Workers(Executor):
         return self.now_s
 
     def wait(self, wait_s: float) -> None:
-        """Return when so much virtual time has passed."""
+        """Return when so much virtual time has passed; Withdrawn at the virtual moment in which that happens."""
         self._wait_until(self.now_s + wait_s)
 
     def compute(self, compute_s: float) -> None:
@@ -96,25 +97,39 @@ class Workers(Executor):
         self.wait(compute_s)
 
     def during(self, duration_s: float, work: Callable[[], Result]) -> Result:
-        """Do the work, which takes so much virtual time however long it really takes; other work goes on meanwhile."""
-        due_s = self.now_s + duration_s
-        with self._changed:
-            self._own.job.not_before_s = due_s
-            self._changed.notify()
-        try:
-            with self._cores:
-                return work()
-        finally:
-            self._wait_until(due_s)
+        """Do the work, which takes so much virtual time however long it really takes; other work goes on meanwhile.
+
+        Withdrawn as in `wait`, also where the work itself has failed since.
+        """
+        stop_if_withdrawn()
+        job, due_s = self._own.job, self.now_s + duration_s
+        with job_at_hand().telling(lambda: self._hurry(job)):
+            with self._changed:
+                job.not_before_s = due_s
+                self._changed.notify()
+            try:
+                with self._cores:
+                    return work()
+            finally:
+                self._wait_until(due_s)
 
     def _wait_until(self, due_s: float) -> None:
         job: _Job = self._own.job
+        with job_at_hand().telling(lambda: self._hurry(job)):
+            with self._changed:
+                if self._is_shut:  # no loop passes time any more
+                    return
+                job.may_go_on.clear()
+                self._stand_still(job, self.now_s if job_at_hand().is_set() else due_s)
+            job.may_go_on.wait()
+        stop_if_withdrawn()
+
+    def _hurry(self, job: _Job) -> None:
+        """Let a job that is withdrawn come back at this virtual moment, whether it stands still or computes."""
         with self._changed:
-            if self._is_shut:  # no loop passes time any more
-                return
-            job.may_go_on.clear()
-            self._stand_still(job, due_s)
-        job.may_go_on.wait()
+            job.not_before_s = min(job.not_before_s, self.now_s)
+            self._due = [(self.now_s if number == job.number else due_s, number) for due_s, number in self._due]
+            heapq.heapify(self._due)
 
     def _stand_still(self, job: _Job, due_s: float) -> None:
         heapq.heappush(self._due, (due_s, job.number))
