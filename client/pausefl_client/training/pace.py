@@ -28,14 +28,26 @@ class TrainingPace(Protocol):
         """Do the work, and return no earlier than `duration_s` after it was begun; Withdrawn as in `wait`."""
 
 
-class _RealPace:
+def _nothing() -> None:
+    """Do nothing."""
+
+
+class RealPace:
+    """Time as it passes."""
+
+    def __init__(self, before_wait: Callable[[], None] = _nothing) -> None:
+        """`before_wait` is called whenever there is nothing to compute for a while."""
+        self._before_wait = before_wait
+
     def time_s(self) -> float:
         return time.monotonic()
 
     def wait(self, wait_s: float) -> None:
-        withdrawn = threading.Event()
-        with job_at_hand().telling(withdrawn.set):
-            withdrawn.wait(wait_s)
+        if wait_s > 0:
+            self._before_wait()
+            withdrawn = threading.Event()
+            with job_at_hand().telling(withdrawn.set):
+                withdrawn.wait(wait_s)
         stop_if_withdrawn()
 
     def compute(self, compute_s: float) -> None:
@@ -50,7 +62,7 @@ class _RealPace:
         return result
 
 
-_pace: ContextVar[TrainingPace] = ContextVar("pace", default=_RealPace())  # noqa: B039 - it has no state
+_pace: ContextVar[TrainingPace] = ContextVar("pace", default=RealPace())  # noqa: B039 - it has no state
 
 
 def pace() -> TrainingPace:

@@ -80,7 +80,8 @@ class ClientsTable(TomlTable):
     """How many clients share one process and its torch. By default 1 up to 32 clients; beyond that, one process per
     core is used, and at least four."""
     trainers: Count = 1
-    """How many clients of one process train at the same time. The others wait, and `queue_s` records how long."""
+    """How many clients of one process train at the same time. The others wait, and `queue_s` records how long.
+    Those that have computed, and wait for a stated training time, do not count."""
     batched: Literal["off", "on", "auto"] = "off"
     """Whether the clients of a round are trained together, in one call on stacked models; on the virtual clock only.
     "auto" measures before round 1 whether that is faster. Results are equal up to rounding."""

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from pausefl_client.session import ClientSession
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.training.trainer import Trainer
+from pausefl_client.training.trainer_pool import TrainerPool
 from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_process.ending import BAD_INPUT
 from pausefl_process.health import health_routes
@@ -350,7 +351,7 @@ async def _rounds(roll_calls: "Connection[Any, Any]") -> AsyncIterator[int]:
 
 def trainer_pool(plan: ClientPlan) -> AbstractContextManager[Executor | None]:
     """Threads for training, noise, the ledger and checking a great model; None where all that takes no time."""
-    return nullcontext() if takes_no_time(plan) else ThreadPoolExecutor(plan.training.trainers, "trainer", _be_nice)
+    return nullcontext() if takes_no_time(plan) else TrainerPool(plan.training.trainers, _be_nice)
 
 
 def takes_no_time(plan: ClientPlan) -> bool:
