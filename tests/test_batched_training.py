@@ -246,6 +246,24 @@ def frozen() -> nn.Module:
     return model
 
 
+HOOKS: dict[str, Callable[[Any, Any], object]] = {
+    "forward": lambda layer, _: layer.register_forward_hook(lambda *_: None),
+    "forward pre": lambda layer, _: layer.register_forward_pre_hook(lambda *_: None),
+    "backward": lambda layer, _: layer.register_full_backward_hook(lambda *_: None),
+    "backward pre": lambda layer, _: layer.register_full_backward_pre_hook(lambda *_: None),
+    "of a gradient": lambda _, parameter: parameter.register_hook(lambda gradient: gradient / 2),
+    "after a gradient": lambda _, parameter: parameter.register_post_accumulate_grad_hook(lambda _: None),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_model_with_hooks_is_not_batched(kind: str) -> None:
+    model = network()
+    HOOKS[kind](list(model.modules())[-1], list(model.parameters())[-1])
+    with pytest.raises(NotStackable, match="the model has hooks"):
+        StackedNetwork(model)
+
+
 @pytest.mark.parametrize(
     "case",
     [

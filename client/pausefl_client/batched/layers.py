@@ -24,7 +24,7 @@ class StackedNetwork:
         """NotStackable unless `model` is an nn.Sequential of layers known here, which share nothing."""
         self._layers = list(layers_of(model))
         self._counts = [len(list(layer.parameters())) for layer in self._layers]
-        if any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules()):
+        if _has_hooks(model):
             raise NotStackable("the model has hooks")
         if sum(self._counts) != len(list(model.parameters())):
             raise NotStackable("layers of the model share parameters")
@@ -38,6 +38,15 @@ class StackedNetwork:
             x = _FORWARDS[type(layer)](layer, x, parameters[start : start + count])
             start += count
         return x
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    """Whether torch would call something of its maker's in a pass, which stacked parameters do not."""
+    of_layers = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(layer, hooks) for layer in model.modules() for hooks in of_layers) or any(
+        getattr(parameter, hooks) for parameter in model.parameters() for hooks in of_parameters
+    )
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:
