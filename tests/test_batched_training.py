@@ -188,7 +188,9 @@ def test_other_tasks_have_the_mean_loss_of_each_clients_own_examples() -> None:
 
 
 class Replacing(TrainingMethod):
-    """A user's method that puts another tensor in the place of a gradient."""
+    """Puts another tensor in the place of a gradient."""
+
+    __module__ = "pausefl_client.training.methods.replacing"  # those that come with pausefl are known to draw nothing
 
     def change_gradients(self, model: nn.Module) -> None:
         for parameter in model.parameters():
@@ -224,6 +226,13 @@ def test_the_round_after_one_that_broke_off_uses_its_own_gradients() -> None:
 class Halved(TrainingMethod):
     def loss(self, model: nn.Module, batch: Batch, task: Any) -> torch.Tensor:
         return super().loss(model, batch, task) / 2
+
+
+class Shaking(TrainingMethod):
+    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
 
 
 @dataclass
@@ -272,6 +281,7 @@ def test_a_model_with_hooks_is_not_batched(kind: str) -> None:
         Case("share parameters", tied),
         Case("are frozen", frozen),
         Case("Halved has its own `loss`", method=Halved),
+        Case("Shaking may draw at random", method=Shaking),
         Case("Moon has its own `loss`", method=lambda: TRAINING_METHODS["moon"](mu=1.0)),
         Case("torch.optim:LBFGS is none of", optimizer="torch.optim:LBFGS"),
         Case("has dampening", optimizer="sgd", options={"momentum": 0.9, "dampening": 0.1}),
@@ -370,6 +380,8 @@ def test_clients_of_other_kinds_jobs_and_none_train_apart(calls: Calls) -> None:
 
 def test_a_failure_together_is_told_by_the_client_that_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(TrainingMethod):
+        __module__ = Replacing.__module__
+
         def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
             raise ValueError("no such round")
 

@@ -23,13 +23,18 @@ class RandomLayers:
         self._device = device
         self._draws = None if _may_draw(model, method) else False  # None: not known yet
 
+    @property
+    def draw_nothing(self) -> bool:
+        """Whether training is known to draw nothing; of layers and methods that are not known, after a training."""
+        return self._draws is False
+
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
         """During the block, what the model draws depends on `seed` alone.
 
         A model of unknown layers that drew nothing in the whole of its first training is taken never to draw.
         """
-        if self._draws is False:
+        if self.draw_nothing:
             yield
             return
         with _GENERATORS:

@@ -135,6 +135,11 @@ class TorchTrainer:
         rng = generator(self._seed, "batches", self._client_id, round)
         return int(rng.integers(2**63)), (rng.permutation(self.n_examples) for _ in range(self.settings.epochs))
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether model and method are known to draw nothing at random."""
+        return self._random_layers.draw_nothing
+
     def drawn(self, round: int) -> tuple[int, Iterator[torch.Tensor]]:
         """The seed of a round's dropout, and the rows of each step's examples."""
         seed, orders = self.orders(round)
