@@ -14,6 +14,7 @@ from pausefl.runtime.server.plan import server_plan
 from pausefl.runtime.virtual import batching
 from pausefl.runtime.virtual.process import play_virtually
 from pausefl_client.batched import host as batched_host
+from pausefl_client.batched.layers import NotStackable
 from pausefl_client.batched.training import train_together
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent
 from pausefl_proto.errors import ConfigError
@@ -134,6 +135,21 @@ def test_auto_measures_once_tells_what_it_found_and_keeps_to_it(
     ]
     assert not together
     assert not json.loads((tmp_path / "other/batched.json").read_text())["batched"]
+
+
+def test_auto_trains_one_by_one_what_the_measurement_finds_not_to_be_stackable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object) -> float:
+        raise NotStackable("the training method takes gradients away")
+
+    monkeypatch.setattr(batching, "measured_speedup", measured)
+    plan = client_plan(pausefl.load("demo", {**RUN, "clients.batched": "auto"})).training
+    told = Told()
+    assert batching.with_batching(plan, 3, tmp_path, told.hear).batched == "off"
+    assert told.notices == [
+        'clients.batched = "auto": clients train one by one: the training method takes gradients away'
+    ]
 
 
 def test_the_measured_speedup_is_a_ratio_of_times() -> None:

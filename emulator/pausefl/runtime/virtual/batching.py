@@ -46,11 +46,11 @@ def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
     trainers = _plain_trainers(plan, asked)
     try:
         check_stackable(trainers[0])
-    except NotStackable as reason:
+        if plan.batched == "on":
+            return True, "the clients of a round train together"
+        speedup = measured_speedup(trainers, _TRIALS)
+    except NotStackable as reason:  # also of a step that was measured: of gradients that are not there
         return False, f"clients train one by one: {reason}"
-    if plan.batched == "on":
-        return True, "the clients of a round train together"
-    speedup = measured_speedup(trainers, _TRIALS)
     if speedup < _LEAST_SPEEDUP:
         return False, f"clients train one by one: together they would be {speedup:.2g} times as fast"
     return True, f"the clients of a round train together, {speedup:.2g} times as fast as one by one"
