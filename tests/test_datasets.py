@@ -114,8 +114,9 @@ def test_idx_files_are_read_as_published(tmp_path: Path) -> None:
         gzip.compress(b"\0\0\x08\x03\0\0\0\x01"),
         gzip.compress(b"\0\0\x0d\x01\0\0\0\x01abcd"),
         gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")[:-4],
+        gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")[:10] + b"\xff" * 16,
     ],
-    ids=["empty", "not gzip", "no header", "short", "half a header", "floats", "truncated"],
+    ids=["empty", "not gzip", "no header", "short", "half a header", "floats", "truncated", "damaged"],
 )
 def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.gz").write_bytes(content)
@@ -271,6 +272,44 @@ def test_a_download_with_the_wrong_checksum_is_thrown_away(
     with pytest.raises(ConfigError, match="wrong checksum"):
         load_dataset("mnist", seed=1)
     assert not list((tmp_path / "data" / "mnist").iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_damaged_archive_is_one_line(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    members = tmp_path / "members"
+    for file in PUBLISHED["cifar10"].sha256:
+        write_cifar(members / file, 2)
+    with tarfile.open(tmp_path / "web" / "cifar.tar.gz", "w:gz") as tar:
+        tar.add(members, "cifar-10-batches-bin")
+    packed = (tmp_path / "web" / "cifar.tar.gz").read_bytes()
+    half = len(packed) // 2
+    (tmp_path / "web" / "cifar.tar.gz").write_bytes(packed[:half] + (b"" if damage == "cut" else b"\xff" * half))
+    publish(monkeypatch, "cifar10", [f"{web}/cifar.tar.gz"], members)
+    with pytest.raises(ConfigError, match=r'^workload\.dataset = "cifar10": .* could not be downloaded \(.+\)'):
+        load_dataset("cifar10", seed=1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"220 mail.example ready\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"],
+    ids=["another protocol", "cut"],
+)
+def test_an_answer_that_is_no_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(answer)
+
+        thread.submit(serve)
+        write_mnist(tmp_path / "published")
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        urls = [f"{url}/{file}" for file in PUBLISHED["mnist"].sha256]
+        publish(monkeypatch, "mnist", urls, tmp_path / "published" / "mnist")
+        with pytest.raises(ConfigError, match=r"could not be downloaded \((220 mail|IncompleteRead)[^\n]*$"):
+            load_dataset("mnist", seed=1)
 
 
 def test_no_answer_is_given_up_with_one_line_that_says_what_to_put_where(

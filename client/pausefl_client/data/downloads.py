@@ -7,7 +7,8 @@ import tarfile
 import tempfile
 import threading
 import urllib.request
-from http.client import HTTPResponse
+import zlib
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from pausefl_client.data.published import Published
 from pausefl_proto.errors import ConfigError
 
 PATIENCE_S = 5.0
+
+# What is said of a line that breaks or a server that is none, and of an archive that ends early or is damaged.
+_FAILURES = (OSError, HTTPException, EOFError, zlib.error, tarfile.TarError)
 
 
 def download(name: str, published: Published, folder: Path, missing: list[str]) -> None:
@@ -33,22 +37,23 @@ def download(name: str, published: Published, folder: Path, missing: list[str]) 
                 if hashlib.sha256(path.read_bytes()).hexdigest() != published.sha256[file]:
                     raise OSError(f"{file} as downloaded has the wrong checksum")
                 path.rename(folder / file)
-    except (OSError, tarfile.TarError) as error:
+    except _FAILURES as error:
+        reason = " ".join(str(error).split())  # what a server said may be of several lines
         wanted = ", ".join(published.sha256)
         raise ConfigError(
-            f'workload.dataset = "{name}": {missing[0]} is not in {folder} and could not be downloaded ({error}); '
+            f'workload.dataset = "{name}": {missing[0]} is not in {folder} and could not be downloaded ({reason}); '
             f"put {wanted} there, or set PAUSEFL_DATA to the folder that holds {published.folder}/"
         ) from error
 
 
 def _fetch(url: str, path: Path) -> Path:
-    """Download one file; OSError if nothing answers within 5 s or the line then falls silent for as long."""
-    answers: queue.SimpleQueue[HTTPResponse | OSError] = queue.SimpleQueue()
+    """Download one file; OSError or HTTPException if that fails, or 5 s pass without a word."""
+    answers: queue.SimpleQueue[HTTPResponse | OSError | HTTPException] = queue.SimpleQueue()
 
     def connect() -> None:
         try:
             answers.put(urllib.request.urlopen(url, timeout=PATIENCE_S))
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             answers.put(error)
 
     # In a thread, because resolving a name knows no timeout.
@@ -57,7 +62,7 @@ def _fetch(url: str, path: Path) -> Path:
         answer: Any = answers.get(timeout=PATIENCE_S)
     except queue.Empty:
         raise TimeoutError(f"no answer within {PATIENCE_S:g} s") from None
-    if isinstance(answer, OSError):
+    if isinstance(answer, Exception):
         raise answer
     with answer, path.open("wb") as file:
         shutil.copyfileobj(answer, file)

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     """The array in a gzipped IDX file of unsigned bytes (the format of MNIST); ConfigError if it is not one."""
     try:
         content = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read as gzip ({error})") from error
     # Magic number: two zeros, 8 for unsigned bytes, the number of dimensions; then each dimension, big-endian.
     dimensions = content[3] if content[:3] == b"\0\0\x08" else 0
