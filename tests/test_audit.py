@@ -293,6 +293,16 @@ def test_a_run_is_audited_with_its_ledgers(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
+def test_a_model_of_ones_own_that_fails_is_one_line_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def model(shape, classes):\n    raise RuntimeError('no such shape')\n")
+    (tmp_path / "own.toml").write_text('[workload]\nmodel = "broken:model"\n')
+    done = pausefl("audit", tmp_path / "own.toml")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"RuntimeError: no such shape ({tmp_path / 'broken.py'}:2)" in line
+
+
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -26,6 +26,7 @@ from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.mechanism import LaplaceSource
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_process.lifetime import die_with_parent, ignore_interrupts, start
+from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.arrays import FloatArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import BudgetError, PauseflError
@@ -159,6 +160,8 @@ def _client(task: _Task, results: "Connection[Any, Any]") -> None:
         results.send(_witness(task))
     except PauseflError as error:
         results.send(str(error))
+    except OWN_CODE_ERRORS as error:
+        results.send(with_place(error, [task.plan.training.workload.model]))
 
 
 def _witness(task: _Task) -> Witness:
