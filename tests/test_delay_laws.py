@@ -119,6 +119,26 @@ def test_a_floor_holds_the_mass_below_it() -> None:
     assert law.mean_inverse == pytest.approx((1 / draws(law)).mean(), rel=0.01)
 
 
+HEAVY_TAILED = some.one_of(
+    some.builds(Pareto, some.floats(0.01, 1), some.floats(1.05, 3)),
+    some.builds(LogNormal, some.floats(0.01, 1), some.floats(0.1, 20)),
+    some.builds(Weibull, some.floats(0.01, 1), some.floats(0.2, 3)),
+    some.builds(Gamma, some.floats(0.01, 1), some.floats(0.2, 3)),
+)
+
+
+@given(HEAVY_TAILED, some.floats(0, 2))
+def test_a_floor_never_lowers_the_mean(law: Delay, floor_s: float) -> None:
+    mean_s = Floor(law, floor_s).mean_s
+    assert max(law.mean_s, floor_s) <= mean_s <= law.mean_s + floor_s
+
+
+def test_the_mean_above_a_floor_is_that_of_a_heavy_tail() -> None:
+    law, floor_s = Pareto(0.1, 1.1), 0.2
+    above = 0.5**1.1
+    assert Floor(law, floor_s).mean_s == pytest.approx(floor_s * (1 - above) + above * 1.1 * floor_s / 0.1, rel=1e-6)
+
+
 def test_a_mixture_takes_its_parts_in_their_shares() -> None:
     law = Mixture((Constant(0.1), Constant(0.2), Constant(0.3)), (0.5, 0.3, 0.2))
     values, counts = np.unique(draws(law), return_counts=True)

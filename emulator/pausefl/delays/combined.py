@@ -119,9 +119,12 @@ class Floor:
 
     @property
     def mean_s(self) -> float:
-        """The points' mean; where the floor never acts, and so for an infinite mean, the law's own."""
-        below = math.isfinite(inner := self.of.mean_s) and self.of.minimum_s < self.floor_s
-        return float(self.points().mean()) if below else inner
+        """The law's mean, and what the floor adds to it, over the points."""
+        if self.of.minimum_s >= self.floor_s:
+            return self.of.mean_s
+        # The points' own mean lacks the end of a heavy tail. What lies below the floor has none.
+        added_s = float(np.maximum(self.floor_s - self.of.points(), 0.0).mean())
+        return max(self.floor_s, self.of.mean_s + added_s)
 
     @property
     def mean_inverse(self) -> float:
