@@ -177,6 +177,7 @@ def test_by_client_needs_owners() -> None:
         ('"dirichlet"', r'"dirichlet": is ambiguous; "dominant-label"'),
         ('{ kind = "shards", per_client = 0 }', r"workload\.partition\.per_client = 0: must be at least 1"),
         ('{ kind = "dominant-label", concentration = 0.0 }', r"workload\.partition\.concentration = 0\.0: must be"),
+        ('{ kind = "label-dirichlet", concentration = inf }', r"concentration = inf: must be a finite number above 0"),
         ('{ kind = "dominant-label", dominant_share = 1.5 }', r"workload\.partition\.dominant_share = 1\.5"),
         ('{ kind = "label-dirichlet", alpha = 1.0 }', r"workload\.partition\.alpha"),
     ],

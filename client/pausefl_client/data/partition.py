@@ -1,5 +1,6 @@
 """How training examples are dealt out to clients. Pure functions of the labels, their owners and a seed."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -251,8 +252,8 @@ PARTITIONERS = Registry(
 
 
 def _check_concentration(concentration: float) -> None:
-    if not concentration > 0:
-        raise ValueError(f"concentration = {concentration}: must be above 0")
+    if not (math.isfinite(concentration) and concentration > 0):
+        raise ValueError(f"concentration = {concentration}: must be a finite number above 0")
 
 
 def _stock(dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:

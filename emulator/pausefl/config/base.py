@@ -17,4 +17,5 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 class TomlTable(BaseModel):
     """A TOML table: immutable, strictly typed, without unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # An infinite parameter of a policy stays one where the table is written down.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")

@@ -32,7 +32,7 @@ from pausefl.config.tables import (
     WorkloadTable,
 )
 from pausefl.config.toml_source import Overrides, document_of, import_from, is_file, naming, read_source
-from pausefl.config.validation import as_json, check_address, check_clock, explain, unknown_key
+from pausefl.config.validation import as_json, check_address, check_clock, check_finite, explain, unknown_key
 from pausefl.delays import Delay
 from pausefl_proto.errors import ConfigError
 
@@ -165,6 +165,7 @@ def check(experiment: Experiment) -> None:
     for name, parameters in (experiment.selection.__pydantic_extra__ or {}).items():
         if not isinstance(parameters, dict):
             raise ConfigError(unknown_key(f"selection.{name}", sorted(SelectionTable.model_fields)))
+    check_finite(experiment.model_dump(exclude={"selection"}))  # policies say what they take: sa-pause an infinite cap
 
 
 def _check_counts(experiment: Experiment) -> None:

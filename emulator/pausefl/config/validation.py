@@ -2,8 +2,9 @@
 
 import difflib
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -94,6 +95,19 @@ def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
             break
         model = inner[0]
     return sorted(model.model_fields)
+
+
+def check_finite(value: object, key: str = "") -> None:
+    """ConfigError with the key of the first number, in tables and lists within, that is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key} = {value}: must be a finite number")
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)
+    for name, part in parts:
+        check_finite(part, f"{key}.{name}" if key else str(name))
 
 
 def check_address(key: str, address: str) -> None:
