@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import pausefl as library
 from pausefl.audit.canaries import Claim, attack, canary, clear_noise, places
+from pausefl.audit.ledgers import check_ledgers
 from pausefl.audit.lower_bound import epsilon_lower_bound
 from pausefl.audit.noise import Check, check_clip, check_freshness, check_noise, check_seed, check_sources
 from pausefl.audit.runs import NoiseSample, seed_bits
 from pausefl_client.privacy.mechanism import Mechanism, entropy_rng
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
 
@@ -290,6 +293,26 @@ def test_a_run_is_audited_with_its_ledgers(tmp_path: Path) -> None:
     audited = pausefl("audit", tmp_path / "rolled back", "--uploads", 100)
     assert audited.returncode == 1
     assert "client-000.db: counts" in audited.stderr
+
+
+def test_a_ledger_that_is_missing_beside_others_is_named(tmp_path: Path) -> None:
+    settings = {
+        "experiment.clock": "virtual",
+        "experiment.rounds": 2,
+        "metrics.enabled": False,
+        "clients.count": 3,
+        "selection.m": 3,
+        "workload.model": "synthetic",
+    }
+    run_dir = tmp_path / "run"
+    library.run(library.load("demo", settings), run_dir)
+    assert check_ledgers(run_dir) == "3 ledgers hold together and count no less than the server knows."
+    (run_dir / "ledgers/client-001.db").unlink()
+    with pytest.raises(PauseflError, match=r"are missing, others are there: client-001 \(2 releases\)"):
+        check_ledgers(run_dir)
+    for ledger in run_dir.glob("ledgers/*.db"):
+        ledger.unlink()
+    assert "keep them elsewhere" in check_ledgers(run_dir)
 
 
 @pytest.mark.end_to_end
