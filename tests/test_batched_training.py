@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import check_stackable, train_together
 from pausefl_client.data.datasets import Examples
 from pausefl_client.registries import MODELS, OPTIMIZERS, TRAINING_METHODS
-from pausefl_client.training.method import Batch, TrainingMethod
+from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, flatten
 from pausefl_client.training.tasks import Regression
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
@@ -30,7 +29,6 @@ from rigs.batched import (
     RAGGED,
     SGD,
     assert_same,
-    network,
     played_together,
     theta_of,
     trainers_of,
@@ -223,79 +221,6 @@ def test_the_round_after_one_that_broke_off_uses_its_own_gradients() -> None:
         assert_same(outcome, trainer.train(theta, round=2))
 
 
-class Halved(TrainingMethod):
-    def loss(self, model: nn.Module, batch: Batch, task: Any) -> torch.Tensor:
-        return super().loss(model, batch, task) / 2
-
-
-class Shaking(TrainingMethod):
-    def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter))
-
-
-@dataclass
-class Case:
-    reason: str
-    model: Callable[[], nn.Module] = network
-    method: Callable[[], TrainingMethod] = TrainingMethod
-    optimizer: str = "adam"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def tied() -> nn.Module:
-    layer = nn.Linear(64, 64)
-    return nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(64, 10))
-
-
-def frozen() -> nn.Module:
-    model = network()
-    next(model.parameters()).requires_grad_(False)
-    return model
-
-
-HOOKS: dict[str, Callable[[Any, Any], object]] = {
-    "forward": lambda layer, _: layer.register_forward_hook(lambda *_: None),
-    "forward pre": lambda layer, _: layer.register_forward_pre_hook(lambda *_: None),
-    "backward": lambda layer, _: layer.register_full_backward_hook(lambda *_: None),
-    "backward pre": lambda layer, _: layer.register_full_backward_pre_hook(lambda *_: None),
-    "of a gradient": lambda _, parameter: parameter.register_hook(lambda gradient: gradient / 2),
-    "after a gradient": lambda _, parameter: parameter.register_post_accumulate_grad_hook(lambda _: None),
-}
-
-
-@pytest.mark.parametrize("kind", HOOKS)
-def test_a_model_with_hooks_is_not_batched(kind: str) -> None:
-    model = network()
-    HOOKS[kind](list(model.modules())[-1], list(model.parameters())[-1])
-    with pytest.raises(NotStackable, match="the model has hooks"):
-        StackedNetwork(model)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("the model has a Dropout", lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10))),
-        Case("the model has a BatchNorm1d", lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))),
-        Case("share parameters", tied),
-        Case("are frozen", frozen),
-        Case("Halved has its own `loss`", method=Halved),
-        Case("Shaking may draw at random", method=Shaking),
-        Case("Moon has its own `loss`", method=lambda: TRAINING_METHODS["moon"](mu=1.0)),
-        Case("torch.optim:LBFGS is none of", optimizer="torch.optim:LBFGS"),
-        Case("has dampening", optimizer="sgd", options={"momentum": 0.9, "dampening": 0.1}),
-    ],
-    ids=lambda case: case.reason,
-)
-def test_what_cannot_be_batched_is_told(case: Case) -> None:
-    (trainer,) = trainers_of(
-        TrainingSettings(case.optimizer, 0.01, optimizer_options=case.options), case.method, case.model, sizes=[9]
-    )
-    with pytest.raises(NotStackable, match=case.reason):
-        check_stackable(trainer)
-
-
 # -- the host
 
 
@@ -418,13 +343,3 @@ def test_as_many_train_together_as_memory_holds(
     assert [record.getMessage() for record in caplog.records] == [
         "the device's memory does not hold 5 clients together: 2 at once from now on"
     ]
-
-
-def test_a_client_that_cannot_be_batched_keeps_its_trainer() -> None:
-    host = BatchedHost()
-    (trainer,) = trainers_of(method=Halved, sizes=[9])
-    assert host.admit("c0", trainer) is trainer
-    assert host.entrance("c0", trainer) is trainer
-    assert host.refusals == {"c0": "the training method Halved has its own `loss`"}
-    with host.expecting("c0", 1, "a"):
-        assert trainer.train(theta_of(trainer), round=1).update.any()

@@ -154,25 +154,6 @@ def test_a_file_of_the_wrong_form_is_named(text: str, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("workload.optimizer_options={weight_decay=inf}", "workload.optimizer_options.weight_decay = inf"),
-        ("workload.optimizer_options={betas=[0.9, nan]}", "workload.optimizer_options.betas.1 = nan"),
-        ('workload.training={kind="moon", mu=-inf}', "workload.training.mu = -inf"),
-    ],
-)
-def test_a_number_in_a_free_table_is_finite(override: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_experiment("demo", [override])
-    assert str(error.value) == f"{message}: must be a finite number"
-
-
-def test_an_infinite_parameter_of_a_policy_survives_being_written_down() -> None:
-    experiment = load_experiment("demo", ["selection.sa-pause.time_cap_s=inf"])
-    assert parse_experiment(experiment.to_toml()) == experiment
-
-
 def test_a_policy_that_needs_what_clients_do_not_disclose_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r'selection\.policy = "oort" needs .* loss: add privacy\.disclose = \["loss"\]'
