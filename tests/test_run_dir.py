@@ -130,6 +130,36 @@ def test_a_run_goes_on_with_no_other_configuration(
         assert (run_dir / name).read_bytes() == (killed / name).read_bytes()
 
 
+@pytest.fixture
+def served(tmp_path: Path, background: Start) -> Path:
+    """The directory of a run that `pausefl server` began, and that waits for clients on other machines."""
+    run_dir = tmp_path / "run"
+    server = background("server", config_in(tmp_path), "--run-dir", run_dir)
+    wait_for(lambda: b'"ready"' in (tmp_path / "output").read_bytes(), "the server", running=server)
+    server.kill()
+    server.wait()
+    return run_dir
+
+
+def test_a_run_of_clients_elsewhere_is_not_gone_on_with_by_clients_made_here(
+    served: Path, tmp_path: Path, refused: Refused
+) -> None:
+    """They would take the ids of those that are away, and spend again what these have spent."""
+    go_on = f"pausefl server CONFIG --resume --run-dir {served}"
+    line = refused("run", "--resume", served, "--rounds", 9)
+    assert line.startswith(f"pausefl: {served}: was served to clients elsewhere")
+    assert line.endswith(f"go on with: {go_on}")
+    assert stored_experiment(served).experiment.rounds == 3
+    for command in ("run", "server"):
+        line = refused(command, config_in(tmp_path), "--run-dir", served)
+        assert line.endswith(f"holds a run; choose another folder, or go on with it: {go_on}")
+
+
+def test_a_run_goes_on_with_the_command_that_began_it(killed: Path, tmp_path: Path, refused: Refused) -> None:
+    line = refused("server", config_in(tmp_path), "--run-dir", killed)
+    assert line.endswith(f"or go on with it: pausefl run --resume {killed}")
+
+
 def test_the_configuration_is_written_once(tmp_path: Path) -> None:
     experiment = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
     with made_run_dir(experiment, tmp_path / "run"):

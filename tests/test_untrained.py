@@ -305,8 +305,8 @@ def test_an_interrupted_run_says_how_to_go_on(
     os.kill(process.pid, signal.SIGTERM)
     expect("interrupted", process.wait(60), run_dir)
     last = (tmp_path / "output").read_text().splitlines()[-1]
-    go_on = f"pausefl run --resume {run_dir}" if command == "run" else "pausefl server with --resume --run-dir"
-    assert last.startswith(f"pausefl: stopped by SIGTERM; go on with: {go_on}")
+    go_on = {"run": f"run --resume {run_dir}", "server": f"server CONFIG --resume --run-dir {run_dir}"}[command]
+    assert last == f"pausefl: stopped by SIGTERM; go on with: pausefl {go_on}"
 
 
 @pytest.mark.end_to_end

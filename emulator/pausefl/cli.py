@@ -20,14 +20,7 @@ from pausefl.commands import refuse_beside
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.toml_source import is_file, naming, own_document
 from pausefl.config.validation import check_address, refuse_virtual
-from pausefl.exit_status import (
-    RunInterrupted,
-    check_outcome,
-    exit_with_status,
-    resume_command,
-    while_output_is_read,
-    with_way_on,
-)
+from pausefl.exit_status import RunInterrupted, check_outcome, exit_with_status, while_output_is_read, with_way_on
 from pausefl.terminal_table import plain_console
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
 from pausefl_process.events import MetricsServed
@@ -97,7 +90,7 @@ def _name(options: argparse.Namespace) -> str:
 
 def _run(options: argparse.Namespace) -> None:
     from pausefl.runtime.run import run_experiment
-    from pausefl.runtime.run_dir import has_rounds, new_run_dir, stored_experiment, with_rounds
+    from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment, with_rounds
     from pausefl.runtime.terminal import JsonView, make_view
 
     if (options.config is None) == (options.resume is None):
@@ -231,7 +224,7 @@ def _shower(console: Console) -> "Show":
 def _server(options: argparse.Namespace) -> None:
     from pausefl.observers import Observed, load_observers
     from pausefl.runtime.provenance import note_start
-    from pausefl.runtime.run_dir import made_run_dir, new_run_dir
+    from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command
     from pausefl.runtime.server.plan import server_plan
     from pausefl.runtime.server.process import serve_run
     from pausefl.runtime.terminal import printed_events
@@ -250,9 +243,9 @@ def _server(options: argparse.Namespace) -> None:
         printed_events(run_dir.name) as report,
         Observed(report, observers, run_dir, settings) as observed,
     ):
-        note_start(run_dir)
+        note_start(run_dir, served=True)
         result = serve_run(server_plan(experiment, run_dir.name), run_dir, observed.show, _back_to(options))
-    check_outcome(result.outcome, result.stopped_because, f"pausefl server with --resume --run-dir {run_dir}")
+    check_outcome(result.outcome, result.stopped_because, resume_command(run_dir))
 
 
 @posted_output()

@@ -2,11 +2,9 @@
 
 import io
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from pausefl.extras import missing_package
@@ -91,8 +89,3 @@ def with_way_on(error: PauseflError, go_on: str, run: str = "") -> PauseflError:
     if isinstance(error, ConfigError | RunInterrupted):
         return error
     return PauseflError(f"{run + ': ' if run else ''}{error}; go on with: {go_on}")
-
-
-def resume_command(run_dir: Path) -> str:
-    """The command that goes on with a run of `pausefl run`."""
-    return shlex.join(["pausefl", "run", "--resume", str(run_dir)])

@@ -12,13 +12,13 @@ from pausefl.campaigns.sweep import Grid, Sweep
 from pausefl.config.experiment import Experiment, load_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import Overrides
-from pausefl.exit_status import resume_command, with_way_on
+from pausefl.exit_status import with_way_on
 from pausefl.observers import Observer, check_observers
 from pausefl.report.comparison import Comparison
 from pausefl.results.run import Run
 from pausefl.runtime.fleet import SILENT, View
 from pausefl.runtime.run import run_experiment
-from pausefl.runtime.run_dir import default_folder, has_rounds, refuse_run_in, remove_unused
+from pausefl.runtime.run_dir import default_folder, has_rounds, refuse_run_in, remove_unused, resume_command
 from pausefl.runtime.terminal import make_view
 from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError, PauseflError

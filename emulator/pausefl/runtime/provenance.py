@@ -4,6 +4,7 @@ import json
 import platform
 import shlex
 import socket
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -12,9 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pausefl.version import __version__
+from pausefl_process.databases import open_read_only
 from pausefl_server.storage.store import Store
 
 _STARTS = "starts"
+_SERVED = "served"
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,28 @@ class Start:
     python: str
 
 
-def note_start(run_dir: Path) -> None:
-    """Write this start into the run's log."""
+def note_start(run_dir: Path, *, served: bool = False) -> None:
+    """Write this start into the run's log; with `served` also that its clients are elsewhere, from now on."""
     with closing(Store(run_dir / "run.db", verify=False)) as store:
+        if served:
+            store.set_meta(_SERVED, "true")
         starts = [*starts_of(store), asdict(this_start())]
         store.set_meta(_STARTS, json.dumps(starts, ensure_ascii=False))
+
+
+def is_served(run_dir: Path) -> bool:
+    """Whether `pausefl server` ever played the run there, whose clients keep ledgers of their own."""
+    return meta_of(run_dir, _SERVED) is not None
+
+
+def meta_of(run_dir: Path, key: str) -> str | None:
+    """What a run's log, which may be in use, notes under a key; None for nothing."""
+    try:
+        with closing(open_read_only(run_dir / "run.db")) as database:
+            row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    except sqlite3.Error:  # there is none yet, or it is damaged, which the server says
+        return None
+    return None if row is None else str(row[0])
 
 
 def starts_of(store: Store) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from pausefl.observers import Observed, Observer, load_observers
 from pausefl.results.reading import read_summary
 from pausefl.runtime.fleet import Fleet, View
 from pausefl.runtime.provenance import note_start
-from pausefl.runtime.run_dir import REPORT, made_run_dir
+from pausefl.runtime.run_dir import REPORT, made_run_dir, refuse_served_run
 from pausefl_client.privacy.ledger import make_durable
 from pausefl_client.privacy.mechanism import ExactLaplace
 from pausefl_proto.errors import ConfigError
@@ -32,6 +32,8 @@ def run_experiment(
     A run that has come to its last round is left as it is. `back_to` takes back the rounds after that one first.
     Bad input leaves no directory behind. `observers` are told of its progress besides those of the experiment.
     """
+    if resume:
+        refuse_served_run(run_dir)
     require("server", "report")  # before hours of rounds whose report could not be drawn
     observers = [*observers, *load_observers(experiment.experiment.observers)]
     if experiment.workload.model != "synthetic":

@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import re
+import shlex
 import shutil
 import sqlite3
 import time
@@ -11,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.runtime.provenance import is_served, meta_of
 from pausefl_process.databases import open_read_only
 from pausefl_process.files import Lock, locked, write_durably
 from pausefl_proto.errors import ConfigError
@@ -104,7 +106,7 @@ def stored_experiment(run_dir: Path) -> Experiment:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
-    begun_with = _begun_with(run_dir / "run.db")
+    begun_with = (meta_of(run_dir, _CONFIG_DIGEST) or "").split()  # two while the run is being extended
     if begun_with and _digest(data) not in begun_with:
         what = "was changed since the run began" if data else "is empty"
         raise ConfigError(f"{path}: {what}; restore the file that it began with from a copy")
@@ -177,23 +179,26 @@ def _without_places(experiment: Experiment) -> Experiment:
 def refuse_run_in(run_dir: Path) -> None:
     """ConfigError where a directory holds a run."""
     if (run_dir / "run.db").exists():
+        raise ConfigError(f"{run_dir}: holds a run; choose another folder, or go on with it: {resume_command(run_dir)}")
+
+
+def refuse_served_run(run_dir: Path) -> None:
+    """ConfigError where a run's clients are elsewhere: clients made here would take their ids with empty ledgers."""
+    if is_served(run_dir):
         raise ConfigError(
-            f"{run_dir}: holds a run; choose another folder, or go on with it: pausefl run --resume {run_dir}"
+            f"{run_dir}: was served to clients elsewhere, which keep its ledgers; go on with: {resume_command(run_dir)}"
         )
+
+
+def resume_command(run_dir: Path) -> str:
+    """The command that goes on with a run; CONFIG stands for what `pausefl server` was given before."""
+    if is_served(run_dir):
+        return shlex.join(["pausefl", "server", "CONFIG", "--resume", "--run-dir", str(run_dir)])
+    return shlex.join(["pausefl", "run", "--resume", str(run_dir)])
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _begun_with(log: Path) -> frozenset[str]:
-    """The digests of configurations that a run's log names, two while it is being extended; none yet: empty."""
-    try:
-        with closing(open_read_only(log)) as database:
-            row = database.execute("SELECT value FROM meta WHERE key = ?", (_CONFIG_DIGEST,)).fetchone()
-    except sqlite3.Error:  # there is none yet, or it is damaged, which the server says
-        return frozenset()
-    return frozenset() if row is None else frozenset(str(row[0]).split())
 
 
 def _was_played(run_dir: Path) -> bool:
