@@ -283,7 +283,10 @@ def test_an_extension_that_was_cut_short_leaves_a_run_that_can_be_read(
     ("changes", "message"),
     [
         ({"rounds": 2}, "experiment.rounds = 2: the run in .* goes to 3 already, give it more"),
-        ({"rounds": 9, "train_s": 1.0}, "holds the run of another experiment"),
+        (
+            {"rounds": 9, "train_s": 1.0},
+            "run: holds the run of another experiment: workload.train_s is 0.0 there, 1.0 here$",
+        ),
     ],
 )
 def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -292,6 +295,49 @@ def test_nothing_but_more_rounds_extends_a_run(tmp_path: Path, changes: dict[str
     other = parse_experiment(SYNTHETIC.format(**{"rounds": 3, "train_s": 0.0, **changes}))
     with pytest.raises(ConfigError, match=message), made_run_dir(other, tmp_path / "run", resume=True):
         pass
+
+
+def test_the_keys_in_which_a_run_differs_are_named(tmp_path: Path) -> None:
+    began = SYNTHETIC.format(rounds=3, train_s=0.0)
+    with made_run_dir(parse_experiment(began + "[selection.pause]\nalpha = 10.0\n"), tmp_path / "run"):
+        pass
+    other = parse_experiment(began.replace("m = 2", "m = 1"), {"aggregation.optimizer": "fedadam"})
+    with pytest.raises(ConfigError) as refused, made_run_dir(other, tmp_path / "run", resume=True):
+        pass
+    assert str(refused.value).partition("another experiment: ")[2] == (
+        'aggregation.optimizer.kind is "sgd" there, "fedadam" here;'
+        " selection.m is 2 there, 1 here;"
+        " selection.pause.alpha is 10.0 there, not set here"
+    )
+
+
+def test_a_run_goes_on_elsewhere(tmp_path: Path) -> None:
+    """At another address, under renewed certificates, with other patience: none of it changes what is played."""
+    began = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0))
+    with made_run_dir(began, tmp_path / "run"):
+        pass
+    elsewhere = {
+        "server.host": "0.0.0.0",
+        "server.port": 50051,
+        "server.insecure": True,
+        "evaluation.address": "evaluator:50052",
+        "evaluation.answer_timeout_s": 5.0,
+        "evaluation.connect_timeout_s": 5.0,
+        "evaluation.host": "0.0.0.0",
+        "evaluation.insecure": True,
+        "evaluation.port": 50052,
+        "clients.connect_timeout_s": 5.0,
+        "metrics.enabled": True,
+        "metrics.port": 9464,
+        "tls.ca": "new/ca.pem",
+        "tls.certificate": "new/server.pem",
+        "tls.key": "new/server.key",
+        "admission.tokens": "new/tokens.txt",
+        "admission.token": "new/token",
+    }
+    moved = parse_experiment(SYNTHETIC.format(rounds=3, train_s=0.0), elsewhere)
+    with made_run_dir(moved, tmp_path / "run", resume=True):
+        assert stored_experiment(tmp_path / "run") == began
 
 
 def test_commands_that_start_in_the_same_second_have_folders_of_their_own(

@@ -2,6 +2,7 @@
 
 import atexit
 import hashlib
+import json
 import re
 import shlex
 import shutil
@@ -10,8 +11,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.toml_source import bare_or_quoted
 from pausefl.runtime.provenance import is_served, meta_of
 from pausefl_process.databases import open_read_only
 from pausefl_process.files import Lock, locked, write_durably
@@ -24,6 +27,19 @@ _MADE = (
     *("server.log", "clients.log", "targets.json"),
 )
 _CONFIG_DIGEST = "config_digest"
+
+# Where a run's processes are, how they are reached and how long they wait for each other: it may go on elsewhere.
+_OF_THE_PLACE: dict[str, set[str] | bool] = {
+    "experiment": {"python_path"},
+    "clients": {"connect_timeout_s"},
+    "evaluation": {"address", "host", "port", "insecure", "connect_timeout_s", "answer_timeout_s"},
+    "server": {"host", "port", "insecure"},
+    "metrics": True,
+    "tls": True,
+    "admission": {"tokens", "token"},
+}
+# A refusal names so many differences, each value with so many characters at most.
+_MOST_NAMED, _LONGEST_VALUE = 4, 100
 
 REPORT = "report.html"
 """What is drawn of a run that has ended."""
@@ -121,7 +137,7 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
         if not resume:
             refuse_run_in(run_dir)
         stored = stored_experiment(run_dir)
-        if _without_places(stored) != _without_places(experiment):
+        if _differences(stored, experiment):
             _check_extends(stored, experiment, run_dir)
             _extend(run_dir, experiment)
         text = (run_dir / "config.toml").read_bytes()
@@ -135,7 +151,7 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
 
 def is_run_of(experiment: Experiment, run_dir: Path) -> bool:
     """Whether a run directory holds a run of this experiment, wherever its files lie; ConfigError without any run."""
-    return _without_places(stored_experiment(run_dir)) == _without_places(experiment)
+    return not _differences(stored_experiment(run_dir), experiment)
 
 
 def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
@@ -155,8 +171,9 @@ def has_rounds(run_dir: Path) -> bool:
 def _check_extends(stored: Experiment, experiment: Experiment, run_dir: Path) -> None:
     """ConfigError unless the experiment is the stored one with more rounds."""
     begun, wanted = stored.experiment.rounds, experiment.experiment.rounds
-    if _without_places(with_rounds(stored, wanted)) != _without_places(experiment):
-        raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment, see its config.toml")
+    if differences := _differences(with_rounds(stored, wanted), experiment):
+        told = "; ".join(differences[:_MOST_NAMED])
+        raise ConfigError(f"--run-dir {run_dir}: holds the run of another experiment: {told}")
     if wanted < begun:
         raise ConfigError(f"experiment.rounds = {wanted}: the run in {run_dir} goes to {begun} already, give it more")
 
@@ -170,10 +187,33 @@ def _extend(run_dir: Path, experiment: Experiment) -> None:
         store.set_meta(_CONFIG_DIGEST, _digest(text))
 
 
-def _without_places(experiment: Experiment) -> Experiment:
-    """The same wherever its file and the code it names lie."""
-    table = experiment.experiment.model_copy(update={"python_path": ()})
-    return experiment.model_copy(update={"experiment": table})
+def _what_is_played(experiment: Experiment) -> dict[str, Any]:
+    """The values of an experiment that its results depend on, by dotted key."""
+    return dict(_values(experiment.model_dump(mode="json", exclude=_OF_THE_PLACE), ""))
+
+
+def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Each value of a table and its tables, with its dotted key."""
+    if not (isinstance(value, dict) and value):
+        yield key, value
+        return
+    for name, part in value.items():
+        yield from _values(part, f"{key}.{bare_or_quoted(name)}" if key else name)
+
+
+def _differences(stored: Experiment, wanted: Experiment) -> list[str]:
+    """Each key that changes what is played and has another value in the stored experiment, with both."""
+    there, here = _what_is_played(stored), _what_is_played(wanted)
+    return [
+        f"{key} is {_shown(there.get(key))} there, {_shown(here.get(key))} here"
+        for key in sorted(there.keys() | here.keys())
+        if there.get(key) != here.get(key)
+    ]
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def refuse_run_in(run_dir: Path) -> None:
