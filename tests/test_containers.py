@@ -67,6 +67,13 @@ def test_containers_can_neither_write_nor_become_more_than_they_are() -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
+def test_what_containers_print_fills_no_disk() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for service in services.values():
+        assert service["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "5"}}
+        assert service["restart"] == "on-failure:5"
+
+
 def test_a_server_that_is_stopped_finds_its_evaluator() -> None:
     server = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]
     assert server["depends_on"] == ["evaluator"]

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pausefl_server.connections.transport import FederationServer
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.messages import Register
 from rigs.authority import Authority
+from rigs.waiting import wait_for
 
 PAUSEFL = [sys.executable, "-m", "pausefl"]
 HELLO = pb.ClientMessage(hello=pb.Hello(client_id="a")).SerializeToString()
@@ -177,6 +179,30 @@ async def test_a_client_says_in_one_line_whom_it_does_not_trust(
     (line,) = done.stderr.splitlines()
     assert line.startswith('pausefl: tls.ca = "')
     assert "does not vouch for" in line
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(("command", "what"), [("server", "tiny.toml"), ("evaluator", "demo")])
+def test_a_peer_that_speaks_no_tls_leaves_no_line(
+    authority: Authority, tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]], command: str, what: str
+) -> None:
+    """Anybody may try as often as the network allows: a line each would fill the disk."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    tls, output = authority.certify("server"), tmp_path / "output"
+    files = [f"--set=tls.{name}={getattr(tls, name)}" for name in ("certificate", "key", "ca")]
+    config = tmp_path / what if what.endswith(".toml") else what
+    place = ["--run-dir", tmp_path / "run"] if command == "server" else []
+    process = background(command, config, *files, *place)
+    wait_for(lambda: b'"ready"' in output.read_bytes(), "it to listen", running=process)
+    ready = next(line for line in output.read_text().splitlines() if '"ready"' in line)
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", json.loads(ready)["port"]), timeout=30) as peer:
+            peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while peer.recv(1 << 12):
+                pass
+    process.terminate()
+    process.wait(60)
+    assert "ssl_transport" not in output.read_text()
 
 
 def test_a_file_that_is_missing_is_bad_input(authority: Authority, tmp_path: Path) -> None:

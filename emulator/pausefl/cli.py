@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; the exit status is as `exit_status` and docs/events.md say."""
+    # Else gRPC writes a line for each handshake that fails: as many as strangers like, and before ours that says why.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Children inherit it: SIGUSR1 is answered by who waits in an event loop, and ends nobody else.
     with sigterm_as_interrupt(), signals_to(signal.SIG_IGN, signal.SIGUSR1), while_output_is_read():
         options = parse(parser(), arguments)
@@ -263,8 +265,6 @@ def _evaluator(options: argparse.Namespace) -> None:
 
 @posted_output()
 def _client(options: argparse.Namespace) -> None:
-    # Why a handshake failed is said in one line of ours; gRPC would put its own before it.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pausefl.runtime.client.plan import client_plan
     from pausefl.runtime.client.process import run_clients_over_grpc
     from pausefl.runtime.terminal import printed_events
