@@ -1,6 +1,8 @@
 """`pausefl certs`: what it makes is private and trusted, and what is there is kept."""
 
 import stat
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,29 @@ def test_keys_and_tokens_are_their_owners_alone(tmp_path: Path) -> None:
     clients = {f"client-00{k}.{end}" for k in range(2) for end in ("key", "token")}
     assert private == {"ca.key", "server.key", *clients}
     assert set(made) - private == {"ca.pem", "server.pem", "tokens.txt", "client-000.pem", "client-001.pem"}
+
+
+@pytest.mark.parametrize("lasts_days", [825, 20_000])  # the years from 2050 on are written otherwise
+def test_a_certificate_whose_time_has_passed_or_not_come_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasts_days: int
+) -> None:
+    """The other side would only hang up, without a word."""
+    monkeypatch.setattr("pausefl.certificates._CERTIFICATE_DAYS", lasts_days)
+    make_certificates(tmp_path, ["server.lab"], [])
+    made, lasts_s = time.time(), lasts_days * 86_400
+    tls = Tls(f"{tmp_path}/server.pem", f"{tmp_path}/server.key", f"{tmp_path}/ca.pem")
+
+    def at(now_s: float) -> Tls:
+        monkeypatch.setattr("time.time", lambda: now_s)
+        return tls
+
+    assert at(made).to_connect() == at(made + lasts_s - 3600).to_listen()
+    day = datetime.fromtimestamp(made + lasts_s, UTC).date()
+    key, clock = f'tls.certificate = "{tmp_path}/server.pem"', "by this machine's clock"
+    with pytest.raises(ConfigError, match=f"{key}: has expired on {day} .* UTC, {clock}$"):
+        at(made + lasts_s + 60).to_connect()
+    with pytest.raises(ConfigError, match=rf"{key}: is not valid before \d+-\d\d-\d\d .* UTC, {clock}$"):
+        at(made - 3600).to_listen()
 
 
 def test_what_is_there_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,8 +99,10 @@ def failure(error: "grpc.aio.AioRpcError", address: str, tls: Tls | None) -> Exc
         return ConfigError(f'tls.ca = "{ca}": {address} does not speak TLS')
     if "failed to connect" in details and "Socket closed" in details:
         # The other side hung up before a word was said, and TLS does not tell this side why.
-        key = "tls.certificate" if tls else "tls.ca"
-        return OSError(f"{address} hangs up at once, does it demand TLS with {key}? ({details})")
+        what = f"does it demand TLS with {'tls.certificate' if tls else 'tls.ca'}?"
+        if tls and tls.certificate:
+            what = f'does its tls.ca sign tls.certificate = "{tls.certificate}", and do the clocks of both agree?'
+        return OSError(f"{address} hangs up at once, {what} ({details})")
     return OSError(details)
 
 

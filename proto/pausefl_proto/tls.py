@@ -3,11 +3,19 @@
 Files are read again for every use, so that renewed certificates are taken up without a restart.
 """
 
+import re
 import ssl
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pausefl_proto.errors import ConfigError
+
+# The first certificate of a file, which is a process's own; and in it when it begins and ceases to be valid, in either
+# of the two forms that times have. Python's library reads these of trusted certificates alone.
+_FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_VALIDITY = re.compile(rb"(?:\x17\x0d|\x18\x0f)(\d{12,14})Z(?:\x17\x0d|\x18\x0f)(\d{12,14})Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,30 @@ class Tls:
             except ssl.SSLError as error:
                 pair = f'tls.certificate = "{self.certificate}", tls.key = "{self.key}"'
                 raise ConfigError(f"{pair}: are no certificate and its key in PEM ({error.reason})") from None
+        if pem.certificate is not None:
+            _check_dates(self.certificate, pem.certificate)
         return pem
+
+
+def _check_dates(path: str, pem: bytes) -> None:
+    """ConfigError where a certificate is not valid now: the other side would hang up, and TLS does not say why."""
+    first = _FIRST.search(pem.decode("ascii", "replace"))
+    validity = _VALIDITY.search(ssl.PEM_cert_to_DER_cert(first[0])) if first else None
+    if validity is None:
+        return
+    begins, ends = (_time_of(text.decode()) for text in validity.groups())
+    now = datetime.fromtimestamp(time.time(), UTC)
+    if not begins <= now <= ends:
+        wrong = (
+            f"has expired on {ends:%Y-%m-%d %H:%M}" if now > ends else f"is not valid before {begins:%Y-%m-%d %H:%M}"
+        )
+        raise ConfigError(f'tls.certificate = "{path}": {wrong} UTC, by this machine\'s clock')
+
+
+def _time_of(digits: str) -> datetime:
+    """The time that a certificate states; years from 2050 on have four digits."""
+    century = "20" if len(digits) == 12 else ""
+    return datetime.strptime(f"{century}{digits}+0000", "%Y%m%d%H%M%S%z")
 
 
 def _read(name: str, path: str) -> bytes | None:
