@@ -11,6 +11,8 @@ import grpc
 import numpy as np
 import pytest
 
+from pausefl.certificates import make_certificates
+from pausefl.evaluator import transport
 from pausefl.evaluator.transport import EvaluatorServer, RemoteEvaluator
 from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck
 from pausefl_proto.tls import Tls
@@ -45,9 +47,10 @@ class Stuck(Summing):
 
     def __init__(self) -> None:
         super().__init__()
-        self.freed = threading.Event()
+        self.begun, self.freed = threading.Event(), threading.Event()
 
     def evaluate(self, theta: Vector, split: Split, *, subset: bool) -> Evaluation:
+        self.begun.set()
         self.freed.wait()
         return super().evaluate(theta, split, subset=subset)
 
@@ -160,6 +163,48 @@ async def test_the_line_speaks_tls(authority: Authority, stranger: Authority) ->
         async with asking(address, tls=Tls(ca=stranger.ca)) as remote:
             with pytest.raises(ConfigError, match=r"tls\.ca = .* does not vouch"):
                 await remote.initial()
+
+
+async def test_a_certificate_for_clients_alone_evaluates_nothing(tmp_path: Path) -> None:
+    """Of the hundreds who hold one, none is to learn what models do, nor to keep the evaluator busy."""
+    make_certificates(tmp_path, ["127.0.0.1"], ["client-000"])
+    server, client = (
+        Tls(f"{tmp_path}/{name}.pem", f"{tmp_path}/{name}.key", f"{tmp_path}/ca.pem")
+        for name in ("server", "clients/client-000")
+    )
+    async with serving(tls=server) as address:
+        async with asking(address, tls=client) as remote:
+            with pytest.raises(ConfigError, match=r"the evaluator there serves servers, .* is a client's$"):
+                await remote.initial()
+            with pytest.raises(EvaluatorLost, match=r"serves servers"):
+                await remote.evaluate(np.zeros(3, np.float32), subset=True, patient=False)
+        async with asking(address, tls=server) as remote:
+            assert (await remote.initial())[0].size == 3
+
+
+async def test_only_so_many_models_wait_for_an_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is held in memory meanwhile."""
+    monkeypatch.setattr(transport, "_MOST_CALLS", 1)
+    monkeypatch.setattr(transport, "_ASK_AGAIN_S", 0.01)
+    theta, stuck, said = np.zeros(3, np.float32), Stuck(), Said()
+    async with serving(evaluator=stuck) as address, asking(address) as one, asking(address, said=said) as other:
+        first = asyncio.ensure_future(one.evaluate(theta, subset=True, patient=False))
+        await asyncio.to_thread(stuck.begun.wait)
+        with pytest.raises(EvaluatorLost, match=r"has 1 of 1 models to evaluate"):
+            await other.evaluate(theta, subset=True, patient=False)
+        assert not said
+        last = asyncio.ensure_future(other.evaluate(theta, subset=True, patient=True))
+        await said.anything.wait()
+        stuck.freed.set()
+        assert [len(await evaluated) for evaluated in (first, last)] == [2, 2]
+
+
+async def test_an_evaluator_that_stays_full_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_MOST_CALLS", 0)
+    monkeypatch.setattr(transport, "_ASK_AGAIN_S", 0.01)
+    async with serving() as address, asking(address, patience_s=0.05) as remote:
+        with pytest.raises(EvaluatorLost, match=r"no evaluator answers \(has 0 of 0 models to evaluate"):
+            await remote.initial()
 
 
 # -- when nobody is there

@@ -17,6 +17,9 @@ from pausefl_proto.errors import ConfigError
 _FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _VALIDITY = re.compile(rb"(?:\x17\x0d|\x18\x0f)(\d{12,14})Z(?:\x17\x0d|\x18\x0f)(\d{12,14})Z")
 
+# What a certificate that is not for every use is for, and that one of its uses is to be a server.
+_USES, _AS_SERVER = bytes.fromhex("0603551d25"), bytes.fromhex("06082b06010505070301")
+
 
 @dataclass(frozen=True, slots=True)
 class Pem:
@@ -73,10 +76,15 @@ class Tls:
         return pem
 
 
+def is_no_servers(pem: bytes) -> bool:
+    """Whether a certificate says what it is for, and not that it is for a server."""
+    der = _first_of(pem)
+    return _USES in der and _AS_SERVER not in der
+
+
 def _check_dates(path: str, pem: bytes) -> None:
     """ConfigError where a certificate is not valid now: the other side would hang up, and TLS does not say why."""
-    first = _FIRST.search(pem.decode("ascii", "replace"))
-    validity = _VALIDITY.search(ssl.PEM_cert_to_DER_cert(first[0])) if first else None
+    validity = _VALIDITY.search(_first_of(pem))
     if validity is None:
         return
     begins, ends = (_time_of(text.decode()) for text in validity.groups())
@@ -86,6 +94,12 @@ def _check_dates(path: str, pem: bytes) -> None:
             f"has expired on {ends:%Y-%m-%d %H:%M}" if now > ends else f"is not valid before {begins:%Y-%m-%d %H:%M}"
         )
         raise ConfigError(f'tls.certificate = "{path}": {wrong} UTC, by this machine\'s clock')
+
+
+def _first_of(pem: bytes) -> bytes:
+    """The first certificate in a text, in DER; empty where there is none."""
+    found = _FIRST.search(pem.decode("ascii", "replace"))
+    return ssl.PEM_cert_to_DER_cert(found[0]) if found else b""
 
 
 def _time_of(digits: str) -> datetime:

@@ -1,8 +1,10 @@
 """Both ends of the line between the server and its evaluator. Every call stands alone: either end may come back."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -12,11 +14,16 @@ from google.protobuf.message import DecodeError
 from pausefl_proto.endpoint import failure, listen, make_server, open_channel
 from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError, WireError
 from pausefl_proto.foreign_text import shown
-from pausefl_proto.tls import Tls
+from pausefl_proto.tls import Tls, is_no_servers
 from pausefl_proto.v1 import evaluation_pb2 as pb
 from pausefl_proto.v1 import federation_pb2 as federation
 from pausefl_proto.wire import PROTOCOL_VERSION, Assembler, Manifest, Vector, cut, digest, pack, unpack
 from pausefl_server.records import SPLITS, Evaluation, Split
+
+# Each call holds a model in memory. A server has one under way, and another where it gave one up.
+_MOST_CALLS, _MOST_OF_A_CONNECTION = 16, 4
+# How long a patient server waits before it asks again an evaluator that has no room.
+_ASK_AGAIN_S = 1.0
 
 Answer = TypeVar("Answer")
 
@@ -48,7 +55,8 @@ class EvaluatorServer:
         self._workload = workload
         self._tls = tls
         self._thread = ThreadPoolExecutor(1, "evaluate")
-        self._server = make_server()
+        self._calls = 0
+        self._server = make_server(options=(("grpc.max_concurrent_streams", _MOST_OF_A_CONNECTION),))
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Initial": grpc.unary_stream_rpc_method_handler(self._initial),
             "Evaluate": grpc.stream_unary_rpc_method_handler(self._evaluate_model),
@@ -70,26 +78,43 @@ class EvaluatorServer:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _initial(self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[bytes]:
-        try:
-            self._agree(pb.Subject.FromString(request))
-        except (WireError, DecodeError) as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        header = pb.Initial(manifest=self._evaluator.manifest.to_message())
-        for part in await asyncio.to_thread(_take_apart, header, self._evaluator.theta_0):
-            yield part
+        async with self._room(context):
+            try:
+                self._agree(pb.Subject.FromString(request))
+            except (WireError, DecodeError) as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            header = pb.Initial(manifest=self._evaluator.manifest.to_message())
+            for part in await asyncio.to_thread(_take_apart, header, self._evaluator.theta_0):
+                yield part
 
     async def _evaluate_model(
         self, parts: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> bytes:
+        async with self._room(context):
+            try:
+                header, payload = _open(await anext(parts, b""))
+                self._agree(header.evaluate.subject)
+                theta = await _put_together(header.evaluate.theta, payload, parts, self._evaluator.manifest.size)
+                splits = [_split(name) for name in header.evaluate.splits]
+            except (WireError, DecodeError) as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._evaluate, theta, splits, header.evaluate.subset)
+
+    @asynccontextmanager
+    async def _room(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[None]:
+        """Hold room for one call; the call is aborted where there is none, or a client makes it."""
+        if any(is_no_servers(pem) for pem in context.auth_context().get("x509_pem_cert", ())):
+            said = "serves servers, and the certificate that it was shown is a client's"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, said)
+        if self._calls >= _MOST_CALLS:
+            said = f"has {self._calls} of {_MOST_CALLS} models to evaluate already"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, said)
+        self._calls += 1
         try:
-            header, payload = _open(await anext(parts, b""))
-            self._agree(header.evaluate.subject)
-            theta = await _put_together(header.evaluate.theta, payload, parts, self._evaluator.manifest.size)
-            splits = [_split(name) for name in header.evaluate.splits]
-        except (WireError, DecodeError) as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._evaluate, theta, splits, header.evaluate.subset)
+            yield
+        finally:
+            self._calls -= 1
 
     def _evaluate(self, theta: Vector, splits: Sequence[Split], subset: bool) -> bytes:
         reply = pb.Evaluations()
@@ -111,6 +136,10 @@ class EvaluatorServer:
             raise WireError(f"speaks protocol version {PROTOCOL_VERSION}, not {subject.protocol_version}")
         if subject.workload != self._workload:
             raise WireError(f"evaluates {self._workload}, this run is about {subject.workload}")
+
+
+class _FullError(OSError):
+    """The evaluator is there and has no room for another model."""
 
 
 class RemoteEvaluator:
@@ -162,17 +191,24 @@ class RemoteEvaluator:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask; if no evaluator answers, wait until it can be reached, and ask once more."""
+        """Ask; if no evaluator answers, wait until it can be reached and has room, and ask once more."""
         try:
             return await ask()
         except OSError as error:
             self._say(f"waiting up to {self._patience_s:g} s for the evaluator at {self._address}: {error}")
+            patient_until_s = time.monotonic() + self._patience_s
             try:
                 async with asyncio.timeout(self._patience_s):
                     await self._channel.channel_ready()
             except TimeoutError:
                 raise error from None
-        return await ask()
+        while True:
+            try:
+                return await ask()
+            except _FullError:
+                if time.monotonic() > patient_until_s:
+                    raise
+            await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _ask_initial(self) -> tuple[Manifest, Vector]:
         method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(f"/{_SERVICE}/Initial")
@@ -198,8 +234,10 @@ class RemoteEvaluator:
         )
 
     def _failure(self, error: "grpc.aio.AioRpcError") -> Exception:
-        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-            said = shown(error.details() or "")
+        said = shown(error.details() or "")
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return _FullError(said)
+        if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED):
             return ConfigError(f'evaluation.address = "{self._address}": the evaluator there {said}')
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return EvaluatorStuck(f"evaluation.answer_timeout_s = {self._answer_s:g}: the evaluator took longer")
