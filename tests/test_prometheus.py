@@ -35,7 +35,7 @@ def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
+@pytest.mark.parametrize("name", ["recording.yml", "alerts.yml", "limit.yml"])
 def test_rules_say_what_their_unit_tests_expect(name: str) -> None:
     tested = promtool("test", "rules", FOLDER / "tests" / name)
     assert tested.returncode == 0, tested.stdout + tested.stderr
@@ -57,7 +57,7 @@ def test_every_configuration_has_the_rules_evaluated(name: str) -> None:
 @functools.cache
 def unit_tests() -> dict[str, list[dict[str, Any]]]:
     """The expressions each alert's unit tests evaluate."""
-    tests = load("tests/alerts.yml")["tests"]
+    tests = [test for name in ("alerts.yml", "limit.yml") for test in load(f"tests/{name}")["tests"]]
     return {test["name"].split(",")[0]: test["promql_expr_test"] for test in tests}
 
 

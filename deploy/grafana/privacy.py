@@ -142,7 +142,7 @@ def privacy() -> Dashboard:
             About(
                 "Forecast",
                 "The round under way, the last one planned, and the one after which fewer than m clients have budget"
-                " left. Where the last lies below the plan, the run ends early.",
+                " left, as things go. Where the last lies below the plan, the run would end early.",
                 NONE,
                 third,
                 8,
