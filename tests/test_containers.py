@@ -67,6 +67,16 @@ def test_containers_can_neither_write_nor_become_more_than_they_are() -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
+def test_nobody_can_log_in_to_grafana() -> None:
+    """It shows its dashboards to everybody, and its administrator's first password is known to all."""
+    settings = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["grafana"]["environment"]
+    assert settings["GF_AUTH_ANONYMOUS_ENABLED"] == "true"
+    assert "GF_AUTH_ANONYMOUS_ORG_ROLE" not in settings
+    assert settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert settings["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert settings["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+
+
 def test_what_containers_print_fills_no_disk() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     for service in services.values():
