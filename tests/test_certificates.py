@@ -86,3 +86,12 @@ def test_a_file_that_holds_no_digests_is_bad_input(tmp_path: Path, text: str) ->
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"admission\.tokens = .*tokens\.txt"):
         read_token_digests(str(path))
+
+
+@pytest.mark.parametrize("text", ["", " \n", "a\tb", "schlüssel"])
+def test_a_token_that_cannot_be_shown_is_bad_input(tmp_path: Path, text: str) -> None:
+    """It travels as a header, which holds printable ASCII alone."""
+    path = tmp_path / "token"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match=f'admission.token = "{path}": holds no token of printable ASCII characters'):
+        read_token(str(path))

@@ -8,8 +8,8 @@ from pausefl_proto.errors import ConfigError
 def read_token(path: str) -> str:
     """A client's token; ConfigError when the file cannot be read or holds none."""
     token = _read("admission.token", path).strip()
-    if not token or not token.isprintable():
-        raise ConfigError(f'admission.token = "{path}": holds no token')
+    if not (token and token.isascii() and token.isprintable()):  # all that a header of the connection may hold
+        raise ConfigError(f'admission.token = "{path}": holds no token of printable ASCII characters')
     return token
 
 
