@@ -42,7 +42,6 @@ def test_the_packages_of_an_extra_are_those_of_the_project(extra: str) -> None:
         (["report", "nothing"], "matplotlib", "report"),
         (["audit", "demo"], "scipy", "privacy"),
         (["bench", "startup"], "psutil", "bench"),
-        (["certs", "certificates", "localhost"], "cryptography", "certs"),
         (["evaluator", "demo"], "torch", "evaluator"),
     ],
 )

@@ -5,7 +5,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from pausefl.extras import require
 from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError
 
@@ -115,7 +114,6 @@ def data(options: argparse.Namespace) -> None:
 
 def certs(options: argparse.Namespace) -> None:
     """Make an authority, certificates and tokens."""
-    require("certs")
     from pausefl.certificates import make_certificates
     from pausefl.config.tables import ClientGroup
 

@@ -9,7 +9,6 @@ PACKAGES = {
     "client": ("prometheus_client", "torch"),
     "evaluator": ("torch",),
     "report": ("jinja2", "matplotlib"),
-    "certs": ("cryptography",),
     "netem": ("pyroute2",),
     "pandas": ("pandas",),
     "privacy": ("dp_accounting", "scipy"),

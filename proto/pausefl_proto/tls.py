@@ -3,7 +3,6 @@
 Files are read again for every use, so that renewed certificates are taken up without a restart.
 """
 
-import re
 import ssl
 import time
 from dataclasses import dataclass
@@ -11,14 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pausefl_proto.errors import ConfigError
-
-# The first certificate of a file, which is a process's own; and in it when it begins and ceases to be valid, in either
-# of the two forms that times have. Python's library reads these of trusted certificates alone.
-_FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-_VALIDITY = re.compile(rb"(?:\x17\x0d|\x18\x0f)(\d{12,14})Z(?:\x17\x0d|\x18\x0f)(\d{12,14})Z")
-
-# What a certificate that is not for every use is for, and that one of its uses is to be a server.
-_USES, _AS_SERVER = bytes.fromhex("0603551d25"), bytes.fromhex("06082b06010505070301")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +69,28 @@ class Tls:
 
 def is_no_servers(pem: bytes) -> bool:
     """Whether a certificate says what it is for, and not that it is for a server."""
-    der = _first_of(pem)
-    return _USES in der and _AS_SERVER not in der
+    from cryptography import x509  # whose import would cost every process that has no TLS
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    try:
+        uses = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return False
+    return ExtendedKeyUsageOID.SERVER_AUTH not in uses
 
 
 def _check_dates(path: str, pem: bytes) -> None:
     """ConfigError where a certificate is not valid now: the other side would hang up, and TLS does not say why."""
-    validity = _VALIDITY.search(_first_of(pem))
-    if validity is None:
-        return
-    begins, ends = (_time_of(text.decode()) for text in validity.groups())
+    from cryptography import x509
+
+    own = x509.load_pem_x509_certificate(pem)  # the first one; a chain may follow
+    begins, ends = own.not_valid_before_utc, own.not_valid_after_utc
     now = datetime.fromtimestamp(time.time(), UTC)
     if not begins <= now <= ends:
         wrong = (
             f"has expired on {ends:%Y-%m-%d %H:%M}" if now > ends else f"is not valid before {begins:%Y-%m-%d %H:%M}"
         )
         raise ConfigError(f'tls.certificate = "{path}": {wrong} UTC, by this machine\'s clock')
-
-
-def _first_of(pem: bytes) -> bytes:
-    """The first certificate in a text, in DER; empty where there is none."""
-    found = _FIRST.search(pem.decode("ascii", "replace"))
-    return ssl.PEM_cert_to_DER_cert(found[0]) if found else b""
-
-
-def _time_of(digits: str) -> datetime:
-    """The time that a certificate states; years from 2050 on have four digits."""
-    century = "20" if len(digits) == 12 else ""
-    return datetime.strptime(f"{century}{digits}+0000", "%Y%m%d%H%M%S%z")
 
 
 def _read(name: str, path: str) -> bytes | None:
