@@ -5,7 +5,6 @@ import dataclasses
 import json
 import shutil
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +228,8 @@ def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_p
     """They stand in the log at the round after the last one."""
     ended, whole = tmp_path / "ended", pausefl.replay(run_dir)
     shutil.copytree(run_dir, ended)
-    with closing(sqlite3.connect(ended / "run.db")) as database, database:
+    database = sqlite3.connect(ended / "run.db")
+    with database:
         database.execute("INSERT INTO failed_attempts SELECT * FROM rounds WHERE round = 6")
         database.execute("UPDATE failed_attempts SET round = 7, round_latency_s = 0.5")
     estimate = pausefl.replay(ended, policy="random", draws=2).summary
