@@ -199,11 +199,27 @@ async def test_only_so_many_models_wait_for_an_evaluator(monkeypatch: pytest.Mon
         assert [len(await evaluated) for evaluated in (first, last)] == [2, 2]
 
 
+async def test_calls_that_are_given_up_leave_no_model_behind() -> None:
+    theta, stuck = np.zeros(3, np.float32), Stuck()
+    server = EvaluatorServer(stuck, WORKLOAD, None)
+    try:
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        async with asking(address, answer_s=0.2) as remote:
+            for _ in range(3):
+                with pytest.raises(EvaluatorStuck):
+                    await remote.evaluate(theta, subset=True, patient=False)
+            assert server._thread._work_queue.qsize() == 0
+            stuck.freed.set()
+            assert len(await remote.evaluate(theta, subset=True, patient=False)) == 2
+    finally:
+        await server.stop()
+
+
 async def test_an_evaluator_that_stays_full_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_MOST_CALLS", 0)
     monkeypatch.setattr(transport, "_ASK_AGAIN_S", 0.01)
     async with serving() as address, asking(address, patience_s=0.05) as remote:
-        with pytest.raises(EvaluatorLost, match=r"no evaluator answers \(has 0 of 0 models to evaluate"):
+        with pytest.raises(EvaluatorLost, match=r"the evaluator there has 0 of 0 models to evaluate already$"):
             await remote.initial()
 
 

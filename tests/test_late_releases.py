@@ -34,6 +34,21 @@ def test_each_is_told_of_once_and_what_was_spent_before_the_run_is_none(tmp_path
     assert rows == [(2, "a", 1, 0.5), (2, "b", 1, 0.5), (3, "b", 2, 1.0)]
 
 
+def test_those_of_rounds_that_were_taken_back_are_late(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1, answer("a", 3), events=(told("joined", "a", 2),)))
+    store.commit_round(record(2, answer("a", 4)))
+    store.go_back_to(1)
+    store.commit_round(record(2, answer("a", 5), attempt=2, events=tuple(store.late_events())))
+    store.go_back_to(0)
+    store.commit_round(record(1, answer("a", 6), attempt=2, events=tuple(store.late_events())))
+    store.close()
+    late = late_releases(tmp_path)
+    assert late["client_id"].tolist() == ["a"] * len(late["client_id"])
+    assert late["releases"].sum() == 3
+    assert late["epsilon"].sum() == 1.5
+
+
 def test_a_run_in_which_all_came_in_time_has_none(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
     assert all(column.size == 0 for column in late_releases(run_dir).values())

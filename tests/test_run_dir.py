@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pausefl.audit.ledgers import check_ledgers
 from pausefl.cli import main
 from pausefl.config.experiment import parse_experiment
 from pausefl.runtime import run_dir as run_dir_module
-from pausefl.runtime.run_dir import made_run_dir, new_run_dir, stored_experiment
+from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command, stored_experiment
 from pausefl_client.privacy.ledger import verified_spend
 from pausefl_proto.errors import ConfigError
 from rigs.command import command_line, query
@@ -158,6 +159,16 @@ def test_a_run_of_clients_elsewhere_is_not_gone_on_with_by_clients_made_here(
 def test_a_run_goes_on_with_the_command_that_began_it(killed: Path, tmp_path: Path, refused: Refused) -> None:
     line = refused("server", config_in(tmp_path), "--run-dir", killed)
     assert line.endswith(f"or go on with it: pausefl run --resume {killed}")
+
+
+def test_a_server_that_could_not_start_leaves_a_run_where_it_was(
+    killed: Path, tmp_path: Path, refused: Refused
+) -> None:
+    run_dir, config = shutil.copytree(killed, tmp_path / "run"), config_in(tmp_path, rounds=100_000)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = f"server.port={taken.getsockname()[1]}"
+        assert "Address already in use" in refused("server", config, "--resume", "--run-dir", run_dir, "--set", port)
+    assert resume_command(run_dir) == f"pausefl run --resume {run_dir}"
 
 
 def test_the_configuration_is_written_once(tmp_path: Path) -> None:

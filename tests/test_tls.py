@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from pausefl.certificates import make_certificates
 from pausefl_client.transport import connect
 from pausefl_proto.actor import Actor
 from pausefl_proto.errors import ConfigError
-from pausefl_proto.tls import Tls
+from pausefl_proto.tls import Tls, is_no_servers
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
@@ -27,6 +28,27 @@ from rigs.waiting import wait_for
 
 PAUSEFL = [sys.executable, "-m", "pausefl"]
 HELLO = pb.ClientMessage(hello=pb.Hello(client_id="a")).SerializeToString()
+
+
+def test_a_certificate_in_a_form_that_others_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["server.lab"], [])
+    certificate = tmp_path / "server.pem"
+    certificate.write_text(certificate.read_text().replace(" CERTIFICATE-----", " TRUSTED CERTIFICATE-----"))
+    with pytest.raises(ConfigError, match=r'^tls\.certificate = ".*server\.pem", tls\.key = .* are no certificate'):
+        Tls(str(certificate), f"{tmp_path}/server.key").to_listen()
+    assert is_no_servers(certificate.read_bytes())
+
+
+async def test_a_client_tries_again_once_its_certificate_may_be_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An OSError is tried again; a ConfigError would end it."""
+    make_certificates(tmp_path, ["server.lab"], [])
+    tls = Tls(f"{tmp_path}/server.pem", f"{tmp_path}/server.key", f"{tmp_path}/ca.pem")
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    with pytest.raises(OSError, match=r"has expired on"):
+        async with connect("127.0.0.1:1", tls):
+            pass
 
 
 class Greeter(Actor[Any]):

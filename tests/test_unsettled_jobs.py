@@ -244,6 +244,30 @@ async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp
             assert most_releases(r) == 2
 
 
+async def test_only_who_is_new_is_logged_before_the_job(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a write to the disk, while a round waits."""
+    saved, save = list[tuple[int, bool]](), Store.save_late_events
+
+    def counted(store: Store, round: int, events: Sequence[LogEvent], *, is_end: bool) -> None:
+        saved.append((round, is_end))
+        save(store, round, events, is_end=is_end)
+
+    monkeypatch.setattr(Store, "save_late_events", counted)
+    async with rig(All(2), rounds=2).running() as r:
+        a, b = await both_at_work(r, released=0)
+        await r.lose(b)
+        back = await r.join("b", manual=True)
+        await back.next_job()
+        for number in (1, 2):
+            for peer in (a, back):
+                await peer.answer(number)
+            if number == 1:
+                await a.next_job()
+                await back.next_job()
+        await r.played()
+    assert saved == [(1, False), (3, True)]
+
+
 async def test_a_start_that_fails_before_a_job_is_out_charges_no_one(tmp_path: Path) -> None:
     async with CoordinatorRig(tmp_path, rounds=2).running() as r:
         for client_id in "ab":

@@ -225,7 +225,7 @@ def _shower(console: Console) -> "Show":
 @posted_output()
 def _server(options: argparse.Namespace) -> None:
     from pausefl.observers import Observed, load_observers
-    from pausefl.runtime.provenance import note_start
+    from pausefl.runtime.provenance import is_served, note_start, note_unserved
     from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command
     from pausefl.runtime.server.plan import server_plan
     from pausefl.runtime.server.process import serve_run
@@ -245,8 +245,14 @@ def _server(options: argparse.Namespace) -> None:
         printed_events(run_dir.name) as report,
         Observed(report, observers, run_dir, settings) as observed,
     ):
+        was_served = is_served(run_dir)
         note_start(run_dir, served=True)
-        result = serve_run(server_plan(experiment, run_dir.name), run_dir, observed.show, _back_to(options))
+        try:
+            result = serve_run(server_plan(experiment, run_dir.name), run_dir, observed.show, _back_to(options))
+        except PauseflError:
+            if not was_served:
+                note_unserved(run_dir)
+            raise
     check_outcome(result.outcome, result.stopped_because, resume_command(run_dir))
 
 

@@ -12,6 +12,10 @@ from pathlib import Path
 from pausefl_proto.errors import ConfigError
 
 
+class OutOfDateError(ConfigError):
+    """A certificate that is not valid now: one that is renewed or awaited may take its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pem:
     """The contents of the files."""
@@ -59,11 +63,11 @@ class Tls:
         if self.certificate:
             try:
                 context.load_cert_chain(self.certificate, self.key, password=lambda: "")
-            except ssl.SSLError as error:
+                _check_dates(self.certificate, pem.certificate or b"")
+            except (ssl.SSLError, ValueError) as error:
                 pair = f'tls.certificate = "{self.certificate}", tls.key = "{self.key}"'
-                raise ConfigError(f"{pair}: are no certificate and its key in PEM ({error.reason})") from None
-        if pem.certificate is not None:
-            _check_dates(self.certificate, pem.certificate)
+                why = error.reason if isinstance(error, ssl.SSLError) else str(error).partition(".")[0]
+                raise ConfigError(f"{pair}: are no certificate and its key in PEM ({why})") from None
         return pem
 
 
@@ -76,11 +80,13 @@ def is_no_servers(pem: bytes) -> bool:
         uses = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return False
+    except ValueError:  # one that gRPC can read and we cannot
+        return True
     return ExtendedKeyUsageOID.SERVER_AUTH not in uses
 
 
 def _check_dates(path: str, pem: bytes) -> None:
-    """ConfigError where a certificate is not valid now: the other side would hang up, and TLS does not say why."""
+    """OutOfDateError where a certificate is not valid now: the other side would hang up, and TLS does not say why."""
     from cryptography import x509
 
     own = x509.load_pem_x509_certificate(pem)  # the first one; a chain may follow
@@ -90,7 +96,7 @@ def _check_dates(path: str, pem: bytes) -> None:
         wrong = (
             f"has expired on {ends:%Y-%m-%d %H:%M}" if now > ends else f"is not valid before {begins:%Y-%m-%d %H:%M}"
         )
-        raise ConfigError(f'tls.certificate = "{path}": {wrong} UTC, by this machine\'s clock')
+        raise OutOfDateError(f'tls.certificate = "{path}": {wrong} UTC, by this machine\'s clock')
 
 
 def _read(name: str, path: str) -> bytes | None:

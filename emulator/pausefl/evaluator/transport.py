@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -56,6 +56,7 @@ class EvaluatorServer:
         self._tls = tls
         self._thread = ThreadPoolExecutor(1, "evaluate")
         self._calls = 0
+        self._turn = asyncio.Lock()
         self._server = make_server(options=(("grpc.max_concurrent_streams", _MOST_OF_A_CONNECTION),))
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Initial": grpc.unary_stream_rpc_method_handler(self._initial),
@@ -98,8 +99,15 @@ class EvaluatorServer:
                 splits = [_split(name) for name in header.evaluate.splits]
             except (WireError, DecodeError) as error:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._evaluate, theta, splits, header.evaluate.subset)
+            await self._turn.acquire()  # a call that is given up here takes its model with it
+            work = self._thread.submit(self._evaluate, theta, splits, header.evaluate.subset)
+            work.add_done_callback(partial(self._end_turn, asyncio.get_running_loop()))
+            return await asyncio.shield(asyncio.wrap_future(work))
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop, _: "Future[bytes]") -> None:
+        """Let the next call evaluate its model, once the thread is through with one, given up or not."""
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._turn.release)
 
     @asynccontextmanager
     async def _room(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> AsyncIterator[None]:
@@ -177,6 +185,8 @@ class RemoteEvaluator:
         """
         try:
             return await self._retry_until_answered(self._ask_initial)
+        except _FullError as error:
+            raise EvaluatorLost(f'evaluation.address = "{self._address}": the evaluator there {error}') from error
         except OSError as error:
             raise EvaluatorLost(f'evaluation.address = "{self._address}": no evaluator answers ({error})') from error
 
@@ -187,6 +197,8 @@ class RemoteEvaluator:
             return await (self._retry_until_answered(ask) if patient else ask())
         except EvaluatorLost:
             raise
+        except _FullError as error:
+            raise EvaluatorLost(f"the evaluator at {self._address} {error}") from error
         except (OSError, PauseflError) as error:
             raise EvaluatorLost(f"the evaluator at {self._address} does not answer ({error})") from error
 

@@ -20,6 +20,9 @@ WITH told AS (
     SELECT round, client_id, participation AS released, epsilon_spent, 1 AS in_time, 0 AS sequence FROM observations
     UNION ALL
     SELECT round, client_id, released, epsilon_spent, 0, sequence FROM events WHERE kind IN ('joined', 'reconciled')
+    UNION ALL
+    SELECT 0, hello.key, json_extract(hello.value, '$[0]'), json_extract(hello.value, '$[1]'), 1, 0
+    FROM meta, json_each(meta.value) AS hello WHERE meta.key = 'first hellos'
 ), known AS (
     SELECT *, max(released) OVER before AS released_before, max(epsilon_spent) OVER before AS spent_before FROM told
     WINDOW before AS (PARTITION BY client_id ORDER BY round, in_time, sequence

@@ -348,7 +348,7 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 def check_is_last(summary: Mapping[str, Any], path: Path, database: sqlite3.Connection) -> None:
     """ConfigError where a run was resumed since its summary was written, and has not ended again."""
-    at_work = "SELECT count(*) FROM meta WHERE key = 'has_ended' AND value = 'no'"
+    at_work = "SELECT count(*) FROM meta WHERE key = 'has_ended' AND value != 'yes'"
     last, is_at_work = database.execute(f"SELECT coalesce(max(round), 0), ({at_work}) FROM rounds").fetchone()
     if summary["rounds"] != last or is_at_work:
         raise ConfigError(f"{path}: was resumed since its summary.json was written, and has not ended in order again")

@@ -45,7 +45,14 @@ def note_start(run_dir: Path, *, served: bool = False) -> None:
 
 def is_served(run_dir: Path) -> bool:
     """Whether `pausefl server` ever played the run there, whose clients keep ledgers of their own."""
-    return meta_of(run_dir, _SERVED) is not None
+    return meta_of(run_dir, _SERVED) == "true"
+
+
+def note_unserved(run_dir: Path) -> None:
+    """Take it back that a run's clients are elsewhere, unless one of them may have had a job."""
+    with closing(Store(run_dir / "run.db", verify=False)) as store:
+        if not store.has_sent:
+            store.set_meta(_SERVED, "false")
 
 
 def meta_of(run_dir: Path, key: str) -> str | None:

@@ -79,6 +79,7 @@ class Coordinator(Actor[_Message]):
         self._unlogged = _Unlogged(PendingEvents(start.late_events))
         self._open: OpenRound | None = None  # the round whose answers are waited for
         self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
+        self._is_at_work = False  # whether a job has left since this process began, as the log knows
         self._without_update = 0  # attempts in a row, since this process began
         self._m = self.state.policy.m - settings.spare  # how many clients a round takes, of those that it asks
 
@@ -147,9 +148,10 @@ class Coordinator(Actor[_Message]):
             self._unlogged.events.put_back(events)
             return
         prepared = await self._preparer.prepare(round, self._attempts.get(round, 1), self.model)
-        if self._settings.budget is not None and any(event.kind == "joined" for event in events):
-            # They may charge their first job: a kill must not leave a log that knows nothing of them.
+        if self._settings.budget is not None and (len(self.state.table) > known or not self._is_at_work):
+            # Who is new may charge this job: a kill must not leave a log that knows nothing of them, or of it.
             await self._store.ask(SaveLateEvents(round, (*events, *self._unlogged.events.waiting())))
+            self._is_at_work = True
         self._open = open_round = self._send(prepared, events)
         await asyncio.sleep(0)  # let the job leave before anything else is done
         await self._report_last_round(busy=open_round.due.keys())
@@ -315,8 +317,7 @@ class Coordinator(Actor[_Message]):
             await self._report_last_round()  # no next job will follow soon
         if await self._wait_until(can_select, self._settings.connect_timeout_s):
             return not self.stopped_because
-        exhausted = bool(self.state.table.retired.any()) or bool(self._unlogged.events.retired())
-        if exhausted:
+        if self.state.table.retired.any() or self._unlogged.events.retired():
             self._end_run("budgets_spent", "every client has spent its budget")
         else:
             self._end_run("failed", "no client is connected")
@@ -336,8 +337,7 @@ class Coordinator(Actor[_Message]):
     def _register(self, message: Register) -> pb.Welcome:
         client_id = message.hello.client_id
         self._unlogged.events.add(*self._members.register(message, self.state.round))
-        now_s = self._now_s()
-        if self._open is not None and (job := self._open.returned(client_id, now_s)) is not None:
+        if self._open is not None and (job := self._open.returned(client_id, self._now_s())) is not None:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
             self._members.offer(client_id, job)
         elif (withdrawn := self._members.withdraw_job(client_id)) is not None and self._settings.budget is not None:

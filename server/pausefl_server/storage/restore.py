@@ -208,6 +208,7 @@ def _connected(state: RunState, late: list[LogEvent]) -> list[str]:
 
 def _owed(state: RunState, late: list[LogEvent], store: Store, settings: ServerSettings) -> list[LogEvent]:
     """What the clients may have charged that had a job when the server was killed: the log does not tell which did."""
+    store.note_killed()
     number = state.round + 1
     if settings.budget is None or store.has_ended or number > settings.rounds:
         return []

@@ -141,7 +141,17 @@ class Store:
     @property
     def has_ended(self) -> bool:
         """Whether no job is out, as far as the log tells: the server ended in order, or never sent one."""
-        return self.meta(_HAS_ENDED) != "no"
+        return self.meta(_HAS_ENDED) not in ("no", "killed")
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether the server that plays the run, or played it last, has sent a job and has not ended in order."""
+        return self.meta(_HAS_ENDED) == "no"
+
+    def note_killed(self) -> None:
+        """Note that a server which had sent a job did not end in order, and that another has begun."""
+        if self.has_sent:
+            self.set_meta(_HAS_ENDED, "killed")
 
     def save_evaluations(self, round: int, evaluations: Sequence[Evaluation]) -> None:
         """Write how good θ_t is; a second opinion on the same split replaces the first."""
