@@ -95,13 +95,24 @@ def _logged(run_dir: Path) -> dict[str, tuple[int, float]]:
 
 def _unheard(run_dir: Path) -> dict[str, int]:
     """By client, its jobs without an answer since it last told the log what it released: each may be a release."""
-    query = (
+    missed = (
         "SELECT client_id, count(*) FROM misses WHERE round >= (SELECT coalesce(max(round), 0) FROM"
         " (SELECT round, client_id FROM observations"
         " UNION ALL SELECT round, client_id FROM events WHERE kind IN ('joined', 'reconciled')) AS heard"
         " WHERE heard.client_id = misses.client_id) GROUP BY client_id"
     )
-    return dict(_query(run_dir / "run.db", query))
+    # A client that came back within a round, and was lost after that, said hello before its miss though it is logged
+    # after it.
+    unsettled = (
+        "SELECT client_id, count(*) FROM events AS owed WHERE kind = 'unsettled'"
+        " AND NOT EXISTS (SELECT 1 FROM observations WHERE client_id = owed.client_id AND round >= owed.round)"
+        " AND NOT EXISTS (SELECT 1 FROM events AS heard WHERE kind IN ('joined', 'reconciled')"
+        " AND client_id = owed.client_id AND sequence > owed.sequence) GROUP BY client_id"
+    )
+    jobs = dict(_query(run_dir / "run.db", missed))
+    for client_id, count in _query(run_dir / "run.db", unsettled):
+        jobs[client_id] = max(count, jobs.get(client_id, 0))
+    return jobs
 
 
 def _close(a: float, b: float) -> bool:
