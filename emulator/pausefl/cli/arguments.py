@@ -56,7 +56,7 @@ def _typed(sub: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
 def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
     """Return the parser of every subcommand; `command` in what it parses is the function of that name.
 
-    `parser` in it is the subcommand's own.
+    `parser` in it is the subcommand's own, `whole` this one.
     """
     whole = _Parser("pausefl", description="Client selection in federated learning, on a real network.", epilog=EPILOG)
     whole.add_argument("--version", action="version", version=f"pausefl {__version__}")
@@ -64,11 +64,11 @@ def make_parser(functions: Mapping[str, Callable[[argparse.Namespace], None]]) -
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=functions[name], parser=sub)
+        sub.set_defaults(command=functions[name], parser=sub, whole=whole)
         return sub
 
     _add_experiments(command)
-    _add_figures(command)
+    _add_reproduce(command)
     _add_ends(command)
     _add_offline(command)
     _add_tools(command)
@@ -116,8 +116,8 @@ def _add_experiments(command: _AddCommand) -> None:
     _add_jobs(sub)
 
 
-def _add_figures(command: _AddCommand) -> None:
-    """Commands that draw: published figures, and simulations."""
+def _add_reproduce(command: _AddCommand) -> None:
+    """The command that plays what was published."""
     sub = command("reproduce", "a published figure or table by name: its runs, its picture, published values in it")
     sub.add_argument("name", metavar="NAME", nargs="?", help="the figure or table (--list)")
     sub.add_argument("--list", action="store_true", help="every figure and table: what runs, and about how long here")
@@ -135,14 +135,6 @@ def _add_figures(command: _AddCommand) -> None:
     _add_set(sub)
     docs = "in a checkout: keep the summary under docs/results/reproduce and write docs/results.md from all kept there"
     sub.add_argument("--write-docs", action="store_true", help=docs)
-
-    sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
-    _add_config(sub)
-    sub.add_argument("--rounds", type=int, required=True, metavar="N", help="how many rounds to simulate")
-    sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas: drawn side by side")
-    seeds = "simulations per policy, from the seed on, drawn as a band (default 1)"
-    sub.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
 
 
 def _add_ends(command: _AddCommand) -> None:
@@ -170,7 +162,15 @@ def _add_ends(command: _AddCommand) -> None:
 
 
 def _add_offline(command: _AddCommand) -> None:
-    """Commands that learn from recorded logs and from simulations."""
+    """Commands that need no network."""
+    sub = command("simulate", "policy and drawn latencies or drifts only: regret, no network, no training")
+    _add_config(sub)
+    sub.add_argument("--rounds", type=int, required=True, metavar="N", help="how many rounds to simulate")
+    sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas: drawn side by side")
+    seeds = "simulations per policy, from the seed on, drawn as a band (default 1)"
+    sub.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
+    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
+
     sub = command("tune", "search for parameters by latency, leakage and accuracy; writes the Pareto front")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     _add_set(sub)

@@ -1,0 +1,51 @@
+"""The `pausefl` command. Each subcommand imports what it needs when it runs: a client needs no Prometheus, a server
+without evaluation no torch."""
+
+import argparse
+import os
+import signal
+from collections.abc import Sequence
+
+from pausefl.cli import ends, experiments, offline, tools
+from pausefl.cli.arguments import make_parser, parse
+from pausefl.exit_status import exit_with_status, while_output_is_read
+from pausefl_process.ending import signals_to, sigterm_as_interrupt
+from pausefl_process.logs import ask_for
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; the exit status is as `exit_status` and docs/events.md say."""
+    # Else gRPC writes a line for each handshake that fails: as many as strangers like, and before ours that says why.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # Children inherit it: SIGUSR1 is answered by who waits in an event loop, and ends nobody else.
+    with sigterm_as_interrupt(), signals_to(signal.SIG_IGN, signal.SIGUSR1), while_output_is_read():
+        options = parse(parser(), arguments)
+        if "log_json" in options:
+            ask_for(json=options.log_json, quiet=options.quiet, verbose=options.verbose)
+        exit_with_status(options.command, options)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of every subcommand; `command` in what it parses is the function that runs it."""
+    return make_parser(
+        {
+            "run": experiments.run,
+            "compare": experiments.compare,
+            "sweep": experiments.sweep,
+            "reproduce": experiments.reproduce,
+            "simulate": offline.simulate,
+            "tune": offline.tune,
+            "replay": offline.replay,
+            "fit-latency": offline.fit_latency,
+            "server": ends.server,
+            "client": ends.client,
+            "evaluator": ends.evaluator,
+            "report": tools.report,
+            "audit": tools.audit,
+            "bench": tools.bench,
+            "data": tools.data,
+            "certs": tools.certs,
+            "validate": tools.validate,
+            "completion": tools.completion,
+        }
+    )

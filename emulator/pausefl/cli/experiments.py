@@ -1,0 +1,128 @@
+"""The subcommands that play whole runs: one, several side by side, or those of a published figure."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pausefl.cli.option_values import (
+    at_least_1,
+    back_to_of,
+    config_name,
+    experiment_of,
+    listed_names,
+    player_of,
+    policies_of,
+    refuse_beside,
+    shown_on,
+)
+from pausefl.exit_status import RunInterrupted, check_outcome, with_way_on
+from pausefl.terminal_table import plain_console
+from pausefl_proto.errors import ConfigError, PauseflError
+
+
+def run(options: argparse.Namespace) -> None:
+    """Play an experiment, or go on with a run."""
+    from pausefl.runtime.run import run_experiment
+    from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment, with_rounds
+    from pausefl.runtime.terminal import JsonView, make_view
+
+    if (options.config is None) == (options.resume is None):
+        raise ConfigError("pausefl run: needs either CONFIG or --resume RUN_DIR")
+    if options.resume:
+        run_dir = Path(options.resume)
+        refuse_beside(options, "--resume", "--rounds", "--back-to", "--json", "--log-json", "--quiet", "--verbose")
+        experiment = stored_experiment(run_dir)
+        if options.rounds is not None:
+            experiment = with_rounds(experiment, at_least_1("--rounds", options.rounds))
+        if not (run_dir / "run.db").exists():
+            raise ConfigError(f"--resume {run_dir}: no round was ever played there")
+    elif options.rounds is not None:
+        raise ConfigError(f"--rounds {options.rounds}: goes with --resume; a new run takes --set experiment.rounds=N")
+    else:
+        experiment, run_dir = experiment_of(options), new_run_dir(config_name(options), options.run_dir)
+    console, back_to = plain_console(stderr=options.json), back_to_of(options)
+    title = f"{experiment.selection.policy} on {experiment.workload.dataset}"
+    try:
+        with JsonView() if options.json else make_view(console, title) as view:
+            summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
+    except KeyboardInterrupt:
+        how = f"go on with: {resume_command(run_dir)}" if (run_dir / "run.db").exists() else "no round was played"
+        raise RunInterrupted(f"interrupted; {how}") from None
+    except PauseflError as error:
+        if not has_rounds(run_dir):
+            raise
+        raise with_way_on(error, resume_command(run_dir)) from error
+    _print_summary(console, summary, run_dir)
+    check_outcome(summary["outcome"], summary["stopped_because"], resume_command(run_dir))
+
+
+def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
+    from pausefl.results.summary import summary_table
+
+    console.print(summary_table(summary))
+    report = run_dir / "report.html"
+    console.print(f"report: {report if report.exists() else f'pausefl report {run_dir} writes it'}", soft_wrap=True)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Play an experiment under several policies, or compare finished runs."""
+    from pausefl.campaigns.campaign import check_all_played, resume_campaign
+    from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
+    from pausefl.runtime.run_dir import new_run_dir
+
+    console = plain_console()
+    if sum(given is not None for given in (options.config, options.runs, options.resume)) != 1:
+        raise ConfigError("pausefl compare: needs one of CONFIG with --policies, --runs, or --resume")
+    if options.resume:
+        refuse_beside(options, "--resume", "--jobs")
+        folder = Path(options.resume)
+        comparison = resume_comparison(folder, player_of(options.jobs, console))
+    elif options.runs:
+        refuse_beside(options, "--runs", "--labels", "--run-dir")
+        run_dirs = [Path(run_dir) for run_dir in options.runs]
+        labels = listed_names(options.labels) if options.labels else [run_dir.absolute().name for run_dir in run_dirs]
+        folder = new_run_dir("compare-runs", options.run_dir)
+        comparison = compare_runs(run_dirs, labels, folder)
+    else:
+        if options.labels is not None:
+            raise ConfigError(f"--labels {options.labels}: goes with --runs")
+        policies, seeds = policies_of(options), at_least_1("--seeds", options.seeds)
+        folder = new_run_dir(f"compare-{config_name(options)}", options.run_dir)
+        comparison = compare_policies(experiment_of(options), policies, seeds, folder, player_of(options.jobs, console))
+    print_comparison(comparison, folder, console)
+    if not options.runs:  # which were played before
+        run_dirs = [run.path for runs in comparison.runs.values() for run in runs]
+        check_all_played(run_dirs, resume_campaign("compare", folder))
+
+
+def sweep(options: argparse.Namespace) -> None:
+    """Play an experiment on a grid of settings."""
+    from pausefl.campaigns.campaign import check_all_played, resume_campaign
+    from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
+    from pausefl.config.toml_source import resolved_source
+    from pausefl.runtime.run_dir import new_run_dir
+
+    console = plain_console()
+    player = player_of(options.jobs, console)
+    if (options.config is None) == (options.resume is None):
+        raise ConfigError("pausefl sweep: needs either CONFIG or --resume DIR")
+    if options.resume:
+        refuse_beside(options, "--resume", "--jobs")
+        sweep = resume_sweep(Path(options.resume), player)
+    else:
+        grid, folder = parse_grid(options.grid), new_run_dir(f"sweep-{config_name(options)}", options.run_dir)
+        sweep = run_sweep(resolved_source(options.config), grid, at_least_1("--seeds", options.seeds), folder, player)
+    console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
+    if (picture := sweep.folder / "sweep.png").exists():
+        console.print(f"figure: {picture}", soft_wrap=True)
+    check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], resume_campaign("sweep", sweep.folder))
+
+
+def reproduce(options: argparse.Namespace) -> None:
+    """Play the runs of a published figure, and draw it."""
+    from pausefl.campaigns.reproduction.command import run_reproduce
+
+    console = plain_console()
+    run_reproduce(options, shown_on(console), console)
