@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.environments import SYSTEMS
-from benchmarks.plan import TRAINING
+from benchmarks.plan import CELLS, TRAINING
 
 Line = Mapping[str, Any]
 
@@ -29,7 +29,8 @@ def session_table(lines: Sequence[Line]) -> str:
 def machine_line(lines: Sequence[Line]) -> str:
     """Where the figures were measured."""
     machine, plays = lines[0]["machine"], lines[1:]
-    repetitions = max(line["repetition"] for line in plays)
+    last = {line["cell"]: line["repetition"] for line in sorted(plays, key=lambda line: line["repetition"])}
+    repetitions = " to ".join(map(str, sorted({min(last.values()), max(last.values())})))
     others = max(line["others"] for line in plays)
     where = f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gib']} GiB, {machine['system']}"
     return f"{where}; {repetitions} repetitions. Other processes took {100 * others:.0f} % of the machine at most."
@@ -101,8 +102,9 @@ def _systems(lines: Sequence[Line]) -> list[str]:
 
 
 def _cells(lines: Sequence[Line]) -> Iterator[str]:
-    """Those without training, in the order of their first play."""
-    return (cell for cell in dict.fromkeys(line["cell"] for line in lines[1:]) if cell != TRAINING)
+    """Those without training that were played."""
+    played = {line["cell"] for line in lines[1:]}
+    return (cell for cell in CELLS if cell in played and cell != TRAINING)
 
 
 def _by_repetition(lines: Sequence[Line], cell: str, system: str) -> dict[int, Line]:

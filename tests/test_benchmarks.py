@@ -133,6 +133,17 @@ def test_ratios_compare_plays_of_the_same_repetition() -> None:
     assert "3.00 ms" in tables.round_table([{}, *lines])
 
 
+def test_tables_keep_their_order_when_one_cell_is_played_anew_and_more_often() -> None:
+    machine = {"cores": 2, "processor": "a", "memory_gib": 4, "system": "b"}
+    played = [("10 clients, 1 MB", 1), ("10 clients, 4 kB", 1), ("10 clients, 4 kB", 2)]
+    lines = [
+        {"cell": cell, "repetition": k, "system": "pausefl", "others": 0.0, **found_of(0.01)} for cell, k in played
+    ]
+    text = tables.round_table([{}, *lines])
+    assert text.index("4 kB") < text.index("1 MB")
+    assert "; 1 to 2 repetitions." in tables.machine_line([{"machine": machine}, *lines])
+
+
 def test_the_training_table_shows_the_whole_training() -> None:
     plays = [("pausefl", 0.01), ("sockets", 0.005)]
     lines = [
