@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pausefl.config.client_records import partitioner_of, training_of
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl_client.data.datasets import Examples, load_dataset
 from pausefl_client.data.partition import partition
 from pausefl_client.training.models import build_model, flatten

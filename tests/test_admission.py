@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from pausefl.certificates import make_certificates
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.client.connecting import token_for
 from pausefl.runtime.client.offer import fetch_experiment
 from pausefl.runtime.client.plan import connection_plan

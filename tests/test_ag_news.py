@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pausefl.cli import main
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.evaluator.model import Evaluator
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.torch_trainers import make_torch_trainers

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.toml_source import own_document
 from pausefl.runtime.client.agreement import accepted, agreement_of, offer_of
 from pausefl.runtime.client.offer import fetch_experiment

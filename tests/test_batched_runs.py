@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pausefl
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import server_plan
 from pausefl.runtime.virtual import batching

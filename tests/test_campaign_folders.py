@@ -12,7 +12,8 @@ from pausefl.campaigns.campaign import OneByOne, Plan, Planned, Player, begin
 from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.campaigns.sweep import resume_sweep, run_sweep
-from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment
 from pausefl.runtime.fleet import SILENT
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN
 from pausefl_proto.errors import ConfigError

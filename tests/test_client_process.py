@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_clients_over_grpc
 from pausefl_proto.errors import PauseflError
@@ -50,7 +50,7 @@ async def test_a_refused_client_is_told_at_the_end_and_the_others_go_on(tmp_path
 
 TRAINS_NICELY = f"""
 import os, threading
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import trainer_pool
 

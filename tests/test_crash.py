@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl_proto.wire import digest
 from rigs.process_federation import SERVER, ProcessFederation
 from rigs.wiretap import Wiretap

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment, parse_experiment
 from pausefl_proto.errors import ConfigError
 
 PINGS = "device,ms\nphone-1,100\nphone-2,300\nphone-1,120\nphone-2,280\nphone-1,140\n"

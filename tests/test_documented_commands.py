@@ -11,7 +11,7 @@ import pytest
 
 from pausefl import cli
 from pausefl.bench import NAMES
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import preset_names
 from pausefl.published import find_reproduction, reproductions

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pausefl import cli
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import preset_names
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pausefl.cli import main
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.evaluator.plan import evaluator_connection, evaluator_plan
 from pausefl.evaluator.process import OwnEvaluator
 from pausefl.runtime import fleet

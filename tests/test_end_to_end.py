@@ -139,8 +139,8 @@ def test_groups_join_and_leave_when_they_should(
     tmp_path: Path, background: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """Who is chosen by `all` is who is there; killed in the middle and resumed as well."""
-    from pausefl.config.experiment import parse_experiment
     from pausefl.config.groups import presence_of
+    from pausefl.config.loading import parse_experiment
 
     (tmp_path / "groups.toml").write_text(COMING_AND_GOING)
     experiment = parse_experiment(COMING_AND_GOING)

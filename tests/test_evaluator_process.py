@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.evaluator.plan import EvaluatorConnection, evaluator_endpoint, evaluator_plan
 from pausefl.evaluator.process import find_evaluator, serve_evaluator
 from pausefl_proto.errors import ConfigError, EvaluatorStuck

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.reading import CLIENTS
 from pausefl.results.tally import RunTally

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pausefl.config.client_records import budget_of, mechanism_of, schedule_of
-from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment, parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.config.validation import build

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl_proto.errors import ConfigError
 
 

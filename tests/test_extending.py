@@ -14,8 +14,8 @@ import torch
 
 import pausefl
 from pausefl.config.delays.laws import DELAYS
-from pausefl.config.experiment import parse_experiment
 from pausefl.config.groups import behaviours_of
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import aggregation_of, optimizer_of
 from pausefl.delays import SampledDelay
 from pausefl.population.behaviours import BehaviourChain

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.extras import PACKAGES, require
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.privacy import open_privacies

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pausefl.config.experiment import load_experiment, parse_experiment
+from pausefl.config.loading import load_experiment, parse_experiment
 from pausefl_proto.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pausefl.bench.training.images import random_images
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.client.torch_trainers import take_a_step

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.client.forks import forked_client
 from pausefl.runtime.fleet import SILENT, Fleet
 from pausefl.runtime.virtual.forks import forked_run

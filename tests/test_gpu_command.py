@@ -18,7 +18,7 @@ from benchmarks.busy import busy_share, covered
 from pausefl.bench.training import PRESETS
 from pausefl.bench.training.images import noise_of_cifar
 from pausefl.cli import parser
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 
 RUNS = gpu.RUNS.values()
 ROOT = Path(__file__).parents[1]

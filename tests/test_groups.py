@@ -8,8 +8,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.population.availability import AVAILABILITIES, Always, Cycle, MarkovAvailability, Presence, Trace
 from pausefl.population.behaviours import BEHAVIOURS

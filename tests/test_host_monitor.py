@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import limits_of
 from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
 from pausefl_server.host_limits import ADVICE, HostLimits, advice

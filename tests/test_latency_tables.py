@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from pausefl.config.delays.laws import DELAYS
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
 from pausefl.config.links import processes
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.delays import Constant, Exponential, Floor, Gamma, MarkovDelay, Normal, Sum, published_halves
 from pausefl.runtime.client.links import make_links

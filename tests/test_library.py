@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 import pausefl
 from pausefl.campaigns import simulations
 from pausefl.cli import main
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl_proto.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from pausefl.cli import main
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl_process.http_server import Response, WebServer
 from rigs.authority import Authority

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.cli import main
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.client.links import make_links
 from pausefl.runtime.netem import Shape, probe, shapes
 from pausefl_proto.errors import ConfigError
@@ -138,7 +138,7 @@ def test_a_kernel_without_netem_is_one_clear_line() -> None:
 LIFE = """
 import os, signal, sys
 from pathlib import Path
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.netem import enter_namespace, kernel_network
 experiment, run_dir = parse_experiment(sys.argv[1]), Path(sys.argv[2])
 if sys.argv[3] == "enter":

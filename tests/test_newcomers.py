@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pausefl.cli import main
-from pausefl.config.experiment import load_experiment, parse_experiment
 from pausefl.config.groups import drift_laws_of, presence_of
+from pausefl.config.loading import load_experiment, parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.population.availability import Presence

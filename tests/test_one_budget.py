@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.client.plan import ClientPlan, client_plan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.process import make_trainers

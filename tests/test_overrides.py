@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import pausefl
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl_proto.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import parse_experiment
 from pausefl.config.links import LatencyTable
+from pausefl.config.loading import parse_experiment
 from pausefl.delays import SampledDelay
 from pausefl.runtime.client.links import make_links
 from pausefl.simulation.engine import Setting, simulate

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.runtime.server.plan import endpoints_of
 from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, frame
 from pausefl_server.monitoring.snapshot import PARTS

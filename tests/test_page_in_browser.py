@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import MetricsServed, ProgressEvent
 from pausefl_process.http_server import WebServer

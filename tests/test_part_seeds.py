@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.evaluator.model import Evaluator
 from pausefl.evaluator.plan import evaluator_plan
 from pausefl.results.labels import label_counts

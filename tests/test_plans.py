@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.evaluator.plan import evaluator_plan
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import EvaluatedModel, SyntheticModel, server_plan

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pausefl.cli import main
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.selection import POLICIES, Inspection, Policy, Selection, checked, policy_class

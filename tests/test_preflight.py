@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.cli import main
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.evaluator import preflight
 from pausefl.evaluator.preflight import try_out
 from pausefl_proto.errors import ConfigError, PauseflError

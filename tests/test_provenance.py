@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.runtime import provenance
 from pausefl.runtime.run_dir import made_run_dir
 from pausefl_server.storage.store import Store

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies, optimizer_of
 from pausefl.population.behaviours import GaussianUpdate
 from pausefl_client.data.datasets import Examples

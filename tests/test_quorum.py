@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import Aggregation

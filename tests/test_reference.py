@@ -12,7 +12,8 @@ import pytest
 import pausefl
 from pausefl import cli
 from pausefl.config.delays.laws import EXCHANGE_DELAYS
-from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment, parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.config.toml_source import preset_names
 from pausefl.population.availability import AVAILABILITIES

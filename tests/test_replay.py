@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import pausefl
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.offline.counterfactual import Counterfactual, play_on_log
 from pausefl.offline.replay import RecordedLog, check_same, choices_on, read_log, replay_log
 from pausefl.offline.replay_outputs import in_words

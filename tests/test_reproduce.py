@@ -20,7 +20,7 @@ from pausefl.campaigns.reproduction.page import keep, kept_summaries, write_page
 from pausefl.campaigns.reproduction.playing import n_finished, reproduce
 from pausefl.campaigns.reproduction.request import ReproductionScale, Request, left_out
 from pausefl.cli import main, parser
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.published import find_reproduction, read_reproductions, reproductions
 from pausefl.results.reading import read_run
 from pausefl.results.reproduction import ClusterTerm

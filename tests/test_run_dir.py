@@ -18,7 +18,7 @@ import pytest
 
 from pausefl.audit.ledgers import check_ledgers
 from pausefl.cli import main
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime import run_dir as run_dir_module
 from pausefl.runtime.run_dir import made_run_dir, new_run_dir, resume_command, stored_experiment
 from pausefl_client.privacy.ledger import verified_spend

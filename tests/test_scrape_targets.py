@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_proto.errors import ConfigError

@@ -17,7 +17,8 @@ from pausefl.campaigns.campaign import OneByOne, Planned, is_finished
 from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.campaigns.sweep import run_sweep
 from pausefl.cli import main
-from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment
 from pausefl.config.toml_source import read_source
 from pausefl.runtime.fleet import SILENT
 from pausefl_proto.errors import PauseflError

@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pausefl.bench import selection
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.delays import Constant, NoDelay, published_halves
 from pausefl.simulation import kernel

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.report.learning import learning
 from pausefl.results.reading import RunData, Summary

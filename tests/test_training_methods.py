@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pausefl.config.client_records import method_of
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.evaluator.model import Evaluator
 from pausefl_client.data.datasets import Dataset, Examples, load_dataset
 from pausefl_client.data.partition import PARTITIONERS, partition

@@ -23,7 +23,7 @@ from pausefl.campaigns.tuning.outputs import front_table
 from pausefl.campaigns.tuning.plan import ACCURACY, LATENCY, LEAKAGE, TuningPlan
 from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, parse_search, published_point
 from pausefl.campaigns.tuning.study import SearchResult, TrialResult, dominates, tried
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.exit_status import RunInterrupted
 from pausefl_process.files import locked
 from pausefl_proto.errors import ConfigError, PauseflError

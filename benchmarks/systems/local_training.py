@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.systems.task import Task
-from benchmarks.systems.work import Vector
+from benchmarks.systems.task import Task, Vector
 
 torch.set_num_threads(1)  # client processes share the cores
 # The first step of an optimizer imports some 800 modules: take it here, before clients are forked, as pausefl does.

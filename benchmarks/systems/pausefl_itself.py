@@ -6,7 +6,8 @@ from pathlib import Path
 
 from benchmarks.systems.task import ENDLESS, Task, progress
 from pausefl.bench.runs import BARE
-from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment, parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import ModelEvaluated, ProgressEvent, RoundCommitted, WaitingForClients
 

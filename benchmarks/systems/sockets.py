@@ -5,8 +5,8 @@ import socket
 
 import numpy as np
 
-from benchmarks.systems.task import ENDLESS, Task, progress
-from benchmarks.systems.work import Vector, first_model, rate, start_clients, work_of
+from benchmarks.systems.task import ENDLESS, Task, Vector, progress
+from benchmarks.systems.work import first_model, rate, start_clients, work_of
 
 
 def serve(task: Task, listener: socket.socket) -> None:

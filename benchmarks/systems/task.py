@@ -8,6 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float32]
+"""A model, (d,)."""
 TASK = "BENCHMARK_TASK"
 PROGRESS = "BENCHMARK_PROGRESS"
 """Variables of the environment: the task as JSON, and the pipe that takes lines of progress."""

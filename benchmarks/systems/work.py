@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from benchmarks.systems.task import Task
+from benchmarks.systems.task import Task, Vector
 
-Vector = npt.NDArray[np.float32]
 Work = Callable[[Vector], tuple[Vector, int]]
 """Takes the model, (d,) float32; returns what the client makes of it, and how many examples it has."""
 

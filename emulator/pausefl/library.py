@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pausefl.campaigns.campaign import OneByOne, Player, Show
 from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.campaigns.sweep import Grid, Sweep
-from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import Overrides
 from pausefl.exit_status import with_way_on

@@ -107,13 +107,13 @@ class ServerRun:
     def schedule(self) -> str:
         """The privacy that clients of this run agree on."""
         from pausefl.config.client_records import schedule_of
-        from pausefl.config.experiment import load_experiment
+        from pausefl.config.loading import load_experiment
 
         return schedule_of(load_experiment(str(self.folder / "fuzz.toml")).privacy)
 
     def agreement(self) -> dict[str, str]:
         """What clients of this run state of the experiment."""
-        from pausefl.config.experiment import load_experiment
+        from pausefl.config.loading import load_experiment
         from pausefl.runtime.client.agreement import agreement_of
 
         return agreement_of(load_experiment(str(self.folder / "fuzz.toml")))

@@ -17,7 +17,8 @@ from pausefl.audit.lower_bound import Leak, epsilon_lower_bound
 from pausefl.audit.noise import Check, check_clip, check_freshness, check_noise, check_seed, check_sources
 from pausefl.audit.runs import Witness, witnesses
 from pausefl.config.client_records import budget_of
-from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl.terminal_table import FittingTable

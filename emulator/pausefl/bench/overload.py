@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pausefl.bench.runs import BARE
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_client_process
 from pausefl.runtime.server.plan import ServerPlan, server_plan

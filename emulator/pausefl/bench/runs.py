@@ -4,7 +4,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.fleet import SILENT, Fleet
 from pausefl_server.records import RoundRecord
 from pausefl_server.storage.store import Store

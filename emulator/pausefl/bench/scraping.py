@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from pausefl.bench.runs import BARE, play
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import MetricsServed, ProgressEvent, RoundCommitted
 from pausefl_proto.wire import MOST_ROUNDS

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.runtime.fleet import SILENT, Fleet
 from pausefl.runtime.run import run_experiment
 from pausefl_process.events import ProgressEvent, RoundCommitted, WaitingForClients

@@ -15,7 +15,8 @@ from pausefl.campaigns.campaign import (
     read_plan,
     resume_campaign,
 )
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
 from pausefl.terminal_table import FittingTable

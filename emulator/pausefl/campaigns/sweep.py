@@ -20,7 +20,8 @@ from pausefl.campaigns.campaign import (
     resume_campaign,
 )
 from pausefl.campaigns.values import listed_values
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import parts_of_key
 from pausefl.report.sweep import write_sweep

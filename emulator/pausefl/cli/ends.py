@@ -5,9 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pausefl.cli.option_values import at_least_1, back_to_of, config_name, experiment_of
-from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment
 from pausefl.config.toml_source import own_document
-from pausefl.config.validation import check_address, refuse_virtual
+from pausefl.config.validation import check_address
 from pausefl.exit_status import check_outcome
 from pausefl_process.events import MetricsServed
 from pausefl_process.logs import set_up_log
@@ -59,7 +60,7 @@ def evaluator(options: argparse.Namespace) -> None:
 
     set_up_log()
     experiment = load_experiment(options.config, options.overrides)
-    refuse_virtual(experiment, "evaluator")
+    _refuse_virtual(experiment, "evaluator")
     with printed_events(f"evaluator of {config_name(options)}") as report:
         serve_evaluator(evaluator_plan(experiment), evaluator_endpoint(experiment), report)
 
@@ -109,11 +110,20 @@ def _experiment_of_client(options: argparse.Namespace) -> Experiment:
 
 def _refuse_whole_runs(experiment: Experiment, command: str) -> None:
     """ConfigError for what only the process that plays a whole run can do."""
-    refuse_virtual(experiment, command)
+    _refuse_virtual(experiment, command)
     if experiment.latency.injection == "netem":
         raise ConfigError(
             f'latency.injection = "netem": goes with pausefl run, which makes the namespaces; pausefl {command} takes'
             ' "link"'
+        )
+
+
+def _refuse_virtual(experiment: Experiment, command: str) -> None:
+    """ConfigError for a command that is one part of a run on a real network."""
+    if experiment.experiment.clock == "virtual":
+        raise ConfigError(
+            f'experiment.clock = "virtual": goes with pausefl run, which plays all parts in one process; pausefl'
+            f' {command} takes "real"'
         )
 
 

@@ -40,7 +40,7 @@ def tune(options: argparse.Namespace) -> None:
     from pausefl.campaigns.tuning import resume_tuning, tune_experiment
     from pausefl.campaigns.tuning.outputs import confirmation_table, front_table
     from pausefl.campaigns.tuning.plan import TuningPlan
-    from pausefl.config.experiment import load_experiment
+    from pausefl.config.loading import load_experiment
     from pausefl.runtime.run_dir import new_run_dir
 
     console = plain_console()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pausefl.config.experiment import Experiment, load_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment
 from pausefl.config.toml_source import is_file, naming
 from pausefl_proto.errors import ConfigError
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pausefl.config.base import Count, Positive, Share, TomlTable
 from pausefl.config.delays.files import ClientPlace
 from pausefl.config.delays.laws import EXCHANGE_DELAYS, LawReader
+from pausefl.config.validation import Count, Positive, Share, TomlTable
 from pausefl.delays import Delay, NoDelay, Sum
 from pausefl_client.link import Mode
 from pausefl_proto.draws import generator

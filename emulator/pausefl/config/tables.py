@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from pausefl.config.base import ClientCount, Count, NonNegative, Port, Positive, PositiveShare, Share, TomlTable
+from pausefl.config.validation import ClientCount, Count, NonNegative, Port, Positive, PositiveShare, Share, TomlTable
 from pausefl_client.privacy.mechanism import Sampler
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import MOST_ROUNDS

@@ -1,4 +1,4 @@
-"""TOML values into typed records. Every mistake becomes one line that names the key and what is allowed."""
+"""TOML values into typed records: their base, the numbers in them, and each mistake as one line that names its key."""
 
 import difflib
 import json
@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pausefl_process.plugins import OWN_CODE_ERRORS, where_raised, with_place
 from pausefl_proto.errors import ConfigError
@@ -16,7 +16,21 @@ from pausefl_proto.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from pausefl.config.experiment import Experiment
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+# Each client costs memory before anything is checked further: a slip of the key must not take all of it.
+ClientCount = Annotated[int, Field(ge=1, le=1_000_000)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+class TomlTable(BaseModel):
+    """A TOML table: immutable, strictly typed, without unknown keys."""
+
+    # An infinite parameter of a policy stays one where the table is written down.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
 
 def build(record: type[Any], table: str, values: Mapping[str, Any]) -> Any:
@@ -125,44 +139,3 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
         return f"{key}: unknown key; did you mean {close[0]}?"
     known_keys = f"known keys: {', '.join(known)}" if known else f"{table} takes no parameters"
     return f"{key}: unknown key; {known_keys}"
-
-
-def check_clock(experiment: "Experiment") -> None:
-    """ConfigError for what the virtual clock cannot play, or where a training time is stated twice."""
-    workload = experiment.workload
-    if workload.step_s is not None and workload.training_time:
-        raise ConfigError("workload.step_s: goes without workload.training_time, which states the same")
-    if workload.model == "synthetic" and workload.step_s is not None:
-        raise ConfigError('workload.step_s: model "synthetic" takes no steps; state workload.train_s')
-    if workload.model == "synthetic" and workload.train_s and workload.training_time:
-        raise ConfigError("workload.train_s: goes without workload.training_time, which states the same")
-    experiment.training_times()
-    if experiment.experiment.clock == "virtual":
-        for key, value, is_real in _needs_a_network(experiment):
-            if is_real:
-                raise ConfigError(f'experiment.clock = "virtual": goes without {key} = {value}, which needs a network')
-    elif experiment.clients.batched == "on":
-        raise ConfigError(
-            'clients.batched = "on": goes with experiment.clock = "virtual"; on the real clock a client\'s training'
-            " time is measured, and clients that are trained together have none of their own"
-        )
-
-
-def refuse_virtual(experiment: "Experiment", command: str) -> None:
-    """ConfigError for a command that is one part of a run on a real network."""
-    if experiment.experiment.clock == "virtual":
-        raise ConfigError(
-            f'experiment.clock = "virtual": goes with pausefl run, which plays all parts in one process; pausefl'
-            f' {command} takes "real"'
-        )
-
-
-def _needs_a_network(experiment: "Experiment") -> list[tuple[str, object, bool]]:
-    latency, metrics, evaluation = experiment.latency, experiment.metrics, experiment.evaluation
-    return [
-        ("latency.injection", f'"{latency.injection}"', latency.injection == "netem"),
-        ("metrics.client_port", metrics.client_port, metrics.client_port >= 0),
-        ("evaluation.address", f'"{evaluation.address}"', bool(evaluation.address)),
-        ("tls.certificate", f'"{experiment.tls.certificate}"', bool(experiment.tls.certificate)),
-        ("admission.token", f'"{experiment.admission.token}"', bool(experiment.admission.token)),
-    ]

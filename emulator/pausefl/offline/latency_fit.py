@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.tables import SelectionTable
 from pausefl.offline.fitting import FittedLaw, fit_law
 from pausefl.offline.latencies import ClientLatencies, latencies_of

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import Overrides
 from pausefl.offline.counterfactual import Counterfactual, play_on_log

@@ -13,7 +13,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.toml_source import bare_or_quoted
 from pausefl.runtime.provenance import is_served, meta_of
 from pausefl_process.databases import open_read_only

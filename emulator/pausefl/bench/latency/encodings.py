@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl.results.statistics import mean_interval
 from pausefl.runtime.fleet import SILENT, Fleet
 from pausefl_proto.encoding import ENCODINGS

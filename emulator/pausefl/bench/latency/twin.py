@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from pausefl.bench.runs import BARE, play_experiment
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.runtime.server.plan import settings_of
 from pausefl_proto.arrays import FloatArray

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 from pausefl.bench.runs import BARE
-from pausefl.config.experiment import parse_experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.runtime.fleet import Fleet
 from pausefl_process.events import Finished, ProgressEvent, RoundCommitted, WaitingForClients
 from pausefl_server.storage.store import Store

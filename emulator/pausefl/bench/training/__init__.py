@@ -17,7 +17,7 @@ from torch.nn import functional
 from pausefl.bench.training.images import CLASSES, random_images
 from pausefl.bench.training.together import RoundsOfClients, ratio_of, times, together_case
 from pausefl.config.client_records import training_of
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl_client.data.datasets import Examples
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.training.models import build_model, flatten

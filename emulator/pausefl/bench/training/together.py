@@ -10,7 +10,7 @@ import torch
 
 from pausefl.bench.training.images import CLASSES, random_images
 from pausefl.config.client_records import training_of
-from pausefl.config.experiment import load_experiment
+from pausefl.config.loading import load_experiment
 from pausefl_client.batched.replays import recorder_for
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import train_together

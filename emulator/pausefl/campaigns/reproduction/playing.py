@@ -14,7 +14,8 @@ from pausefl.campaigns.campaign import (
 )
 from pausefl.campaigns.reproduction.request import COMMAND, Request
 from pausefl.campaigns.reproduction.summary import write_summary
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.published import Reproduction
 from pausefl.results.reading import RunData, has_diverged, read_run, read_summary
 from pausefl_proto.errors import ConfigError

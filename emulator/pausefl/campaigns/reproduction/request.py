@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pausefl.config.experiment import Experiment, load_experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import load_experiment, parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.published import Reproduction
 

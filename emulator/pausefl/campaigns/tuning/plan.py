@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Literal
 
 from pausefl.campaigns.tuning.space import SearchSpace, parse_search
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Policy

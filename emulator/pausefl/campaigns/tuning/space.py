@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pausefl.campaigns.values import listed_values
-from pausefl.config.experiment import Experiment, parse_experiment
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
 from pausefl.config.toml_source import bare_or_quoted, parts_of_key, value_of_text
 from pausefl_proto.errors import ConfigError

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from pausefl.config.client_records import schedule_of
-from pausefl.config.experiment import Experiment, experiment_of
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import experiment_of
 from pausefl.config.tables import PrivacyTable
 from pausefl.config.validation import as_json
 from pausefl_proto.errors import ConfigError

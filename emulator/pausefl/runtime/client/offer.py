@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pausefl.config.client_records import tls_of
-from pausefl.config.experiment import Experiment, experiment_of
+from pausefl.config.experiment import Experiment
+from pausefl.config.loading import experiment_of
 from pausefl.runtime.client.agreement import accepted
 from pausefl.runtime.client.connecting import token_for
 from pausefl.runtime.client.plan import connection_plan
