@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from pausefl_client.batched.layers import NotStackable
+from pausefl_client.batched.training import check_stackable
 from pausefl_client.data.datasets import Examples
+from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, flatten
+from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 
@@ -46,12 +50,16 @@ def reading() -> nn.Module:
 
 
 def trainers_of(
-    model: Callable[[], nn.Module], *, has_tokens: bool, method: Callable[[], TrainingMethod] = TrainingMethod
+    model: Callable[[], nn.Module],
+    *,
+    has_tokens: bool,
+    method: Callable[[], TrainingMethod] = TrainingMethod,
+    task: LearningTask | None = None,
 ) -> list[TorchTrainer]:
     rng = np.random.default_rng(1)
     labels, tokens = rng.integers(0, 4, 40), rng.integers(1, 100, (40, WORDS)).astype(np.int32)
     inputs = rng.normal(size=(40, WORDS)).astype(np.float32)
-    data = LocalData(Examples(tokens, labels) if has_tokens else Examples(inputs, labels), 4)
+    data = LocalData(Examples(tokens, labels) if has_tokens else Examples(inputs, labels), 4, task=task)
     settings = TrainingSettings("sgd", 0.1, batch_size=10)
     return [
         TorchTrainer(model(), data, settings, device=torch.device("cpu"), seed=1, client_id=f"c{i}", method=method())
@@ -79,6 +87,22 @@ def shake(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
+
+
+class Smoothed(Classification):
+    """A task of one's own, whose loss draws."""
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().loss(outputs + torch.randn_like(outputs), targets)
+
+
+def test_what_a_task_draws_in_its_loss_repeats() -> None:
+    trainers = [trainers_of(lambda: nn.Linear(WORDS, 4), has_tokens=False, task=Smoothed())[0] for _ in range(2)]
+    first = train(trainers[0])
+    torch.rand(7)
+    assert np.array_equal(first.update, train(trainers[1]).update)
+    with pytest.raises(NotStackable, match="may draw at random"):
+        check_stackable(trainers[1])
 
 
 def test_what_a_method_draws_around_the_steps_repeats() -> None:

@@ -75,7 +75,7 @@ def test_a_model_with_hooks_is_not_batched(kind: str) -> None:
         Case("share parameters", tied),
         Case("are frozen", frozen),
         Case("Halved has its own `loss`", method=Halved),
-        Case("Shaking may draw at random", method=Shaking),
+        Case("the training method Shaking or the task Classification may draw at random", method=Shaking),
         Case("Moon has its own `loss`", method=lambda: TRAINING_METHODS["moon"](mu=1.0)),
         Case("torch.optim:LBFGS is none of", optimizer="torch.optim:LBFGS"),
         Case("has dampening", optimizer="sgd", options={"momentum": 0.9, "dampening": 0.1}),

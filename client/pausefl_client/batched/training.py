@@ -47,7 +47,8 @@ def check_stackable(trainer: TorchTrainer) -> None:
         if getattr(method, part) is not getattr(TrainingMethod, part):
             raise NotStackable(f"the training method {method.__name__} has its own `{part}`")
     if not trainer.draws_nothing:  # one generator would serve all clients of a call
-        raise NotStackable(f"the training method {method.__name__} may draw at random")
+        task = type(trainer.task).__name__
+        raise NotStackable(f"the training method {method.__name__} or the task {task} may draw at random")
     if trainer.settings.optimizer not in OPTIMIZERS:
         raise NotStackable(f"the optimizer {trainer.settings.optimizer} is none of torch's")
     if trainer.settings.optimizer_options.get("dampening"):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from pausefl_client.data.tasks import LearningTask
 from pausefl_client.training.method import TrainingMethod
 
 _GENERATORS = threading.Lock()
@@ -19,13 +20,13 @@ _MAY_DRAW = (
 class RandomLayers:
     """Of one trainer. Trainings that draw go one at a time in a process; all others go side by side."""
 
-    def __init__(self, model: nn.Module, method: TrainingMethod, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, method: TrainingMethod, task: LearningTask, device: torch.device) -> None:
         self._device = device
-        self._draws = None if _may_draw(model, method) else False  # None: not known yet
+        self._draws = None if _may_draw(model, method, task) else False  # None: not known yet
 
     @property
     def draw_nothing(self) -> bool:
-        """Whether training is known to draw nothing; of layers and methods that are not known, after a training."""
+        """Whether training is known to draw nothing; of layers, methods and tasks of one's own, after a training."""
         return self._draws is False
 
     @contextmanager
@@ -45,13 +46,14 @@ class RandomLayers:
                 self._draws = not all(map(torch.equal, before, _states(self._device)))
 
 
-def _may_draw(model: nn.Module, method: TrainingMethod) -> bool:
-    """Whether layers or method are not known to draw nothing."""
+def _may_draw(model: nn.Module, method: TrainingMethod, task: LearningTask) -> bool:
+    """Whether layers, method or task are not known to draw nothing."""
     layers = [module for module in model.modules() if not isinstance(module, nn.Sequential)]
     if any(isinstance(layer, _MAY_DRAW) or layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
         return True
-    own = type(method).__module__.startswith("pausefl_client.")
-    return not own or any(not type(layer).__module__.startswith("torch.nn.modules.") for layer in layers)
+    if not all(type(part).__module__.startswith("pausefl_client.") for part in (method, task)):
+        return True
+    return any(not type(layer).__module__.startswith("torch.nn.modules.") for layer in layers)
 
 
 def _seed(seed: int, device: torch.device) -> None:

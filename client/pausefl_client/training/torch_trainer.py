@@ -84,7 +84,7 @@ class TorchTrainer:
         self._remembered: JoinedStates = {}
         """Of a training together, which the optimizer gets when it is needed; empty: it has what there is."""
         self._state_writer = StateWriter()
-        self._random_layers = RandomLayers(self.model, self.method, device)
+        self._random_layers = RandomLayers(self.model, self.method, self.task, device)
         self._rates = LearningRates(settings) if settings.schedule else None
         self._seed = seed
         self._client_id = client_id
@@ -137,7 +137,7 @@ class TorchTrainer:
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether model and method are known to draw nothing at random."""
+        """Whether model, method and task are known to draw nothing at random."""
         return self._random_layers.draw_nothing
 
     def drawn(self, round: int) -> tuple[int, Iterator[torch.Tensor]]:
