@@ -326,6 +326,18 @@ def test_a_model_of_ones_own_that_fails_is_one_line_with_its_place(tmp_path: Pat
 
 
 @pytest.mark.end_to_end
+def test_a_client_of_an_audit_that_is_killed_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "fatal.py").write_text(
+        "import os\n\n\ndef model(shape, classes):\n    os.kill(os.getpid(), 9)  # as for want of memory\n"
+    )
+    (tmp_path / "own.toml").write_text('[workload]\nmodel = "fatal:model"\n')
+    done = pausefl("audit", tmp_path / "own.toml")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("a process of the audit, ended early (exit code -9)")
+
+
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -125,7 +125,7 @@ def _received(results: "Connection[Any, Any]") -> Witness:
     try:
         told = results.recv()
     except EOFError:
-        raise PauseflError("a process of the audit ended unexpectedly") from None
+        raise PauseflError("a process of the audit ended early") from None
     if isinstance(told, str):
         raise PauseflError(told)
     assert isinstance(told, Witness)
@@ -139,7 +139,12 @@ def _run(tasks: list[_Task], results: "Connection[Any, Any]") -> None:
     for life in range(1, _LIVES + 1):
         started = [_start(task) for task in tasks if task.life == life]
         for process, told in started:
-            results.send(told.recv())
+            try:
+                results.send(told.recv())
+            except EOFError:  # it was killed, which no code of its own can tell
+                process.join()
+                results.send(f"{process.name}, a process of the audit, ended early (exit code {process.exitcode})")
+                return
             process.join()
 
 
