@@ -14,8 +14,13 @@ from pausefl.runtime.client.agreement import accepted, agreement_of, offer_of
 from pausefl.runtime.client.offer import fetch_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import run_clients_over_grpc
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError, WireError
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import PROTOCOL_VERSION
+from pausefl_server.clients import ClientTable
+from pausefl_server.rounds.admission import check_hello
 from rigs.federation import SIZE, federation, log_of
+from rigs.settings import server_settings
 
 TWO = f"""
 [clients]
@@ -52,6 +57,19 @@ async def test_a_client_with_another_experiment_is_refused_with_the_key(other: s
             async with asyncio.timeout(30):
                 address = f"127.0.0.1:{await run.port}"
                 await run_clients_over_grpc(client_plan(theirs), ["client-000"], address, tmp_path / "ledgers")
+
+
+def test_of_long_values_the_part_that_differs_is_told() -> None:
+    run_has = {"latency.devices": "0.5, " * 60 + "0.7" + ", 0.5" * 60}
+    theirs = {"latency.devices": run_has["latency.devices"].replace("0.7", "0.9")}
+    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs)
+    settings = server_settings(SIZE, privacy=None, agreement=run_has)
+    with pytest.raises(WireError) as refused:
+        check_hello(hello, settings, ClientTable(1), ())
+    assert len(str(refused.value)) < 400
+    theirs_shown, ours_shown = str(refused.value).split(" at the client, ")
+    assert ("0.9" in theirs_shown, "0.7" in ours_shown) == (True, True)
+    assert "latency.devices is ...5, 0.5" in theirs_shown
 
 
 def test_what_is_a_clients_own_need_not_agree() -> None:

@@ -95,16 +95,26 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
 
 def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]:
     """Each key of the experiment whose value is another at the client than in the run, with both values."""
-    return [
-        f"{_shortened(key)} is {_shortened(client.get(key, 'not stated'))} at the client,"
-        f" {_shortened(run.get(key, 'not stated'))} in the run"
-        for key in sorted(client.keys() | run.keys())
-        if client.get(key) != run.get(key)
-    ]
+    found = []
+    for key in sorted(client.keys() | run.keys()):
+        if client.get(key) != run.get(key):
+            theirs, ours = _excerpts(client.get(key, "not stated"), run.get(key, "not stated"))
+            found.append(f"{_excerpt(key)} is {theirs} at the client, {ours} in the run")
+    return found
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+def _excerpts(one: str, other: str) -> tuple[str, str]:
+    """Two texts that differ, of long ones the part where they do."""
+    start = 0
+    if max(len(one), len(other)) > _LONGEST_VALUE:
+        parting = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+        start = max(0, parting - _LONGEST_VALUE // 2)
+    return _excerpt(one, start), _excerpt(other, start)
+
+
+def _excerpt(text: str, start: int = 0) -> str:
+    end = start + _LONGEST_VALUE
+    return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"
 
 
 def joined(hello: pb.Hello, is_owner: bool) -> list[LogEvent]:
