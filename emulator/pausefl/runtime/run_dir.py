@@ -1,6 +1,7 @@
 """The directory of a run: begun or gone on with by one process at a time, and bound to its configuration."""
 
 import atexit
+import errno
 import hashlib
 import json
 import re
@@ -8,7 +9,7 @@ import shlex
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,19 @@ from pausefl.config.toml_source import bare_or_quoted
 from pausefl.runtime.provenance import is_served, meta_of
 from pausefl_process.databases import open_read_only
 from pausefl_process.files import Lock, locked, write_durably
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.storage.store import Store
 
 # All that the processes of a run write there before its first round.
 _MADE = (
     *("lock", "config.toml", "run.db", "run.db-wal", "run.db-shm", "run.db-head", "checkpoints", "ledgers"),
-    *("server.log", "clients.log", "targets.json"),
+    *("server.log", "clients.log", "targets.json", "step.json"),
 )
+_LOGS = {"server.log", "clients.log"}
+_OF_THE_DISK = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+}
 _CONFIG_DIGEST = "config_digest"
 
 # Where a run's processes are, how they are reached and how long they wait for each other: it may go on elsewhere.
@@ -92,24 +98,34 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
     """The directory of a run that is to begin, or with `resume` to go on where there is one; locked meanwhile.
 
     ConfigError when another process uses it, when it cannot be written, or when it holds another run. Input that is
-    refused leaves nothing that was not there before, unless a round was played or an update released.
+    refused leaves nothing that was not there before, unless a round was played or an update released; a run that fails
+    before any client came leaves its logs alone.
     """
     missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
-    try:
+    with _naming(run_dir, missing):
         run_dir.mkdir(parents=True, exist_ok=True)
         before = {name for name in _MADE if (run_dir / name).exists()}
         with locked(run_dir / "lock", f"run directory {run_dir}") as lock:
             try:
                 _begin_or_go_on(experiment, run_dir, resume=resume)
                 yield lock
-            except ConfigError:
-                if not _was_played(run_dir):
-                    _remove(run_dir / name for name in _MADE if name not in before)
+            except PauseflError as error:
+                is_refused = isinstance(error, ConfigError)
+                if not (_was_played(run_dir) if is_refused else _was_joined(run_dir)):
+                    made = set(_MADE) - before - (set() if is_refused else _LOGS)  # which tell more of a failure
+                    _remove(run_dir / name for name in made)
                     _remove_empty(missing)
                 raise
-    except BrokenPipeError:
-        raise  # of this command's output, not of the directory
+
+
+@contextmanager
+def _naming(run_dir: Path, missing: Sequence[Path]) -> Iterator[None]:
+    """ConfigError that names the directory where the disk, or its rights, let nothing be written there."""
+    try:
+        yield
     except OSError as error:
+        if error.errno not in _OF_THE_DISK:  # a connection's, or of too many open files
+            raise
         _remove_empty(missing)
         raise ConfigError(f"--run-dir {run_dir}: cannot be written ({error.strerror})") from error
 
@@ -245,6 +261,11 @@ def _digest(data: bytes) -> str:
 def _was_played(run_dir: Path) -> bool:
     ledgers = (run_dir / "ledgers").glob("*.db")
     return _has_rows(run_dir / "run.db", "rounds") or any(_has_rows(ledger, "releases") for ledger in ledgers)
+
+
+def _was_joined(run_dir: Path) -> bool:
+    """Whether a client ever came: it may have been given a job, and have released."""
+    return _was_played(run_dir) or _has_rows(run_dir / "run.db", "events")
 
 
 def _has_rows(path: Path, table: str) -> bool:
