@@ -17,8 +17,7 @@ from rich.console import Console
 from pausefl.report.comparison import as_group_table, as_json, as_table, compare, write_comparison
 from pausefl.report.comparison.figure import band_note, draw_comparison
 from pausefl.report.comparison.why import chosen_share, mean_latency_s
-from pausefl.results.spread import Spread
-from pausefl.results.statistics import mean_interval
+from pausefl.results.statistics import Spread, mean_interval
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.store import Store

@@ -208,6 +208,12 @@ def test_an_override_is_a_toml_value_or_plain_text(override: str, value: Any) ->
     assert type(found) is type(value)
 
 
+def test_a_name_that_stands_for_no_data_set_is_refused_also_where_nothing_is_learned() -> None:
+    with pytest.raises(ConfigError, match=r"workload\.dataset"):
+        parse_experiment("", ["workload.dataset=mnst", "workload.model=synthetic"])
+    assert parse_experiment("", ["selection.policy=random", "workload.model=synthetic"]).title == "random on synthetic"
+
+
 def test_an_empty_file_is_an_experiment() -> None:
     assert parse() == Experiment()
 

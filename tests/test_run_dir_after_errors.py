@@ -1,6 +1,8 @@
 """What a run directory holds, and who is blamed, when the run in it ends with an error before its first round."""
 
 import errno
+import shutil
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -36,6 +38,33 @@ def test_a_run_that_fails_before_anybody_came_leaves_its_logs_alone(tmp_path: Pa
             store.save_late_events(1, [LogEvent("joined", "client-000")])
         raise PauseflError("nobody answered")
     assert (run_dir / "run.db").exists(), "what client-000 may have spent is known"
+
+
+@pytest.mark.parametrize("what", ["is empty", "is missing"])
+def test_a_run_that_has_lost_its_log_is_not_begun_anew(what: str, tmp_path: Path) -> None:
+    """Its clients' ledgers hold what they spent, of which a log begun anew would know nothing."""
+    run_dir, experiment = tmp_path / "run", parse_experiment(SYNTHETIC)
+    with made_run_dir(experiment, run_dir):
+        (run_dir / "checkpoints").mkdir()  # as `Checkpoint` does, before the first job
+    log = run_dir / "run.db"
+    log.write_bytes(b"") if what == "is empty" else log.unlink()
+    refused = pytest.raises(ConfigError, match=r"run\.db: is missing or empty, but a run began there; restore it")
+    with refused, made_run_dir(experiment, run_dir, resume=True):
+        pass
+    shutil.rmtree(run_dir / "checkpoints")
+    with made_run_dir(experiment, run_dir, resume=True):
+        assert log.stat().st_size > 0
+
+
+def test_a_log_that_the_disk_does_not_take_is_no_damaged_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object, **__: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr(Store, "_open", full)
+    with pytest.raises(ConfigError, match=r"run\.db: cannot be written \(database or disk is full\)$"):
+        Store(tmp_path / "run.db")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.report.learning import learning
-from pausefl.results.reading import RunData, Summary
+from pausefl.results.reading import RunData
+from pausefl.results.stored_summary import Summary
 from pausefl.simulation.engine import is_compiled
 from pausefl.simulation.outputs import run_simulation, setting_of
 from pausefl_server.records import LogEvent, Observation, RoundRecord, Timing

@@ -69,8 +69,7 @@ def run(
     _check(experiment)
     if not (isinstance(observers, Sequence) and all(isinstance(observer, Observer) for observer in observers)):
         raise ConfigError(f"observers = {observers!r:.80}: must be a list of pausefl.Observer objects")
-    title = f"{experiment.selection.policy} on {experiment.workload.dataset}"
-    with _folder(experiment.selection.policy, run_dir) as folder, _show(progress)(title) as view:
+    with _folder(experiment.selection.policy, run_dir) as folder, _show(progress)(experiment.title) as view:
         refuse_run_in(folder)
         try:
             run_experiment(experiment, folder, view, observers=observers)

@@ -14,7 +14,10 @@ from pausefl_proto.errors import PauseflError
 
 # Errors are seldom made where a library raises them: the code that called it is what a user can change.
 _OURS = frozenset({"pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server"})
-_LIBRARIES = frozenset({"google", "grpc", "numba", "numpy", "pydantic", "pydantic_core", "rich", "scipy", "torch"})
+_LIBRARIES = frozenset(
+    {"PIL", "google", "grpc", "jinja2", "matplotlib", "numba", "numpy"}
+    | {"pydantic", "pydantic_core", "rich", "safetensors", "scipy", "torch"}
+)
 OWN_CODE_ERRORS = (Exception, SystemExit)
 """What code that users bring may raise, and ends nothing but itself: sys.exit() in it is an error like any other."""
 

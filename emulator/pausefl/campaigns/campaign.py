@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pausefl.campaigns.time_left import TimeLeft
 from pausefl.config.experiment import Experiment
 from pausefl.exit_status import RunInterrupted, with_way_on
-from pausefl.results.reading import read_summary
+from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, REPORT, SHARED_STEPS, is_run_of, refuse_run_in

@@ -25,7 +25,7 @@ from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import parts_of_key
 from pausefl.report.sweep import write_sweep
-from pausefl.results.reading import read_summary
+from pausefl.results.stored_summary import read_summary
 from pausefl_process.objects import as_toml
 from pausefl_proto.errors import ConfigError
 

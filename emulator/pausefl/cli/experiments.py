@@ -43,9 +43,8 @@ def run(options: argparse.Namespace) -> None:
     else:
         experiment, run_dir = experiment_of(options), new_run_dir(config_name(options), options.run_dir)
     console, back_to = plain_console(stderr=options.json), back_to_of(options)
-    title = f"{experiment.selection.policy} on {experiment.workload.dataset}"
     try:
-        with JsonView() if options.json else make_view(console, title) as view:
+        with JsonView() if options.json else make_view(console, experiment.title) as view:
             summary = run_experiment(experiment, run_dir, view, resume=bool(options.resume), back_to=back_to)
     except KeyboardInterrupt:
         how = f"go on with: {resume_command(run_dir)}" if (run_dir / "run.db").exists() else "no round was played"

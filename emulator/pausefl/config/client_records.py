@@ -82,10 +82,10 @@ def check_names(workload: WorkloadTable) -> None:
     """ConfigError for a name in [workload] that stands for nothing. Imports none of what they stand for."""
     training_of(workload)
     training = _method_table(workload)
+    DATASETS.check_name(workload.dataset, "workload.dataset")
     if workload.model == "synthetic":
         return
     MODELS.check_name(workload.model, "workload.model")
-    DATASETS.check_name(workload.dataset, "workload.dataset")
     if isinstance(training, str):
         TRAINING_METHODS.check_name(training, "workload.training")
     elif isinstance(training.get("kind"), str):

@@ -68,6 +68,16 @@ class Experiment(TomlTable):
         return self.clients.groups or {"client": ClientGroup(count=self.clients.count)}
 
     @property
+    def learned_from(self) -> str:
+        """The data set; "synthetic" where nothing is learned."""
+        return "synthetic" if self.workload.model == "synthetic" else self.workload.dataset
+
+    @property
+    def title(self) -> str:
+        """What a run of it is called while it is shown."""
+        return f"{self.selection.policy} on {self.learned_from}"
+
+    @property
     def disclosed(self) -> frozenset[str]:
         """What clients tell un-noised besides data sizes and times: a run without privacy hides nothing else."""
         return frozenset(self.privacy.disclose) if self.privacy.enabled else frozenset({"loss", "labels"})

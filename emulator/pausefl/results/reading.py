@@ -1,6 +1,5 @@
 """A run directory, read: what every report, figure and comparison starts from."""
 
-import json
 import sqlite3
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
@@ -8,16 +7,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pausefl.config.tables import ClientGroup
 from pausefl.config.validation import as_json
+from pausefl.results.stored_summary import Summary, check_is_last, read_summary, text_in
 from pausefl_process.databases import open_read_only
-from pausefl_process.events import Outcome
-from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import NOT_FINITE
@@ -33,105 +31,6 @@ VIEWS = ("round_latency", "suspect_rounds", "ping_baseline", "greatest_leakage",
 
 # As Python's objects a row takes some ten times the memory of its columns.
 _ROWS_AT_ONCE = 10_000
-
-
-class TimingError(TypedDict):
-    """Measured − drawn, in real seconds."""
-
-    p50: float | None
-    p99: float | None
-
-
-class Suspicion(TypedDict):
-    """One reason to doubt measurements."""
-
-    rounds: int
-    advice: str
-
-
-class Failure(TypedDict):
-    """One reason why jobs gave no update."""
-
-    reason: str
-    jobs: int
-
-
-class Summary(TypedDict):
-    """summary.json, as far as reports need it."""
-
-    policy: str
-    policy_parameters: dict[str, Any]
-    seed: int
-    rounds: int
-    clients: int
-    m: int
-    data: NotRequired[str | None]
-    """How many examples there were; None: no model was evaluated."""
-    model_size: int
-    """Parameters of the model: the length of an upload."""
-    test_examples: NotRequired[int | None]
-    """How many the two accuracies were measured on."""
-    metric: NotRequired[str]
-    """What accuracies hold: the name of the task's mean score; missing in older runs, of classifications."""
-    final_accuracy: float | None
-    """Of the last model."""
-    best_accuracy: float | None
-    """Of the model that was best on validation data; on test data it may lie below the last one's."""
-    best_round: NotRequired[int | None]
-    wall_clock_s: float
-    total_latency_s: float
-    measured_latency_s: float
-    """What total_latency_s is without the waits for clients that missed."""
-    censored_rounds: int
-    """Rounds whose latency a miss decided: its wait, after which the answer had not come."""
-    failed_attempts: int
-    """Attempts at a round to which no client gave an update; the round was tried again."""
-    unneeded_jobs: int
-    """Jobs that were not waited for, as enough other clients had answered."""
-    withdrawn_jobs: int
-    """Jobs that clients stopped once their round had ended; they spend no ε."""
-    late_updates: int
-    """Updates that came after their round had ended; their ε is counted."""
-    merged_updates: int
-    """Late updates that went into a later model."""
-    missed_jobs: dict[str, int]
-    """Chosen clients without an update, by kind."""
-    failures: list[Failure]
-    """What clients said when a job failed with them, the most frequent first; in a private run they say no more."""
-    tau_min_s: float | None
-    """τ_min at the end; None: estimated, and nothing was measured."""
-    clamped_latencies: int
-    """Latencies below τ_min."""
-    capped: dict[str, dict[str, int]]
-    """What clients said of themselves and was cut, by client."""
-    latency_signal: Literal["round_trip", "communication"]
-    time_scale: float
-    timing_error_s: TimingError | None
-    privacy_unit: PrivacyUnit | None
-    """None: a run without privacy; the ε below then mean nothing."""
-    epsilon_budget: float
-    max_epsilon_spent: float
-    median_epsilon_spent: NotRequired[float | None]
-    vector_epsilon_max: float
-    private: bool
-    """False: no noise, or noise from the seed, which is not private."""
-    noise: Literal["laplace", "opendp", "reproducible"] | None
-    delta: float | None
-    epsilon_at_delta: float | None
-    """ε of (ε, δ) for the client that released most, in the privacy unit; None also without dp-accounting."""
-    epsilon_floor: float | None
-    budget_per: Literal["run", "data holder"] | None
-    disclosed: list[str]
-    selection_s_median: float | None
-    rejected_updates: int
-    suspect_rounds: int
-    suspect_because: dict[str, "Suspicion"]
-    overruns: NotRequired[int]
-    """Only where delays are totals: exchanges longer than what was drawn for them."""
-    stopped_because: str
-    outcome: Outcome
-    starts: NotRequired[list[dict[str, str]]]
-    """When, where, by which command and software the run was begun and resumed (`pausefl.runtime.provenance.Start`)."""
 
 
 # Everybody who ever said hello, also those never chosen. The greatest ε is the reconciled one: a release whose update
@@ -271,9 +170,9 @@ class RunData:
             return None
         return PrivacyFigures(
             unit=self.summary["privacy_unit"],
-            epsilon_budget=self.summary["epsilon_budget"],
-            max_epsilon_spent=self.summary["max_epsilon_spent"],
-            vector_epsilon_max=self.summary["vector_epsilon_max"],
+            epsilon_budget=self.summary["epsilon_budget"] or 0.0,
+            max_epsilon_spent=self.summary["max_epsilon_spent"] or 0.0,
+            vector_epsilon_max=self.summary["vector_epsilon_max"] or 0.0,
         )
 
     @property
@@ -311,7 +210,7 @@ def read_run(path: Path) -> RunData:
     """Read the run directory `path`; a ConfigError says what is missing from it."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such run directory")
-    config, summary = _text(path, "config.toml"), read_summary(path)
+    config, summary = text_in(path, "config.toml"), read_summary(path)
     with open_database(path) as database:
         check_is_last(summary, path, database)
         tables = {view: read_columns(database, f"SELECT * FROM {view}") for view in VIEWS}
@@ -346,14 +245,6 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
         raise ConfigError(f"{file}: cannot be read as a run's database ({error})") from error
 
 
-def check_is_last(summary: Mapping[str, Any], path: Path, database: sqlite3.Connection) -> None:
-    """ConfigError where a run was resumed since its summary was written, and has not ended again."""
-    at_work = "SELECT count(*) FROM meta WHERE key = 'has_ended' AND value != 'yes'"
-    last, is_at_work = database.execute(f"SELECT coalesce(max(round), 0), ({at_work}) FROM rounds").fetchone()
-    if summary["rounds"] != last or is_at_work:
-        raise ConfigError(f"{path}: was resumed since its summary.json was written, and has not ended in order again")
-
-
 def _check_version(file: Path, database: sqlite3.Connection) -> None:
     row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
     if row is None or row[0] != str(SCHEMA_VERSION):
@@ -374,27 +265,3 @@ def read_columns(database: sqlite3.Connection, query: str, *values: int) -> Colu
         # NULL where θ_0 was evaluated, before any round: no latency yet.
         table["total_latency_s"] = np.nan_to_num(table["total_latency_s"].astype(np.float64), nan=0.0)
     return table
-
-
-def _text(path: Path, name: str) -> str:
-    try:
-        return (path / name).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: it has no {name}; the run did not end, or this is not a run directory") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path / name}: cannot be read ({reason(error)})") from error
-
-
-def read_summary(path: Path) -> Summary:
-    """summary.json of the run directory `path`; ConfigError when it is missing, damaged or of an older version."""
-    try:
-        summary = json.loads(_text(path, "summary.json"))
-    except ValueError as error:
-        raise ConfigError(f"{path / 'summary.json'}: not JSON ({error}); delete it and resume the run") from error
-    expected = Summary.__required_keys__
-    missing = expected - summary.keys() if isinstance(summary, dict) else expected
-    if missing:
-        raise ConfigError(
-            f"{path / 'summary.json'}: lacks {', '.join(sorted(missing))}; an older version may have written it"
-        )
-    return cast(Summary, summary)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pausefl.results.reading import Columns, check_is_last, open_database, read_columns
+from pausefl.results.reading import Columns, open_database, read_columns
+from pausefl.results.stored_summary import check_is_last
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 from pausefl.config.experiment import Experiment
 from pausefl.extras import require
 from pausefl.observers import Observed, Observer, load_observers
-from pausefl.results.reading import read_summary
+from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.fleet import Fleet, View
 from pausefl.runtime.provenance import note_start
 from pausefl.runtime.run_dir import REPORT, made_run_dir, refuse_served_run

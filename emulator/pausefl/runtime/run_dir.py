@@ -21,6 +21,7 @@ from pausefl.runtime.provenance import is_served, meta_of
 from pausefl_process.databases import open_read_only
 from pausefl_process.files import Lock, locked, write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.excerpts import excerpts
 from pausefl_server.storage.store import Store
 
 # All that the processes of a run write there before its first round.
@@ -45,8 +46,8 @@ _OF_THE_PLACE: dict[str, set[str] | bool] = {
     "tls": True,
     "admission": {"tokens", "token"},
 }
-# A refusal names so many differences, each value with so many characters at most.
-_MOST_NAMED, _LONGEST_VALUE = 4, 100
+# Of differences.
+_MOST_NAMED = 4
 
 REPORT = "report.html"
 """What is drawn of a run that has ended."""
@@ -150,6 +151,8 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     """Bind the run to its configuration; the file is written once, and read until the run is given more rounds."""
     if (run_dir / CAMPAIGN_PLAN).exists():
         raise ConfigError(f"--run-dir {run_dir}: holds a campaign (a comparison, a sweep or a search); choose another")
+    if resume:
+        _check_log_is_there(run_dir)
     if (run_dir / "run.db").exists():
         if not resume:
             refuse_run_in(run_dir)
@@ -164,6 +167,24 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
     with closing(Store(run_dir / "run.db")) as store:  # which finds damage before any process is started
         if store.meta(_CONFIG_DIGEST) is None:
             store.set_meta(_CONFIG_DIGEST, _digest(text))
+
+
+def _check_log_is_there(run_dir: Path) -> None:
+    """ConfigError where a run has lost its log: going on would begin anew, and forget what clients have spent."""
+    if any((run_dir / name).exists() for name in ("checkpoints", "summary.json")) and not _has_log(run_dir):
+        raise ConfigError(f"{run_dir / 'run.db'}: is missing or empty, but a run began there; restore it from a copy")
+
+
+def _has_log(run_dir: Path) -> bool:
+    """Whether there is a log, be it a damaged one, which opening it tells."""
+    path = run_dir / "run.db"
+    if not path.exists():
+        return False
+    try:
+        with closing(open_read_only(path)) as database:
+            return database.execute("SELECT 1 FROM sqlite_schema").fetchone() is not None
+    except sqlite3.Error:
+        return True
 
 
 def is_run_of(experiment: Experiment, run_dir: Path) -> bool:
@@ -220,17 +241,17 @@ def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 def _differences(stored: Experiment, wanted: Experiment) -> list[str]:
     """Each key that changes what is played and has another value in the stored experiment, with both."""
-    there, here = _what_is_played(stored), _what_is_played(wanted)
-    return [
-        f"{key} is {_shown(there.get(key))} there, {_shown(here.get(key))} here"
-        for key in sorted(there.keys() | here.keys())
-        if there.get(key) != here.get(key)
-    ]
+    there, here = ({k: _shown(v) for k, v in _what_is_played(e).items()} for e in (stored, wanted))
+    found = []
+    for key in sorted(there.keys() | here.keys()):
+        if there.get(key) != here.get(key):
+            was, now = excerpts(there.get(key, _shown(None)), here.get(key, _shown(None)))
+            found.append(f"{key} is {was} there, {now} here")
+    return found
 
 
 def _shown(value: Any) -> str:
-    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def refuse_run_in(run_dir: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from pausefl_proto.errors import TryLaterError, WireError
+from pausefl_proto.excerpts import excerpt, excerpts
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest
 from pausefl_server.clients import ClientTable
@@ -17,8 +18,8 @@ from pausefl_server.settings import ServerSettings
 # Sums of so many over any number of clients stay exact in int64 and float64.
 _MOST_EXAMPLES = 10**9
 _LONGEST_ID = 128
-# A refusal names so many differences, each value with so many characters at most.
-_MOST_NAMED, _LONGEST_VALUE = 4, 100
+# Of differences.
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +99,9 @@ def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]
     found = []
     for key in sorted(client.keys() | run.keys()):
         if client.get(key) != run.get(key):
-            theirs, ours = _excerpts(client.get(key, "not stated"), run.get(key, "not stated"))
-            found.append(f"{_excerpt(key)} is {theirs} at the client, {ours} in the run")
+            theirs, ours = excerpts(client.get(key, "not stated"), run.get(key, "not stated"))
+            found.append(f"{excerpt(key)} is {theirs} at the client, {ours} in the run")
     return found
-
-
-def _excerpts(one: str, other: str) -> tuple[str, str]:
-    """Two texts that differ, of long ones the part where they do."""
-    start = 0
-    if max(len(one), len(other)) > _LONGEST_VALUE:
-        parting = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-        start = max(0, parting - _LONGEST_VALUE // 2)
-    return _excerpt(one, start), _excerpt(other, start)
-
-
-def _excerpt(text: str, start: int = 0) -> str:
-    end = start + _LONGEST_VALUE
-    return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"
 
 
 def joined(hello: pb.Hello, is_owner: bool) -> list[LogEvent]:

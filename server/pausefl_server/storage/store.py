@@ -65,6 +65,8 @@ class Store:
                 self._db.close()
                 raise
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where what SQLite complains of is damaged
+            if _is_of_the_disk(error):
+                raise ConfigError(f"{path}: cannot be written ({error})") from error
             raise unusable_log(path, error) from error
 
     def _open(self, path: Path) -> None:
@@ -321,6 +323,12 @@ class Store:
 
     def _insert_events(self, round: int, attempt: int, events: Iterable[LogEvent]) -> None:
         self._db.executemany(_INSERT_EVENT, [(round, attempt, *event_values(event)) for event in events])
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether a database could not be written, rather than read."""
+    code = error.sqlite_errorcode if isinstance(error, sqlite3.Error) and hasattr(error, "sqlite_errorcode") else 0
+    return code & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 def _undo_unfinished(path: Path) -> None:

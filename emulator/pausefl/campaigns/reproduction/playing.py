@@ -17,7 +17,8 @@ from pausefl.campaigns.reproduction.summary import write_summary
 from pausefl.config.experiment import Experiment
 from pausefl.config.loading import parse_experiment
 from pausefl.published import Reproduction
-from pausefl.results.reading import RunData, has_diverged, read_run, read_summary
+from pausefl.results.reading import RunData, has_diverged, read_run
+from pausefl.results.stored_summary import read_summary
 from pausefl_proto.errors import ConfigError
 
 

@@ -98,7 +98,7 @@ def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
         raise PauseflError(f"{run_dir}: the run failed ({run.summary['stopped_because']})")
     found = {
         "total_latency_s": total_s,
-        "max_epsilon_spent": run.summary["max_epsilon_spent"],
+        "max_epsilon_spent": run.summary["max_epsilon_spent"] or 0.0,  # none without privacy
         "final_accuracy": accuracy,
     }
     if target_accuracy is not None:

@@ -25,8 +25,7 @@ from pausefl.report.comparison.why import draw_why
 from pausefl.report.html import embed, render
 from pausefl.report.style import save_pdf, save_png
 from pausefl.results.reading import PrivacyFigures, RunData, read_run
-from pausefl.results.spread import Spread
-from pausefl.results.statistics import FEWEST_SEEDS
+from pausefl.results.statistics import FEWEST_SEEDS, Spread
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import ACCURACY, Split

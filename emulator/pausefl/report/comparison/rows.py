@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from pausefl.results.reading import RunData
 from pausefl.results.selections import GroupChoices, choices_by_group, relevant_to_irrelevant
-from pausefl.results.spread import Spread
-from pausefl.results.statistics import PairedDifference, paired_difference
+from pausefl.results.statistics import PairedDifference, Spread, paired_difference
 
 
 @dataclass(frozen=True)

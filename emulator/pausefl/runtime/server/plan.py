@@ -6,7 +6,7 @@ from pausefl.config.client_records import budget_of, has_control, mechanism_of, 
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.server_records import admission_of, aggregation_of, limits_of, optimizer_of, selected_policy
-from pausefl.config.tables import PrivacyTable, SelectionTable, WorkloadTable
+from pausefl.config.tables import PrivacyTable, SelectionTable
 from pausefl.delays import known_means
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan, evaluator_connection, evaluator_plan
 from pausefl.results.summary import SummaryPlan
@@ -125,7 +125,7 @@ def settings_of(experiment: Experiment, run: str) -> ServerSettings:
         expected=presence.at if presence else None,
         clients=experiment.clients.count,
         total_delays=experiment.latency.mode == "total",
-        info=RunInfo(run, experiment.selection.policy, _dataset(experiment.workload), experiment.workload.model),
+        info=RunInfo(run, experiment.selection.policy, experiment.learned_from, experiment.workload.model),
         encoding=encoding_of(experiment.wire.dtype, experiment.wire.top_share),
         agreement=agreement_of(experiment),
     )
@@ -137,10 +137,6 @@ def _privacy(table: PrivacyTable) -> PrivacySettings | None:
         return None
     bound = NormBound(mechanism.unit, mechanism.clip)
     return PrivacySettings(budget, mechanism.unit, schedule_of(table), table.reproducible_noise, bound)
-
-
-def _dataset(workload: WorkloadTable) -> str:
-    return "synthetic" if workload.model == "synthetic" else workload.dataset
 
 
 def _model(experiment: Experiment) -> SyntheticModel | EvaluatedModel:

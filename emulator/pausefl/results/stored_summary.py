@@ -1,0 +1,166 @@
+"""summary.json, read: its keys, their types, and whether it is of the run as it stands."""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NotRequired, cast
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from pausefl.config.validation import explain
+from pausefl_process.events import Outcome
+from pausefl_process.files import reason
+from pausefl_proto.errors import ConfigError
+from pausefl_proto.privacy_unit import PrivacyUnit
+
+_MEND = "delete it and resume the run"
+_MOST_NAMED = 4
+
+
+class TimingError(TypedDict):
+    """Measured − drawn, in real seconds."""
+
+    p50: float | None
+    p99: float | None
+
+
+class Suspicion(TypedDict):
+    """One reason to doubt measurements."""
+
+    rounds: int
+    advice: str
+
+
+class Failure(TypedDict):
+    """One reason why jobs gave no update."""
+
+    reason: str
+    jobs: int
+
+
+class Summary(TypedDict):
+    """summary.json, as far as reports need it."""
+
+    policy: str
+    policy_parameters: dict[str, Any]
+    seed: int
+    rounds: int
+    clients: int
+    m: int
+    data: NotRequired[str | None]
+    """How many examples there were; None: no model was evaluated."""
+    model_size: int
+    """Parameters of the model: the length of an upload."""
+    test_examples: NotRequired[int | None]
+    """How many the two accuracies were measured on."""
+    metric: NotRequired[str]
+    """What accuracies hold: the name of the task's mean score; missing in older runs, of classifications."""
+    final_accuracy: float | None
+    """Of the last model."""
+    best_accuracy: float | None
+    """Of the model that was best on validation data; on test data it may lie below the last one's."""
+    best_round: NotRequired[int | None]
+    wall_clock_s: float
+    total_latency_s: float
+    measured_latency_s: float
+    """What total_latency_s is without the waits for clients that missed."""
+    censored_rounds: int
+    """Rounds whose latency a miss decided: its wait, after which the answer had not come."""
+    failed_attempts: int
+    """Attempts at a round to which no client gave an update; the round was tried again."""
+    unneeded_jobs: int
+    """Jobs that were not waited for, as enough other clients had answered."""
+    withdrawn_jobs: int
+    """Jobs that clients stopped once their round had ended; they spend no ε."""
+    late_updates: int
+    """Updates that came after their round had ended; their ε is counted."""
+    merged_updates: int
+    """Late updates that went into a later model."""
+    missed_jobs: dict[str, int]
+    """Chosen clients without an update, by kind."""
+    failures: list[Failure]
+    """What clients said when a job failed with them, the most frequent first; in a private run they say no more."""
+    tau_min_s: float | None
+    """τ_min at the end; None: estimated, and nothing was measured."""
+    clamped_latencies: int
+    """Latencies below τ_min."""
+    capped: dict[str, dict[str, int]]
+    """What clients said of themselves and was cut, by client."""
+    latency_signal: Literal["round_trip", "communication"]
+    time_scale: float
+    clock: NotRequired[Literal["real", "virtual"]]
+    timing_error_s: TimingError | None
+    privacy_unit: PrivacyUnit | None
+    """None: a run without privacy; the ε below then mean nothing."""
+    epsilon_budget: float | None
+    max_epsilon_spent: float | None
+    median_epsilon_spent: NotRequired[float | None]
+    vector_epsilon_max: float | None
+    private: bool
+    """False: no noise, or noise from the seed, which is not private."""
+    noise: Literal["laplace", "opendp", "reproducible"] | None
+    delta: float | None
+    epsilon_at_delta: float | None
+    """ε of (ε, δ) for the client that released most, in the privacy unit; None also without dp-accounting."""
+    epsilon_floor: float | None
+    budget_per: Literal["run", "data holder"] | None
+    disclosed: list[str]
+    selection_s_median: float | None
+    selections_by_group: NotRequired[dict[str, dict[str, Any]]]
+    rejected_updates: int
+    suspect_rounds: int
+    suspect_because: dict[str, "Suspicion"]
+    overruns: NotRequired[int]
+    """Only where delays are totals: exchanges longer than what was drawn for them."""
+    stopped_because: str
+    outcome: Outcome
+    starts: NotRequired[list[dict[str, str]]]
+    """When, where, by which command and software the run was begun and resumed (`pausefl.runtime.provenance.Start`)."""
+
+
+def read_summary(path: Path) -> Summary:
+    """summary.json of the run directory `path`; ConfigError when it is missing, damaged or of an older version."""
+    file = path / "summary.json"
+    try:
+        summary = json.loads(text_in(path, "summary.json"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: not JSON ({error}); {_MEND}") from error
+    if not isinstance(summary, dict):
+        raise ConfigError(f"{file}: is no JSON object; {_MEND}")
+    if missing := sorted(Summary.__required_keys__ - summary.keys()):
+        more = f" and {len(missing) - _MOST_NAMED} keys more" if len(missing) > _MOST_NAMED else ""
+        raise ConfigError(
+            f"{file}: lacks {', '.join(missing[:_MOST_NAMED])}{more}; an older version may have written it"
+        )
+    try:
+        TypeAdapter(Summary).validate_python(summary, strict=True)
+    except ValidationError as error:
+        raise ConfigError(f"{file}: {explain(error, None)}; {_MEND}") from None
+    if summary["privacy_unit"] is not None:
+        for key in ("epsilon_budget", "max_epsilon_spent", "vector_epsilon_max"):
+            if summary[key] is None:
+                raise ConfigError(f"{file}: {key} = None: should be a number in a private run; {_MEND}")
+    return cast(Summary, summary)
+
+
+def check_is_last(summary: Mapping[str, Any], path: Path, database: sqlite3.Connection) -> None:
+    """ConfigError where a run was resumed since its summary was written, and has not ended again."""
+    at_work = "SELECT count(*) FROM meta WHERE key = 'has_ended' AND value != 'yes'"
+    last, is_at_work = database.execute(f"SELECT coalesce(max(round), 0), ({at_work}) FROM rounds").fetchone()
+    if summary["rounds"] != last or is_at_work:
+        raise ConfigError(
+            f"{path}: was resumed since its summary.json was written, and has not ended in order again; wait for its"
+            " end, or resume it"
+        )
+
+
+def text_in(path: Path, name: str) -> str:
+    """A text file of the run directory `path`; ConfigError where it is missing, or cannot be read."""
+    try:
+        return (path / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: it has no {name}; the run did not end, or this is not a run directory") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path / name}: cannot be read ({reason(error)})") from error
