@@ -7,23 +7,25 @@ g and p are those the policy's past choices led to. Both sets meet the same late
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TypeGuard
 
 import numpy as np
 
-from pausefl.delays import Delay, known_means, sampled_delays
+from pausefl.delays import Delay, NoDelay, known_means, sampled_delays
 from pausefl.population.availability import Presence
 from pausefl.simulation import kernel
+from pausefl.simulation.curves import Curves, SimulationResult
+from pausefl_client.link import Mode
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord, Signal, Timing
 from pausefl_server.rounds.backoff import selectable_rows
-from pausefl_server.rounds.deadline import LEAST_S, derived_deadline_s
+from pausefl_server.rounds.deadline import LEAST_S, answers_needed, derived_deadline_s
 from pausefl_server.selection import Context, Oracle, Policy, Selection, checked
 from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.genie import Genie
@@ -40,7 +42,7 @@ class Setting:
     """What a policy is simulated in."""
 
     laws: Mapping[str, Delay]
-    """Each client's latency law, by id."""
+    """The law of each client's delay per exchange, by id."""
     examples: Mapping[str, int]
     """|D_k| by id."""
     tau_min_s: float
@@ -61,10 +63,20 @@ class Setting:
     """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
     weight_share_max: float = 1.0
     """The greatest share of the data that one client counts for."""
+    training: Mapping[str, Delay] = field(default_factory=dict)
+    """The law of the real seconds that each client trains, by id; empty where training takes none."""
+    mode: Mode = "additive"
+    """Whether training comes on top of the delay, or is part of it where it takes no longer."""
+    signal: Signal = "round_trip"
+    """Whether training counts as latency; a round waits for it either way."""
+    spare: int = 0
+    """How many of the policy's m clients a round asks beyond those that it needs."""
+    quorum: float = 1.0
+    """The share of the clients needed whose answers end a round."""
 
     @cached_property
     def oracle(self) -> Oracle:
-        """The truth about the laws, whatever the deadline."""
+        """The truth about the delays, whatever the deadline; as in a run, nothing of training."""
         return Oracle(*known_means(self.laws, self.tau_min_s))
 
     def waits_s(self, table: ClientTable, rows: IntArray) -> float:
@@ -78,41 +90,37 @@ class Setting:
         """What any round waits at least."""
         return LEAST_S / self.time_scale if self.deadline_s is None else self.deadline_s
 
+    def answers_needed(self, asked: int, m: int) -> int:
+        """How many of the clients asked end a round with their answers, under a policy of this m, as on the server."""
+        return answers_needed(asked, m - self.spare, self.spare, self.quorum)
+
     def latencies_s(self, rounds: int) -> Iterator[FloatArray]:
-        """Blocks of (n, K) draws, columns in the order of the sorted ids; the same for every policy."""
-        ids = sorted(self.laws)
-        seed = self.seed if self.latency_seed is None else self.latency_seed
-        rngs = [generator(seed, "simulate", client_id) for client_id in ids]
+        """Blocks of (n, K) delays drawn, columns in the order of the sorted ids; the same for every policy."""
+        return self._drawn(self.laws, "simulate", self.seed if self.latency_seed is None else self.latency_seed, rounds)
+
+    def answers_s(self, rounds: int) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Blocks like those of `latencies_s`: after how long answers come, in the laws' seconds, and their latencies.
+
+        Delays are stretched by the time scale, training is not (`pausefl_server.records.Timing.signal_s`).
+        """
+        for delay_s, trained_s in zip(self.latencies_s(rounds), self._training_s(rounds), strict=True):
+            sent_s = delay_s if self.mode == "additive" else np.maximum(delay_s - trained_s, 0.0)
+            came_s = sent_s + trained_s / self.time_scale
+            yield came_s, sent_s + trained_s if self.signal == "round_trip" else sent_s
+
+    def _training_s(self, rounds: int) -> Iterator[FloatArray]:
+        laws = self.training or dict.fromkeys(self.laws, NoDelay())
+        return self._drawn(laws, "simulate-training", self.seed, rounds)
+
+    @staticmethod
+    def _drawn(laws: Mapping[str, Delay], name: str, seed: int, rounds: int) -> Iterator[FloatArray]:
+        ids = sorted(laws)
+        rngs = [generator(seed, name, client_id) for client_id in ids]
         for start in range(0, rounds, BLOCK):
             n = min(BLOCK, rounds - start)
             yield np.stack(
-                [sampled_delays(self.laws[i], rng, n, start + 1) for i, rng in zip(ids, rngs, strict=True)], axis=1
+                [sampled_delays(laws[i], rng, n, start + 1) for i, rng in zip(ids, rngs, strict=True)], axis=1
             )
-
-
-@dataclass(frozen=True)
-class SimulationResult:
-    """Curves at the recorded rounds, (n,), and totals. Regret is NaN where a set's size is not m."""
-
-    client_ids: tuple[str, ...]
-    round: IntArray
-    """The recorded rounds, ascending; the last one is the last of the run."""
-    regret: FloatArray
-    """Σ r(G_t) − r(S_t) so far (eq. (15)), realised."""
-    genie_regret: FloatArray
-    """The same in the objective the genie maximises (eq. (10)), min μ in place of min τ_min/τ: never falls."""
-    reward: FloatArray
-    """Σ r(S_t, t) so far (eq. (9))."""
-    total_latency_s: FloatArray
-    """Σ over rounds of the greatest latency (eq. (3)); a miss costs the deadline."""
-    max_epsilon_spent: FloatArray
-    """The greatest leakage of any client; 0 without privacy."""
-    chosen: IntArray
-    """(K,) how often each client was chosen, in the order of client_ids."""
-    cluster_penalty_s: float = 0.0
-    """Σ of R2's δ_τ terms, apart from total_latency_s."""
-    missed: IntArray | None = None
-    """(K,) how often each client missed its round; None where no deadline was passed."""
 
 
 def simulate(
@@ -135,12 +143,13 @@ def simulate(
     genie = genie_of(policy) if with_regret else None
     table, state = ClientTable(setting.seed, setting.tau_min_s, setting.examples_max), policy.start()
     ids, presence = sorted(setting.laws), setting.presence or Presence.of_all(sorted(setting.laws))
-    curves, penalty_s, t = _Curves(rounds), 0.0, 0
-    for block in setting.latencies_s(rounds):
-        for of_ids in block:
+    curves, missed, penalty_s, t = Curves(rounds), np.zeros(len(ids), np.int64), 0.0, 0
+    for block in setting.answers_s(rounds):
+        for of_ids in zip(*block, strict=True):
             t += 1
             table.apply_events(arrivals(presence, t, setting.examples), t)
-            latency_s = of_ids[np.searchsorted(ids, table.ids)] if setting.presence else of_ids
+            known = np.searchsorted(ids, table.ids) if setting.presence else slice(None)
+            came_s, latency_s = (of_id[known] for of_id in of_ids)
             context = Context(
                 round=t,
                 table=table,
@@ -152,7 +161,7 @@ def simulate(
                 weight_share_max=setting.weight_share_max,
             )
             if len(table) == len(ids) and table.retired.all():
-                return curves.result(table, penalty_s)
+                return curves.result(table, missed, penalty_s)
             if not context.eligible.size:
                 curves.add(t, np.zeros((1, 4)), np.array([table.epsilon_spent.max()]))
                 continue
@@ -161,16 +170,16 @@ def simulate(
                 watch(selection)
             unrested = replace(context, oracle=setting.oracle, eligible=table.eligible())
             problem = genie.choice(None, unrested) if genie else None
-            deadline_s = setting.waits_s(table, selection.rows)
-            gained = _gained(selection, problem, setting, latency_s, deadline_s)
-            record = _record(t, selection, latency_s, table, setting, deadline_s)
+            record = _record(t, selection, came_s, latency_s, table, setting, policy.m)
+            gained = _gained(selection, problem, setting, latency_s, record.round_latency_s)
             table.apply_round(record)
+            missed[table.rows(miss.client_id for miss in record.missed)] += 1
             table.apply_events(releases_of_misses(record, table, setting.budget), t)
             _retire(table, setting.budget, selection.rows)
             state = policy.observe(state, seen_by_policy(record), table)
             penalty_s += selection.cluster_penalty_s
             curves.add(t, gained[None], np.array([table.epsilon_spent.max()]))
-    return curves.result(table, penalty_s)
+    return curves.result(table, missed, penalty_s)
 
 
 def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationResult:
@@ -180,7 +189,10 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     options the compiled rounds do not know.
     """
     if not is_compiled(policy, setting):
-        raise ValueError("only pause with R1, a plain mean, m <= K, everyone there, no floor or share_max is compiled")
+        raise ValueError(
+            "only pause with R1, a plain mean, m <= K, everyone there and needed, no training, floor or share_max is"
+            " compiled"
+        )
     table, oracle = ClientTable(setting.seed, setting.tau_min_s, setting.examples_max), setting.oracle
     table.apply_events(arrivals(Presence.of_all(sorted(setting.laws)), 1, setting.examples), 1)
     order = np.argsort(table.tie_key)
@@ -188,7 +200,7 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
     mu = setting.tau_min_s * np.array([oracle.mean_inverse_latency[table.ids[row]] for row in order])
     eta = setting.budget.eta if setting.budget else 0.0
     chosen, inverse_s = np.zeros(len(table), np.int64), np.zeros(len(table))
-    curves, t = _Curves(rounds), 1
+    curves, t = Curves(rounds), 1
     for block in setting.latencies_s(rounds):
         if (block >= setting.least_wait_s).any():
             return simulate(policy, setting, rounds)
@@ -214,7 +226,7 @@ def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationRe
             spent = setting.budget.spent(int(chosen.max())) if setting.budget else 0.0
             curves.add(t - 1, gained, np.array([spent]))
     table.chosen[order] = chosen
-    return curves.result(table)
+    return curves.result(table, np.zeros(len(table), np.int64))
 
 
 def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = None) -> list[LogEvent]:
@@ -227,6 +239,8 @@ def arrivals(presence: Presence, t: int, examples: Mapping[str, int] | None = No
 def is_compiled(policy: Policy, setting: Setting) -> TypeGuard[Pause]:
     """Whether `simulate_pause` knows this policy and setting."""
     if setting.presence or (setting.budget and setting.budget.epsilon_floor) or policy.m > len(setting.laws):
+        return False
+    if setting.training or setting.spare or setting.quorum < 1:
         return False
     return setting.weight_share_max == 1 and isinstance(policy, Pause) and policy.is_plain
 
@@ -276,48 +290,6 @@ def least_gap(values: FloatArray | Sequence[float]) -> float:
     return float(np.diff(np.sort(values)).min()) if len(values) > 1 else math.inf
 
 
-def recorded_rounds(rounds: int) -> IntArray:
-    """Every round of a short run, else some 200 linearly and 200 logarithmically spaced; the last one among them."""
-    spaced = np.concatenate((np.geomspace(1, rounds, 200), np.linspace(1, rounds, 200)))
-    return np.arange(1, rounds + 1) if rounds <= 400 else np.unique(np.rint(spaced).astype(np.int64))
-
-
-class _Curves:
-    """Running sums, kept at the recorded rounds."""
-
-    def __init__(self, rounds: int) -> None:
-        self._recorded = recorded_rounds(rounds)
-        self._sums, self._next = np.zeros(4), 0
-        self._rows: list[FloatArray] = []
-
-    def pieces(self, block: FloatArray, first_round: int) -> list[FloatArray]:
-        """A block of rounds cut behind every recorded round, so that `add` meets each."""
-        cuts = self._recorded - first_round + 1
-        return [piece for piece in np.split(block, cuts[(cuts > 0) & (cuts < len(block))]) if len(piece)]
-
-    def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: FloatArray) -> None:
-        """Count the rounds up to `last_round`: (n, 4) regret, genie regret, reward, latency."""
-        self._sums += gained.sum(axis=0)
-        if last_round == self._recorded[self._next]:
-            self._rows.append(np.concatenate((self._sums, max_epsilon_spent)))
-            self._next += 1
-
-    def result(self, table: ClientTable, cluster_penalty_s: float = 0.0) -> SimulationResult:
-        regret, genie_regret, reward, latency_s, spent = np.array(self._rows).T
-        return SimulationResult(
-            client_ids=tuple(table.ids),
-            round=self._recorded[: len(self._rows)],
-            regret=regret,
-            genie_regret=genie_regret,
-            reward=reward,
-            total_latency_s=latency_s,
-            max_epsilon_spent=spent,
-            chosen=table.chosen.copy(),
-            cluster_penalty_s=cluster_penalty_s,
-            missed=table.missed.copy() if table.missed.any() else None,
-        )
-
-
 def _retire(table: ClientTable, budget: Budget | None, rows: IntArray) -> None:
     """Clients whose next ε_i would lie below the floor take part no more."""
     for row in rows.tolist() if budget and budget.epsilon_floor else ():
@@ -326,15 +298,15 @@ def _retire(table: ClientTable, budget: Budget | None, rows: IntArray) -> None:
 
 
 def _gained(
-    selection: Selection, problem: Choice | None, setting: Setting, latency_s: FloatArray, deadline_s: float
+    selection: Selection, problem: Choice | None, setting: Setting, latency_s: FloatArray, waited_s: float
 ) -> FloatArray:
     """(4,) of one round: regret, genie regret, reward, latency.
 
-    Rewards are of the latencies drawn, censored or not: the genie is one that no deadline keeps from the truth.
+    Rewards are of the latencies of all clients asked, waited for or not: the genie is one that nothing keeps from the
+    truth.
     """
     tau_min_s = setting.tau_min_s
     slowest = latency_s[selection.rows].max()
-    waited_s = min(slowest, deadline_s)
     chosen = np.flatnonzero(np.isin(problem.rows, selection.rows)) if problem else np.empty(0, np.int64)
     if problem is None or len(chosen) != problem.m:
         return np.array([math.nan, math.nan, math.nan, waited_s])
@@ -345,39 +317,53 @@ def _gained(
 
 
 def _record(
-    t: int, selection: Selection, latency_s: FloatArray, table: ClientTable, setting: Setting, deadline_s: float
+    t: int,
+    selection: Selection,
+    came_s: FloatArray,
+    latency_s: FloatArray,
+    table: ClientTable,
+    setting: Setting,
+    m: int,
 ) -> RoundRecord:
-    """What the server would have written down: a client answers, or it misses the deadline."""
-    budget, real_deadline_s = setting.budget, deadline_s * setting.time_scale
-    chosen = dict.fromkeys(selection.rows.tolist())
-    late = [row for row in chosen if latency_s[row] >= deadline_s]
-    observations = []
-    for row in chosen.keys() - set(late) if late else chosen:
-        i = int(table.released[row]) + 1 if budget else 0
-        observations.append(
-            Observation(
-                client_id=table.ids[row],
-                timing=Timing(round_trip_s=float(latency_s[row]) * setting.time_scale),
-                latency_s=float(latency_s[row]),
-                n_examples=int(table.n_examples[row]),
-                participation=i,
-                epsilon=budget.epsilon(i) if budget else 0.0,
-                epsilon_spent=budget.spent(i) if budget else 0.0,
-            )
-        )
+    """What the server would have written down: it waits for the answers that it needs, at most until the deadline."""
+    chosen = np.array([*dict.fromkeys(selection.rows.tolist())])
+    deadline_s = setting.waits_s(table, selection.rows)
+    needed = setting.answers_needed(len(chosen), m)
+    end_s = min(float(np.sort(came_s[chosen])[needed - 1]), deadline_s)
+    kind: MissKind = "unneeded" if end_s < deadline_s else "timeout"
+    is_in_time = came_s[chosen] <= end_s if kind == "unneeded" else came_s[chosen] < deadline_s
+    missed = tuple(Miss(table.ids[row], kind, end_s * setting.time_scale, end_s) for row in chosen[~is_in_time])
+    in_time = chosen[is_in_time]
+    waited_s = [end_s] if missed and kind == "timeout" else []
     return RoundRecord(
         round=t,
         attempt=0,
         chosen=tuple(table.ids[row] for row in selection.rows.tolist()),
         weights=None,
-        observations=tuple(observations),
+        observations=tuple(_observation(row, came_s, latency_s, table, setting) for row in in_time.tolist()),
         events=(),
-        round_latency_s=float(min(latency_s[selection.rows].max(), deadline_s)),
+        round_latency_s=max([*latency_s[in_time].tolist(), *waited_s]),
         wall_clock_s=0.0,
         selection_s=0.0,
         model_digest="",
-        misses=tuple(Miss(table.ids[row], "timeout", real_deadline_s, deadline_s) for row in late),
-        deadline_s=real_deadline_s,
+        misses=missed,
+        deadline_s=deadline_s * setting.time_scale,
+    )
+
+
+def _observation(
+    row: int, came_s: FloatArray, latency_s: FloatArray, table: ClientTable, setting: Setting
+) -> Observation:
+    budget = setting.budget
+    i = int(table.released[row]) + 1 if budget else 0
+    return Observation(
+        client_id=table.ids[row],
+        timing=Timing(round_trip_s=float(came_s[row]) * setting.time_scale),
+        latency_s=float(latency_s[row]),
+        n_examples=int(table.n_examples[row]),
+        participation=i,
+        epsilon=budget.epsilon(i) if budget else 0.0,
+        epsilon_spent=budget.spent(i) if budget else 0.0,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import drift_laws_of, presence_of
 from pausefl.population.availability import Presence
-from pausefl.simulation.engine import recorded_rounds
+from pausefl.simulation.curves import recorded_rounds
 from pausefl.simulation.growth import growth_fits
 from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
 from pausefl_proto.arrays import FloatArray, IntArray

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pausefl.config.client_records import budget_of, partitioner_of
+from pausefl.config.client_records import budget_of, partitioner_of, training_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.server_records import selected_policy
-from pausefl.delays import Delay
+from pausefl.delays import Constant, Delay, NoDelay
 from pausefl.results.csv_table import write_csv
+from pausefl.simulation.curves import SimulationResult
 from pausefl.simulation.engine import (
     Setting,
-    SimulationResult,
     genie_of,
     is_compiled,
     least_gap,
@@ -34,6 +34,7 @@ from pausefl.simulation.newcomer_outputs import (
     newcomers_in_words,
 )
 from pausefl_client.data.partition import partition
+from pausefl_client.training.paced import steps_of
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
@@ -106,7 +107,7 @@ def _findings(
 def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
     """The latencies, data sizes, budget and groups of an experiment, or of so many rounds of it.
 
-    τ_min = "auto" counts as the least delay possible.
+    τ_min = "auto" counts as the least latency possible.
     """
     workload, ids = experiment.workload, experiment.client_ids
     labels = np.arange(workload.examples or 1000 * len(ids)) % 10
@@ -118,11 +119,13 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         seed=experiment.experiment.seed_of("split"),
         owners=np.arange(labels.size) * len(ids) // labels.size,  # equal shares stand for unknown owners
     )
-    laws, timeout_s = experiment.delays(), experiment.round_timeout_s
+    examples = {client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)}
+    laws, timeout_s, training = experiment.delays(), experiment.round_timeout_s, _training_times(experiment, examples)
     return Setting(
         laws=laws,
-        examples={client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)},
-        tau_min_s=experiment.tau_min_s or _least_delay_s(laws),
+        examples=examples,
+        tau_min_s=experiment.tau_min_s
+        or _least_latency_s(laws, training if experiment.latency.signal == "round_trip" else {}),
         budget=budget_of(experiment.privacy),
         seed=experiment.experiment.seed,
         latency_seed=experiment.experiment.seed_of("latency"),
@@ -132,13 +135,31 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         rest_rounds_max=experiment.server.rest_rounds_max,
         examples_max=experiment.clients.examples_max,
         weight_share_max=experiment.aggregation.weight_share_max,
+        training=training,
+        mode=experiment.latency.mode,
+        signal=experiment.latency.signal,
+        spare=experiment.selection.asked - experiment.selection.m,
+        quorum=experiment.server.quorum,
     )
 
 
-def _least_delay_s(laws: Mapping[str, Delay]) -> float:
-    least_s = min(law.minimum_s for law in laws.values())
+def _training_times(experiment: Experiment, examples: Mapping[str, int]) -> dict[str, Delay]:
+    """The law of the seconds that each client trains, as far as the experiment states it; empty where it does not."""
+    workload = experiment.workload
+    if stated := experiment.training_times():
+        return stated
+    if workload.model == "synthetic":
+        return dict.fromkeys(examples, Constant(workload.train_s)) if workload.train_s else {}
+    if workload.step_s is None:
+        return {}
+    settings = training_of(workload)
+    return {c: Constant(workload.step_s * steps_of(settings, n)) for c, n in examples.items()}
+
+
+def _least_latency_s(laws: Mapping[str, Delay], training: Mapping[str, Delay]) -> float:
+    least_s = min(law.minimum_s + training.get(c, NoDelay()).minimum_s for c, law in laws.items())
     if least_s == 0:
-        raise ConfigError('latency.tau_min_s = "auto": a simulation needs a number where a delay can be 0')
+        raise ConfigError('latency.tau_min_s = "auto": a simulation needs a number where a latency can be 0')
     return least_s
 
 

@@ -13,7 +13,8 @@ from pausefl.campaigns.tuning.space import Point, experiment_at
 from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.results.reading import read_run
-from pausefl.simulation.engine import SimulationResult, is_compiled, simulate, simulate_pause
+from pausefl.simulation.curves import SimulationResult
+from pausefl.simulation.engine import is_compiled, simulate, simulate_pause
 from pausefl.simulation.outputs import setting_of
 from pausefl_proto.errors import PauseflError
 

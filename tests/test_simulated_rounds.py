@@ -1,0 +1,114 @@
+"""When a simulated round ends, and what it takes: as a run's do on the virtual clock."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pausefl
+from pausefl.config.server_records import selected_policy
+from pausefl.delays import Constant, published_halves
+from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.server.plan import server_plan
+from pausefl.runtime.virtual.process import play_virtually
+from pausefl.simulation.engine import Setting, is_compiled, simulate, simulate_pause
+from pausefl.simulation.outputs import setting_of
+from pausefl_proto.budget import Budget
+from pausefl_server.selection.policies.everyone import All
+from pausefl_server.selection.policies.pause import Pause
+from rigs.federation import log_of
+
+ROUNDS = 6
+# Every client takes as long in every round, in a run and in a simulation: only when rounds end is compared.
+STEADY = {
+    "experiment.rounds": ROUNDS,
+    "experiment.clock": "virtual",
+    "metrics.enabled": False,
+    "privacy.enabled": False,
+    "clients.count": 6,
+    "selection.policy": "all",
+    "selection.m": 3,
+    "workload.model": "synthetic",
+    "latency.signal": "round_trip",
+    "latency.time_scale": 1.0,
+    "latency.delay": {"kind": "constant", "value_s": {"kind": "lognormal", "mean_s": 0.8, "sd_s": 0.6}},
+}
+TRAINED = {"workload.training_time": {"kind": "constant", "value_s": {"kind": "lognormal", "mean_s": 1.0, "sd_s": 1.0}}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="all are waited for"),
+        pytest.param({"selection.over_selection": 0.5}, id="over-selection"),
+        pytest.param({"server.quorum": 0.5}, id="quorum"),
+        pytest.param({"selection.over_selection": 0.5, "server.quorum": 0.7}, id="both"),
+        pytest.param({"server.round_timeout_s": 1.0}, id="deadline"),
+        pytest.param({"server.round_timeout_s": 1.0, "server.quorum": 0.5}, id="deadline and quorum"),
+        pytest.param(TRAINED, id="training"),
+        pytest.param({**TRAINED, "latency.time_scale": 0.25, "server.quorum": 0.7}, id="training, scaled"),
+        pytest.param({**TRAINED, "latency.signal": "communication", "server.quorum": 0.7}, id="communication"),
+        pytest.param({**TRAINED, "latency.mode": "total", "server.quorum": 0.5}, id="total"),
+        pytest.param({"workload.train_s": 0.4}, id="synthetic training"),
+    ],
+)
+def test_a_simulated_round_ends_as_a_runs(changes: Mapping[str, Any], tmp_path: Path) -> None:
+    experiment = pausefl.load("demo", {**STEADY, "server.rest_rounds_max": 0, **changes})
+    play_virtually(server_plan(experiment, "run"), client_plan(experiment), tmp_path, lambda _: None)
+    run_s = np.cumsum([record.round_latency_s for record in log_of(tmp_path)])
+    result = simulate(selected_policy(experiment.selection), setting_of(experiment), ROUNDS)
+    assert result.total_latency_s == pytest.approx(run_s, rel=1e-3)
+
+
+def test_stated_steps_take_their_time(tmp_path: Path) -> None:
+    """However many a client's examples need, `workload.max_steps` at most."""
+    steps = {"workload.model": "mlp", "workload.examples": 600, "workload.epochs": 1, "workload.step_s": 0.1}
+    setting, most = (
+        setting_of(pausefl.load("demo", {**STEADY, **steps, "workload.max_steps": limit})) for limit in (100, 3)
+    )
+    assert {c: law.mean_s for c, law in setting.training.items()} == pytest.approx(
+        {c: 0.1 * -(-n // 20) for c, n in setting.examples.items()}
+    )
+    assert [law.mean_s for law in most.training.values()] == pytest.approx([0.3] * 6)
+
+
+def steady(**changes: Any) -> Setting:
+    """Four clients that take 1, 2, 3 and 4 s."""
+    ids = [f"client-{k}" for k in range(4)]
+    laws = {client_id: Constant(k + 1.0) for k, client_id in enumerate(ids)}
+    setting = Setting(laws, dict.fromkeys(ids, 100), 0.05, Budget(100.0, 0.04))
+    return dataclasses.replace(setting, **changes)
+
+
+def test_clients_that_are_not_needed_are_charged_and_neither_rest_nor_miss() -> None:
+    result = simulate(All(4), steady(quorum=0.5), 10)
+    assert result.total_latency_s.tolist() == pytest.approx([2.0 * t for t in range(1, 11)])
+    assert result.chosen.tolist() == [10] * 4, "nobody rests"
+    assert result.missed is None
+    assert result.max_epsilon_spent[-1] == pytest.approx(Budget(100.0, 0.04).spent(10))
+
+
+def test_after_the_deadline_nobody_is_unneeded() -> None:
+    result = simulate(All(4), steady(quorum=0.75, deadline_s=2.5, rest_rounds_max=0), 10)
+    assert result.total_latency_s[-1] == pytest.approx(25.0)
+    assert result.missed is not None
+    assert result.missed.tolist() == [0, 0, 10, 10]
+
+
+def test_a_policy_learns_from_those_in_time_alone() -> None:
+    """One that needs three of five waits less, though all five are as before."""
+    ids = [f"client-{k:02}" for k in range(10)]
+    setting = Setting(dict(zip(ids, published_halves(10), strict=True)), dict.fromkeys(ids, 100), 0.05)
+    plain, spared = (simulate(Pause(5), dataclasses.replace(setting, spare=n), 200, with_regret=False) for n in (0, 2))
+    assert spared.total_latency_s[-1] < 0.9 * plain.total_latency_s[-1]
+
+
+@pytest.mark.parametrize("changes", [{"spare": 1}, {"quorum": 0.5}, {"training": {"client-0": Constant(1.0)}}])
+def test_rounds_that_end_early_or_train_are_not_compiled(changes: dict[str, Any]) -> None:
+    assert is_compiled(Pause(2), steady())
+    assert not is_compiled(Pause(2), steady(**changes))
+    with pytest.raises(ValueError, match="is compiled"):
+        simulate_pause(Pause(2), steady(**changes), 5)
