@@ -45,10 +45,11 @@ def run_simulations(
         "rounds": rounds,
         "policies": {policy: _spreads(found) for policy, found in summaries.items()},
         "genies": {policy: first["genie"] for policy, (first, *_) in summaries.items() if first.get("genie")},
+        "warning": _warning(summaries),
     }
     write_durably(folder / "simulations.json", json.dumps(summary, indent=2) + "\n")
     _write_table(folder / "simulations.csv", [each for found in summaries.values() for each in found])
-    save_png(draw_simulations(curves, _objectives_in_words(summary)), folder / "simulations.png")
+    save_png(draw_simulations(curves, _notes(summary)), folder / "simulations.png")
     return summary
 
 
@@ -60,10 +61,28 @@ def refuse_results_in(folder: Path) -> None:
 
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What the simulations found, a line per policy, and where their regrets do not compare, why."""
+    """What the simulations found, a line per policy, and where they do not compare, why."""
     for policy, found in summary["policies"].items():
         yield f"{policy}: {', '.join(f'{name} {_spread_in_words(spread)}' for name, spread in found.items())}"
-    yield from _objectives_in_words(summary)
+    yield from _notes(summary)
+
+
+def _notes(summary: Mapping[str, Any]) -> list[str]:
+    """Why the policies' figures do not compare, line by line; empty where they do."""
+    return [*filter(None, [summary["warning"]]), *_objectives_in_words(summary)]
+
+
+def _warning(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """What speaks against comparing totals: budgets that ended some simulations sooner. Empty where nothing does."""
+    played = {policy: [summary["rounds"] for summary in found] for policy, found in summaries.items()}
+    if len({rounds for of_policy in played.values() for rounds in of_policy}) == 1:
+        return ""
+    ranges = (f"{policy} {_range_in_words(min(rounds), max(rounds))}" for policy, rounds in played.items())
+    return f"simulations have unequal rounds ({', '.join(ranges)}): their totals do not compare"
+
+
+def _range_in_words(least: int, greatest: int) -> str:
+    return str(least) if least == greatest else f"{least} to {greatest}"
 
 
 def _spread_in_words(spread: Mapping[str, float]) -> str:

@@ -14,7 +14,7 @@ class SimulationResult:
 
     client_ids: tuple[str, ...]
     round: IntArray
-    """The recorded rounds, ascending; the last one is the last of the run."""
+    """The recorded rounds, ascending; the last one is the last that was played."""
     regret: FloatArray
     """Σ r(G_t) − r(S_t) so far (eq. (15)), realised."""
     genie_regret: FloatArray
@@ -40,12 +40,14 @@ def recorded_rounds(rounds: int) -> IntArray:
 
 
 class Curves:
-    """Running sums, kept at the recorded rounds."""
+    """Running sums, kept at the recorded rounds and at the last one that is played."""
 
     def __init__(self, rounds: int) -> None:
         self._recorded = recorded_rounds(rounds)
         self._sums, self._next = np.zeros(4), 0
+        self._rounds: list[int] = []
         self._rows: list[FloatArray] = []
+        self._last_round, self._last_row = 0, np.zeros(5)
 
     def pieces(self, block: FloatArray, first_round: int) -> list[FloatArray]:
         """A block of rounds cut behind every recorded round, so that `add` meets each."""
@@ -55,16 +57,19 @@ class Curves:
     def add(self, last_round: int, gained: FloatArray, max_epsilon_spent: FloatArray) -> None:
         """Count the rounds up to `last_round`: (n, 4) regret, genie regret, reward, latency."""
         self._sums += gained.sum(axis=0)
+        self._last_round, self._last_row = last_round, np.concatenate((self._sums, max_epsilon_spent))
         if last_round == self._recorded[self._next]:
-            self._rows.append(np.concatenate((self._sums, max_epsilon_spent)))
+            self._keep_last()
             self._next += 1
 
     def result(self, table: ClientTable, missed: IntArray, cluster_penalty_s: float = 0.0) -> SimulationResult:
         """The sums so far, with how often each client chosen missed the deadline, (K,) or more, by the table's row."""
+        if self._last_round not in self._rounds[-1:]:  # ended early, between two recorded rounds
+            self._keep_last()
         regret, genie_regret, reward, latency_s, spent = np.array(self._rows).T
         return SimulationResult(
             client_ids=tuple(table.ids),
-            round=self._recorded[: len(self._rows)],
+            round=np.array(self._rounds, np.int64),
             regret=regret,
             genie_regret=genie_regret,
             reward=reward,
@@ -74,3 +79,7 @@ class Curves:
             cluster_penalty_s=cluster_penalty_s,
             missed=missed[: len(table)] if missed.any() else None,
         )
+
+    def _keep_last(self) -> None:
+        self._rounds.append(self._last_round)
+        self._rows.append(self._last_row)

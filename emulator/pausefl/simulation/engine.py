@@ -133,7 +133,7 @@ def simulate(
 ) -> SimulationResult:
     """Run `policy` for `rounds` rounds, one call of it a round, against the genie that weighs as it does.
 
-    Ends early, at the last recorded round, if every client's budget has retired it; a round without clients passes.
+    Ends early if every client's budget has retired it; a round without clients passes.
 
     Without regret, or where no genie weighs as the policy does, reward and both regrets are NaN, and a policy that
     needs no oracle costs no expectation of a law. `watch` is shown every selection. ConfigError for a policy that needs

@@ -70,6 +70,8 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     if "insertions" in summary:
         yield from newcomers_in_words(summary)
         return
+    if early := summary.get("ended_early"):
+        yield early
     yield f"total latency {summary['total_latency_s']:.1f} s, greatest ε {summary['max_epsilon_spent']:.3g}"
     if summary["regret"] is not None:
         yield f"regret is against a genie with {weights_in_words(summary['genie'])}"
@@ -101,7 +103,7 @@ def _findings(
         "simulation": (columns, zip(*(getattr(result, column).tolist() for column in columns), strict=True)),
         "selections": (("client_id", "chosen"), zip(result.client_ids, result.chosen.tolist(), strict=True)),
     }
-    return _summary(experiment, setting, result, genie, bounds), tables, _draw(result, bounds)
+    return _summary(experiment, setting, result, rounds, genie, bounds), tables, _draw(result, bounds)
 
 
 def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
@@ -181,6 +183,7 @@ def _summary(
     experiment: Experiment,
     setting: Setting,
     result: SimulationResult,
+    rounds: int,
     genie: Genie | None,
     bounds: Mapping[str, FloatArray],
 ) -> dict[str, Any]:
@@ -188,6 +191,7 @@ def _summary(
         "policy": experiment.selection.policy,
         "seed": setting.seed,
         "rounds": int(result.round[-1]),
+        "ended_early": _early_end(int(result.round[-1]), rounds),
         "clients": len(result.client_ids),
         "m": experiment.selection.m,
         "tau_min_s": setting.tau_min_s,
@@ -208,6 +212,11 @@ def _summary(
         },
         "bound_17": {reading: _finite(bound[-1]) for reading, bound in bounds.items()},
     }
+
+
+def _early_end(played: int, rounds: int) -> str:
+    """What to say of a simulation of fewer rounds than were asked for; empty for one that played all."""
+    return f"ended after {played} of {rounds} rounds, as all budgets were spent" if played < rounds else ""
 
 
 def _weights(genie: Genie) -> dict[str, Any]:

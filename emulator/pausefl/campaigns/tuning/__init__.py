@@ -63,7 +63,7 @@ def resume_tuning(folder: Path, console: Console, real_seeds: int = 0) -> Tuning
 
 
 def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
-    from pausefl.campaigns.tuning.outputs import write_tuning
+    from pausefl.campaigns.tuning.outputs import SUMMARY, write_tuning
 
     show = _shower(console)
     measure = measure_of(plan, folder, show)
@@ -71,6 +71,8 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
     try:
         with locked(folder / "lock", f"search {folder}"):
             tried = search(plan, folder, measure, console)
+            if tried.refused:
+                say(f"settings refused: {len(tried.refused)}, all told in {SUMMARY}; the first: {tried.refused[0]}")
             front = compared(plan, tried, measure, say)
             confirmed = on_real_clock(plan, front[0].point, measure_by_run(plan, folder, show), say)
             tuning = Tuning(folder, plan, tried, front, confirmed)

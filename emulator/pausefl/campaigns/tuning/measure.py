@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pausefl.campaigns.campaign import OneByOne, Planned, Show
-from pausefl.campaigns.tuning.plan import TuningPlan
+from pausefl.campaigns.tuning.plan import LATENCY, TuningPlan
 from pausefl.campaigns.tuning.space import Point, experiment_at
 from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
@@ -21,8 +21,11 @@ from pausefl_proto.errors import PauseflError
 Figures = Mapping[str, float]
 """What a run came to, by the objectives' names."""
 Measure = Callable[[Point, int], Figures]
-"""Plays a setting under a seed. ConfigError for a setting that is no experiment, PauseflError for a run that failed."""
+"""Plays a setting under a seed. ConfigError for a setting that is no experiment, PauseflError for a run that failed and
+for one whose budgets ended it before they end the published setting."""
 
+ROUNDS = "rounds"
+"""The figure that says how many rounds were played, fewer than asked for where budgets were spent."""
 REACHED = "target_reached"
 """The figure that is 1 for a run that reaches the target accuracy, and 0 for one that does not."""
 NOT_REACHED = 2.0
@@ -37,7 +40,7 @@ def measure_of(plan: TuningPlan, folder: Path, show: Show) -> Measure:
     def by_simulation(point: Point, seed: int) -> Figures:
         return simulated(experiment_at(plan.source, point, seed))
 
-    return measure_by_run(plan, folder, show) if plan.by == "run" else by_simulation
+    return measure_by_run(plan, folder, show) if plan.by == "run" else _held_to_published_end(plan, by_simulation)
 
 
 def measure_by_run(plan: TuningPlan, folder: Path, show: Show) -> Measure:
@@ -56,15 +59,40 @@ def measure_by_run(plan: TuningPlan, folder: Path, show: Show) -> Measure:
         if found.get("latency_to_target_s") != math.inf:
             return found
         # A cutoff of the run's own would let short rounds that teach nothing win.
-        published = {key: value for key, value in point.items() if key == "experiment.clock"}
-        cutoff_s = figures_of_run(played(published, seed), None)["total_latency_s"]
+        cutoff_s = figures_of_run(played(_published(point), seed), None)["total_latency_s"]
         return {**found, "latency_to_target_s": NOT_REACHED * max(cutoff_s, found["total_latency_s"])}
 
-    return by_run
+    return _held_to_published_end(plan, by_run)
+
+
+def _held_to_published_end(plan: TuningPlan, measure: Measure) -> Measure:
+    """Refuses settings that spend their budgets sooner than the published one: fewer rounds take less time in all.
+
+    Where latency is that to a target, an early end shortens nothing.
+    """
+
+    def held(point: Point, seed: int) -> Figures:
+        found = measure(point, seed)
+        if LATENCY not in plan.objectives:
+            return found
+        rounds = experiment_at(plan.source, point, seed).experiment.rounds
+        if found[ROUNDS] < rounds and found[ROUNDS] < (published := measure(_published(point), seed)[ROUNDS]):
+            raise PauseflError(
+                f"ended after {found[ROUNDS]:.0f} of {rounds} rounds, as budgets were spent; the experiment's own"
+                f" setting plays {published:.0f}: total latencies do not compare"
+            )
+        return found
+
+    return held
+
+
+def _published(point: Point) -> Point:
+    """The published setting, on the clock of this point."""
+    return {key: value for key, value in point.items() if key == "experiment.clock"}
 
 
 def simulated(experiment: Experiment) -> Figures:
-    """Total latency, greatest leakage and imbalance of a simulation of all rounds."""
+    """Total latency, greatest leakage, imbalance and rounds of a simulation until all rounds or budgets are over."""
     policy, rounds = selected_policy(experiment.selection), experiment.experiment.rounds
     setting = setting_of(experiment)
     if is_compiled(policy, setting):
@@ -75,6 +103,7 @@ def simulated(experiment: Experiment) -> Figures:
         "total_latency_s": float(result.total_latency_s[-1]),
         "max_epsilon_spent": float(result.max_epsilon_spent[-1]),
         "imbalance": imbalance(result, setting.examples),
+        ROUNDS: float(result.round[-1]),
     }
 
 
@@ -89,7 +118,7 @@ def imbalance(result: SimulationResult, examples: Mapping[str, int]) -> float:
 
 
 def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
-    """Total latency, greatest leakage and final accuracy; with a target, the latency to it and whether it was reached.
+    """Total latency, leakage, final accuracy and rounds; with a target, the latency to it and whether it was reached.
 
     The latency is infinite for a run that never reaches the target.
     """
@@ -101,6 +130,7 @@ def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
         "total_latency_s": total_s,
         "max_epsilon_spent": run.summary["max_epsilon_spent"] or 0.0,  # none without privacy
         "final_accuracy": accuracy,
+        ROUNDS: run.summary["rounds"],
     }
     if target_accuracy is not None:
         latency_s, accuracies = run.curve("test")

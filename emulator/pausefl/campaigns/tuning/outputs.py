@@ -133,6 +133,7 @@ def _summary(tuning: "Tuning") -> dict[str, Any]:
         "trials": [list(trial.values) for trial in found.trials],
         "pruned": found.pruned,
         "refused": len(found.refused),
+        "refusals": list(dict.fromkeys(found.refused)),
         "trial_seeds": list(plan.trial_seeds),
         "fresh_seeds": list(plan.unseen_seeds),
         "front": [asdict(point) for point in tuning.front],

@@ -43,7 +43,7 @@ class SearchResult:
     pruned: int
     """How many trials were left after some of their seeds."""
     refused: Sequence[str]
-    """Why settings could not be played."""
+    """Each setting that could not be played, and why."""
 
 
 def search(plan: TuningPlan, folder: Path, measure: Measure, console: Console) -> SearchResult:
@@ -167,7 +167,8 @@ def _result(study: "Study", plan: TuningPlan) -> SearchResult:
         for each in once.values()
         if not any(dominates(other.values, each.values, plan.objectives) for other in once.values())
     ]
-    refused = [str(t.user_attrs[_REFUSED]) for t in study.get_trials(deepcopy=False) if _REFUSED in t.user_attrs]
+    ended = study.get_trials(deepcopy=False)
+    refused = [f"{t.params} {t.user_attrs[_REFUSED]}" for t in ended if _REFUSED in t.user_attrs]
     if not trials:
         why = f": {refused[0]}" if refused else ""
         raise PauseflError(f"none of {plan.trials} settings could be played{why}")
