@@ -157,6 +157,20 @@ def test_a_run_gives_the_bounds_of_those_it_did_not_wait_for(tmp_path: Path) -> 
     assert draw_fit(fit).axes
 
 
+@pytest.mark.parametrize(("signal", "timeout_s"), [("round_trip", 5.0), ("communication", 0.5)])
+def test_a_deadline_stays_as_long_as_it_was_beside_the_latencies(signal: str, timeout_s: float, tmp_path: Path) -> None:
+    """It is in real seconds, and whole round trips are fitted at another time scale than they were played at."""
+    changes = {"experiment.rounds": 6, "experiment.clock": "virtual", "clients.count": 3, "selection.policy": "all"}
+    scaled = {"latency.time_scale": 0.1, "latency.signal": signal, "server.round_timeout_s": 0.5}
+    law = {"latency.delay": {"kind": "lognormal", "mean_s": 2.0, "sd_s": 0.2}, "workload.model": "synthetic"}
+    experiment = pausefl.load("demo", {"selection.m": 2, "evaluation.every": 0} | changes | scaled | law)
+    played = pausefl.run(experiment, tmp_path / "run", progress=False).summary
+    fitted = pausefl.fit_latency(tmp_path / "run").experiment
+    assert fitted.round_timeout_s == timeout_s
+    again = pausefl.run(fitted, tmp_path / "again", progress=False).summary
+    assert (played["rounds"], played["missed_jobs"]) == (again["rounds"], again["missed_jobs"]) == (6, {})
+
+
 # -- files
 
 

@@ -92,13 +92,18 @@ def _fleet_document(latencies: Mapping[str, ClientLatencies]) -> dict[str, Any]:
 def _run_document(experiment: Experiment, latencies: Mapping[str, ClientLatencies]) -> dict[str, Any]:
     """The run's experiment; clients that it never chose have the law of all latencies together.
 
-    What policies saw as a whole round trip is one here, training included; the communication alone is added to it.
+    What policies saw as a whole round trip is one here, training included, and takes as long as it says: time_scale
+    is 1. The communication alone is added to the training.
     """
     document = experiment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     signal = experiment.latency.signal
     kept = {"signal": signal, "time_scale": experiment.latency.time_scale} if signal == "communication" else {}
     tau_min_s = experiment.latency.tau_min_s
     document["latency"] = {**kept, "mode": "additive" if kept else "total", "tau_min_s": tau_min_s}
+    if experiment.round_timeout_s is not None and not kept:
+        # In real seconds, of which an emulated second of the run took time_scale; here it takes one.
+        timeout_s = experiment.round_timeout_s / experiment.latency.time_scale
+        document["server"]["round_timeout_s"] = float(f"{timeout_s:.6g}")
     if set(experiment.client_ids) - set(latencies):
         shuffled = generator(experiment.experiment.seed, "fit-latency").permutation(_together(latencies))
         bounds = np.concatenate([of_client.bounds_s for of_client in latencies.values()])
