@@ -202,6 +202,23 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "a policy's class": (lambda e: pausefl.simulate(e, 10, policies=[Path]), r"^policies = .*must be a list of names$"),  # type: ignore[list-item] # on purpose
     "one value": (lambda e: pausefl.sweep(e, {"selection.m": 3}), r"^selection\.m = 3: must be a list"),  # type: ignore[dict-item] # on purpose
     "no value": (lambda e: pausefl.sweep(e, {"selection.m": []}), r"^selection\.m = \[\]: must be a list"),
+    "keys without values": (lambda e: pausefl.sweep(e, ["selection.m"]), r"^grid = \['selection\.m'\]: must be lists"),  # type: ignore[arg-type] # on purpose
+    "a grid's key": (lambda e: pausefl.sweep(e, {3: [2]}), r"^grid = \{3: \[2\]\}: must be lists of values by key"),  # type: ignore[dict-item] # on purpose
+    "no policy": (lambda e: pausefl.compare(e, []), r"^policies = \[\]: must name at least one$"),
+    "policies' number": (lambda e: pausefl.simulate(e, 10, policies=3), r"^policies = 3: must be a list of names$"),  # type: ignore[arg-type] # on purpose
+    "fresh seeds": (lambda e: pausefl.tune(e, fresh_seeds="a"), r"^fresh_seeds = 'a': must be a whole number of at"),  # type: ignore[arg-type] # on purpose
+    "real seeds": (lambda e: pausefl.tune(e, real_seeds="a"), r"^real_seeds = 'a': must be a whole number of at"),  # type: ignore[arg-type] # on purpose
+    "one search": (lambda e: pausefl.tune(e, "selection.m=1..2"), r"^search = 'selection\.m=1\.\.2': must be a list"),
+    "what is played": (lambda e: pausefl.tune(e, by="runs"), r"^by = 'runs': must be simulate or run$"),  # type: ignore[arg-type] # on purpose
+    "a target": (lambda e: pausefl.tune(e, target_accuracy="high"), r"^target_accuracy = 'high': must be a number"),  # type: ignore[arg-type] # on purpose
+    "draws": (lambda _: pausefl.replay("run", "all", draws=0), r"^draws = 0: must be a whole number of at least 1$"),
+    "a text for draws": (lambda _: pausefl.replay("run", "all", draws="x"), r"^draws = 'x': must be a whole number of"),  # type: ignore[arg-type] # on purpose
+    "a policy's number": (lambda _: pausefl.replay("run", 3), r"^policy = 3: must be the name of a policy$"),  # type: ignore[arg-type] # on purpose
+    "a path's number": (lambda _: pausefl.replay(3), r"^run_dir = 3: must be a path$"),  # type: ignore[arg-type] # on purpose
+    "a run's folder": (lambda e: pausefl.run(e, 3), r"^run_dir = 3: must be a path$"),  # type: ignore[arg-type] # on purpose
+    "a folder": (lambda e: pausefl.simulate(e, 10, 3), r"^folder = 3: must be a path$"),  # type: ignore[arg-type] # on purpose
+    "no run": (lambda _: pausefl.open(None), r"^run_dir = None: must be a path$"),  # type: ignore[arg-type] # on purpose
+    "no source": (lambda _: pausefl.fit_latency(None), r"^source = None: must be a path$"),  # type: ignore[arg-type] # on purpose
     "a preset": (lambda _: pausefl.run("demo"), r"^experiment = 'demo': must be an Experiment"),  # type: ignore[arg-type] # on purpose
     "no observers": (lambda e: pausefl.run(e, observers=3), r"^observers = 3: must be a list of"),  # type: ignore[arg-type] # on purpose
     "an observer's name": (lambda e: pausefl.run(e, observers="mlflow"), r"^observers = 'mlflow': must be a list of"),  # type: ignore[arg-type] # on purpose
@@ -213,6 +230,7 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     ),
     "a setting": (lambda _: pausefl.load("demo", "selection.m=2"), r"^overrides = 'selection\.m=2': must be values by"),
     "pairs": (lambda _: pausefl.load("demo", [("selection.m", 2)]), r"^overrides = \[\('sel"),  # type: ignore[list-item] # on purpose
+    "a number": (lambda _: pausefl.load("demo", 3), r"^overrides = 3: must be values by"),  # type: ignore[arg-type] # on purpose
     "a key": (lambda _: pausefl.load("demo", {3: 2}), r"^overrides = \{3: 2\}: must be"),  # type: ignore[dict-item] # on purpose
 }
 

@@ -268,3 +268,5 @@ def test_the_command_says_it_and_refuses_other_keys(run_dir: Path) -> None:
     assert "chose the same clients in all 6 rounds" in done.stdout
     with pytest.raises(ConfigError, match=r"--set experiment\.rounds: a replay changes who is chosen"):
         pausefl.replay(run_dir, overrides={"experiment.rounds": 3})
+    with pytest.raises(ConfigError, match=r"^overrides = \[3\]: must be values by dotted key"):
+        pausefl.replay(run_dir, overrides=[3])  # type: ignore[list-item] # on purpose

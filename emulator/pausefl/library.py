@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pausefl.campaigns.campaign import OneByOne, Player, Show
 from pausefl.campaigns.side_by_side import SideBySide
@@ -69,7 +69,7 @@ def run(
     _check(experiment)
     if not (isinstance(observers, Sequence) and all(isinstance(observer, Observer) for observer in observers)):
         raise ConfigError(f"observers = {observers!r:.80}: must be a list of pausefl.Observer objects")
-    with _folder(experiment.selection.policy, run_dir) as folder, _show(progress)(experiment.title) as view:
+    with _folder(experiment.selection.policy, run_dir, "run_dir") as folder, _show(progress)(experiment.title) as view:
         refuse_run_in(folder)
         try:
             run_experiment(experiment, folder, view, observers=observers)
@@ -82,7 +82,7 @@ def run(
 
 def open(run_dir: str | Path) -> Run:  # noqa: A001 - read as pausefl.open, like gzip.open
     """The results of a run directory, also while the run goes on. ConfigError when it is none."""
-    return Run(Path(run_dir))
+    return Run(_path("run_dir", run_dir))
 
 
 def compare(
@@ -102,6 +102,8 @@ def compare(
     from pausefl.campaigns.compare import compare_policies
 
     _check(experiment, policies, seeds=seeds, jobs=jobs)
+    if not policies:
+        raise ConfigError(f"policies = {policies!r}: must name at least one")
     with _folder("compare", folder) as out:
         return compare_policies(experiment, policies, seeds, out, _player(progress, jobs))
 
@@ -123,6 +125,8 @@ def sweep(
     from pausefl.campaigns.sweep import run_sweep
 
     _check(experiment, seeds=seeds, jobs=jobs)
+    if not (isinstance(grid, Mapping) and all(isinstance(key, str) for key in grid)):
+        raise ConfigError(f"grid = {grid!r:.80}: must be lists of values by key")
     with _folder("sweep", folder) as out:
         return run_sweep(experiment.to_toml(), grid, seeds, out, _player(progress, jobs))
 
@@ -168,9 +172,13 @@ def replay(
     """
     from pausefl.offline.replay_outputs import replayed, write_replay
 
-    found = replayed(Path(run_dir), policy, overrides, draws)
-    if folder is not None:
-        write_replay(found, Path(folder))
+    _check_counts(draws=draws)
+    if not (policy is None or isinstance(policy, str)):
+        raise ConfigError(f"policy = {policy!r:.80}: must be the name of a policy")
+    out = _path("folder", folder) if folder is not None else None
+    found = replayed(_path("run_dir", run_dir), policy, overrides, draws)
+    if out is not None:
+        write_replay(found, out)
     return found
 
 
@@ -181,7 +189,7 @@ def fit_latency(source: str | Path) -> "LatencyFit":
     """
     from pausefl.offline.latency_fit import fit_latency
 
-    return fit_latency(Path(source))
+    return fit_latency(_path("source", source))
 
 
 def tune(
@@ -202,9 +210,15 @@ def tune(
     are written to `folder`, runs/tune-<time> by default.
     """
     from pausefl.campaigns.tuning import tune_experiment
-    from pausefl.campaigns.tuning.plan import TuningPlan
+    from pausefl.campaigns.tuning.plan import By, TuningPlan
 
-    _check(experiment, trials=trials, seeds=seeds)
+    _check(experiment, trials=trials, seeds=seeds, fresh_seeds=fresh_seeds)
+    _check_counts(at_least=0, real_seeds=real_seeds)
+    _check_texts("search", search, "texts KEY=SPACE")
+    if by not in get_args(By):
+        raise ConfigError(f"by = {by!r:.80}: must be {' or '.join(get_args(By))}")
+    if not (target_accuracy is None or isinstance(target_accuracy, int | float)):
+        raise ConfigError(f"target_accuracy = {target_accuracy!r:.80}: must be a number")
     plan = TuningPlan(experiment.to_toml(), search, by, trials, seeds, fresh_seeds, target_accuracy, real_seeds)
     with _folder("tune", folder) as out:
         return tune_experiment(plan, out, plain_console(stderr=True))
@@ -214,17 +228,33 @@ def _check(experiment: Experiment, policies: Sequence[str] = (), **counts: int) 
     """ConfigError for an argument of another kind than its annotation says, which Python does not check."""
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"experiment = {experiment!r:.80}: must be an Experiment, as pausefl.load returns it")
-    if isinstance(policies, str) or not all(isinstance(policy, str) for policy in policies):
-        raise ConfigError(f"policies = {policies!r}: must be a list of names")
+    _check_texts("policies", policies, "names")
+    _check_counts(**counts)
+
+
+def _check_texts(name: str, texts: Sequence[str], what: str) -> None:
+    if isinstance(texts, str) or not (isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)):
+        raise ConfigError(f"{name} = {texts!r:.80}: must be a list of {what}")
+
+
+def _check_counts(at_least: int = 1, **counts: int) -> None:
     for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise ConfigError(f"{name} = {count!r}: must be a whole number of at least 1")
+        if not isinstance(count, int) or count < at_least:
+            raise ConfigError(f"{name} = {count!r:.80}: must be a whole number of at least {at_least}")
+
+
+def _path(name: str, path: str | Path) -> Path:
+    """The path that an argument is; ConfigError where it is none."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise ConfigError(f"{name} = {path!r:.80}: must be a path") from None
 
 
 @contextmanager
-def _folder(command: str, folder: str | Path | None) -> Iterator[Path]:
+def _folder(command: str, folder: str | Path | None, name: str = "folder") -> Iterator[Path]:
     """The folder asked for, or a new one by default, which is removed where nothing was written there."""
-    path = Path(folder) if folder is not None else default_folder(command)
+    path = _path(name, folder) if folder is not None else default_folder(command)
     try:
         yield path
     finally:

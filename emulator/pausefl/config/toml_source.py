@@ -118,7 +118,8 @@ def _parsed(text: str, file: str) -> dict[str, Any]:
 
 
 def _values(overrides: Overrides) -> Mapping[str, Any]:
-    if isinstance(overrides, str) or not all(isinstance(key, str) for key in overrides):
+    is_listed = isinstance(overrides, Mapping | Sequence) and not isinstance(overrides, str)
+    if not (is_listed and all(isinstance(key, str) for key in overrides)):
         raise ConfigError(f"overrides = {overrides!r}: must be values by dotted key, or a list of texts key=value")
     if isinstance(overrides, Mapping):
         return {key: as_toml(value, key) for key, value in overrides.items()}

@@ -110,11 +110,11 @@ def write_replay(replay: Replay, folder: Path) -> list[Path]:
 
 def _varied(recorded: Experiment, policy: str | None, overrides: Overrides) -> Experiment:
     """The run's experiment with another selection; ConfigError for a key of anything else."""
+    varied = parse_experiment(recorded.to_toml(), overrides)
     keys = overrides if isinstance(overrides, Mapping) else [each.partition("=")[0].strip() for each in overrides]
     for key in keys:
         if not key.startswith("selection."):
             raise ConfigError(f"--set {key}: a replay changes who is chosen, so it takes keys of selection alone")
-    varied = parse_experiment(recorded.to_toml(), overrides)
     if policy is not None:
         selection = varied.selection.model_copy(update={"policy": policy})
         varied = varied.model_copy(update={"selection": selection})
