@@ -1,6 +1,7 @@
 """Sweeps and resumed campaigns: what a grid spans, what is written, and that finished runs are not repeated."""
 
 import csv
+import re
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -206,6 +207,29 @@ def test_an_interrupted_campaign_begins_no_further_run(tmp_path: Path, monkeypat
     assert played == ["m=1-seed1"]
 
 
+def test_a_run_of_a_long_value_has_a_name_that_a_folder_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins as the value does, is another one for another value, and is found again."""
+    played = []
+
+    def made(experiment: object, run_dir: Path, view: object, *, resume: bool) -> dict[str, Any]:
+        run_dir.mkdir(exist_ok=resume)
+        played.append(run_dir.name)
+        return {"outcome": "interrupted" if len(played) % 2 == 0 else "completed"}
+
+    monkeypatch.setattr("pausefl.campaigns.campaign.run_experiment", made)
+    laws = [{"kind": "values", "values_s": [0.125 + k / 1000 for k in range(100)] + [last]} for last in (1.0, 2.0)]
+    grid = {**BASE, "selection.m": [2], "latency.delay": laws}
+    with pytest.raises(CampaignInterrupted, match="interrupted in run 2 of 2"):
+        run_sweep(read_source("demo"), grid, 1, tmp_path / "s", OneByOne(Quiet()))
+    with pytest.raises(CampaignInterrupted, match="interrupted in run 2 of 2"):
+        resume_sweep(tmp_path / "s", OneByOne(Quiet()))
+    assert len(set(played)) == 2
+    assert played[:2] == played[2:]
+    assert all(re.fullmatch(r"delay=-kind-values-values_s-0\.125-.{66}-[0-9a-f]{12}-seed1", name) for name in played)
+
+
 def test_a_campaign_whose_run_is_ended_at_once_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +257,16 @@ def test_lists_and_tables_can_be_varied(tmp_path: Path, values: list[Any]) -> No
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(value) for value in values]
     assert (tmp_path / "sweep.png").exists()
     assert len(draw_sweep(rows, ["key", "m"]).axes) == 2
+
+
+def test_a_long_value_leaves_room_to_draw() -> None:
+    laws = [{"kind": "values", "values_s": [0.125] * 100 + [last]} for last in (1.0, 2.0)]
+    rows = [{"delay": law, "m": m, "total_latency_s": 1.0} for law in laws for m in (1, 2)]
+    for varied in (["delay"], ["m", "delay"], ["delay", "m"]):
+        figure = draw_sweep(rows, varied)
+        figure.draw_without_rendering()  # a layout that cannot be is a warning, which is an error here
+        labels = [tick.get_text() for tick in (*figure.axes[0].get_xticklabels(), *figure.axes[0].get_yticklabels())]
+        assert {"{'kind': 'va…0.125, 1.0]}", "{'kind': 'va…0.125, 2.0]}"} <= set(labels)
 
 
 def test_a_sweep_whose_runs_would_share_a_ledger_is_refused(tmp_path: Path) -> None:

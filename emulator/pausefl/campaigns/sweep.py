@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from pausefl_proto.errors import ConfigError
 Grid = Mapping[str, Sequence[Any]]
 """The values to try, by key of the experiment."""
 MOST_RUNS = 10_000
+# File systems take names of so many bytes. Of a longer one, so many characters are kept to be read.
+_LONGEST_NAME, _KEPT = 255, 100
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,10 @@ def _at(source: str, point: Mapping[str, Any]) -> Experiment:
 
 
 def _name(point: Mapping[str, Any], grid: Grid, seed: int) -> str:
-    """A folder's name: what distinguishes the run from the others."""
+    """A folder's name: what distinguishes the run from the others; the digest of that where it is too long."""
     parts = [f"{key.rpartition('.')[2]}={point[key]}" for key, values in grid.items() if len(values) > 1]
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", "-".join([*parts, f"seed{seed}"]))
+    text = "-".join([*parts, f"seed{seed}"])
+    name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", text)
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_KEPT]}-{sha256(text.encode()).hexdigest()[:12]}-seed{seed}"

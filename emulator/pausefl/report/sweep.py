@@ -17,6 +17,8 @@ from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.records import ACCURACY
 
 ResultRows = Sequence[Mapping[str, Any]]
+_LONGEST_LABEL, _KEPT = 40, 12
+"""The most characters of a value at an axis, and how many of each end are kept of a longer one."""
 _Panel = tuple[str, str, float]
 """What is drawn of a run: the key of its summary, the label, and the factor to the label's unit."""
 
@@ -80,7 +82,7 @@ def _draw_line(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, f
     for x, group in zip(at, groups, strict=True):
         if group.size > 1:
             axes.plot([x, x], [group.min(), group.max()], color=SERIES[0].light, linewidth=1)
-    axes.set_xticks(at, [str(value) for value in values])
+    axes.set_xticks(at, _shown(values))
     axes.set_xlabel(key)
 
 
@@ -94,8 +96,8 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
     axes.imshow(table, aspect="auto", cmap="cividis")
     for (i, j), value in np.ndenumerate(table):
         axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
-    axes.set_yticks(range(len(table)), [str(value) for value in _levels(rows, down)])
-    axes.set_xticks(range(table.shape[1]), [str(value) for value in _levels(rows, across)])
+    axes.set_yticks(range(len(table)), _shown(_levels(rows, down)))
+    axes.set_xticks(range(table.shape[1]), _shown(_levels(rows, across)))
     axes.set_ylabel(down)
     axes.set_xlabel(across)
 
@@ -107,6 +109,12 @@ def _levels(rows: ResultRows, key: str) -> list[Any]:
         if row[key] not in levels:
             levels.append(row[key])
     return levels
+
+
+def _shown(values: Sequence[Any]) -> list[str]:
+    """What stands at the axis for each value: of long ones the two ends, as a whole one would leave no room to draw."""
+    texts = [str(value) for value in values]
+    return [text if len(text) <= _LONGEST_LABEL else f"{text[:_KEPT]}…{text[-_KEPT:]}" for text in texts]
 
 
 def _of(rows: ResultRows, point: Mapping[str, Any], name: str) -> NDArray[np.float64]:
