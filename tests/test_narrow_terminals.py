@@ -19,7 +19,7 @@ from pausefl.results.summary import summary_table
 from pausefl.runtime.terminal import TerminalView
 from pausefl.terminal_table import FittingTable
 from pausefl_process.events import Notice
-from test_comparison import grouped_runs
+from test_compared_groups import grouped_runs
 from test_report import summary
 from test_terminal import evaluation, round_event
 

@@ -104,7 +104,7 @@ def accuracy_around_joins(run: RunData, groups: ChoicesByGroup) -> Figure:
         rounds, values = run.accuracy_by_round(split)
         if values.size:
             axes.plot(rounds, values, color=colour.light, linestyle=dash, label=split)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, len(run.records))
     percent_axis(axes)
     name_joins(axes, groups)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")

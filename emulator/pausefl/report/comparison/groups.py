@@ -31,7 +31,8 @@ def draw_groups(runs: Runs, split: Split) -> Figure | None:
             axes.remove()
         for axes, policy in zip(panels.flat, choices, strict=False):
             _selections(axes, choices[policy])
-            axes.set(title=policy, xlabel="round", xlim=(0, None), ylim=(0, None))
+            axes.set(title=policy, xlabel="round", xlim=(0, None))
+        panels[0, 0].set_ylim(bottom=0)  # of all panels, and for good: after all are drawn
         for axes in panels[:, 0]:
             axes.set_ylabel("times chosen so far, per client")
         below.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center", handlelength=2.6)
@@ -46,7 +47,7 @@ def _accuracy(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesByGrou
             draw_band(axes, curves, look, policy)
     metric = next(run.metric for of_policy in runs.values() for run in of_policy)
     axes.set(title=f"{capitalised(metric)} around the joins", xlabel="round", ylabel=f"{split} {metric}")
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(len(run.records) for of_policy in runs.values() for run in of_policy))
     percent_axis(axes)
     name_joins(axes, groups)
     if axes.get_legend_handles_labels()[0]:
