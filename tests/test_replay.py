@@ -19,14 +19,14 @@ from pausefl.offline.replay import RecordedLog, check_same, choices_on, read_log
 from pausefl.offline.replay_outputs import in_words
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_proto.errors import ConfigError, PauseflError
-from pausefl_server.records import Miss
+from pausefl_server.records import Miss, MissKind
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.base import Oracle
 from pausefl_server.selection.policies.uniform import Random
 from rigs.command import run
 from rigs.coordinator import MakeRig
 from rigs.federation import PRIVATE, clients, federation, network_settings, private
-from rigs.policies import IDS, Play, every_policy, policy_of
+from rigs.policies import BUDGET, DEADLINE_S, IDS, Play, every_policy, policy_of
 
 NAMES = [f"client-{k}" for k in range(6)]
 ORACLE = Oracle({c: 0.1 + 0.1 * k for k, c in enumerate(NAMES)}, {c: 10 / (1 + k) for k, c in enumerate(NAMES)})
@@ -174,6 +174,33 @@ def test_misses_stay_misses_and_cost_what_they_cost() -> None:
     assert [waited == 2.0 for waited in estimate.waited_s[0]] == asked
 
 
+def test_a_round_without_an_update_is_tried_again_as_often_as_a_server_does() -> None:
+    """Only one client ever answers; each of the others is waited for until the deadline."""
+    log = played("all", 6, silent=IDS[1:])
+    estimate = play_on_log(experiment_of("random", "[server]\nrounds_without_update_max = 2", m=1), log, draws=3)
+    assert estimate.without_update.any()
+    assert (estimate.failed_attempts[estimate.without_update] == 2).all()
+    assert (estimate.waited_s[estimate.without_update] == 2 * DEADLINE_S).all()
+    assert (estimate.asked == np.minimum(1 + estimate.failed_attempts, 2)).all()
+    patient = experiment_of("random", "[server]\nrounds_without_update_max = 20", m=1)
+    estimate = play_on_log(patient, log, draws=1)
+    assert not estimate.without_update.any()
+    assert all(chosen == (IDS[0],) for chosen in estimate.first)
+
+
+def test_only_a_job_that_was_refused_spends_nothing() -> None:
+    log = played("all", 5, silent=IDS)
+    kinds: tuple[tuple[MissKind, int], ...] = (("refused", 0), ("rejected", 5), ("timeout", 5), ("lost", 5))
+    once = experiment_of("all", "[server]\nrounds_without_update_max = 1\nrest_rounds_max = 0")
+    for kind, releases in kinds:
+        records = [
+            dataclasses.replace(r, misses=tuple(dataclasses.replace(m, kind=kind) for m in r.misses))
+            for r in log.records
+        ]
+        (spent,) = play_on_log(once, RecordedLog(records, ()), draws=1).max_epsilon_spent
+        assert spent == pytest.approx(BUDGET.spent(releases)), kind
+
+
 @pytest.mark.parametrize(
     ("policy", "line"),
     [
@@ -245,6 +272,36 @@ def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_p
     own = pausefl.replay(ended).summary
     assert own["attempts"] == 7
     assert own["total_latency_s"] == pytest.approx(whole.summary["total_latency_s"] + 0.5)
+
+
+def test_dropouts_cost_what_they_cost_in_the_run(tmp_path: Path) -> None:
+    """A client that drops out has spent nothing, and a round in which all do is tried again: so the log has it."""
+    experiment = parse_experiment("""
+[experiment]
+rounds = 12
+clock = "virtual"
+[clients.groups.shaky]
+count = 8
+behaviours = [{ kind = "dropout", probability = 0.5 }]
+[selection]
+policy = "random"
+m = 2
+[server]
+rounds_without_update_max = 10
+[workload]
+model = "synthetic"
+[evaluation]
+every = 0
+""")
+    ran = pausefl.run(experiment, tmp_path / "run", progress=False).summary
+    found = pausefl.replay(tmp_path / "run", policy="random", draws=2).summary
+    assert ran["failed_attempts"] > 0
+    assert found["failed_attempts"] == dict.fromkeys(("mean", "low", "high"), ran["failed_attempts"])
+    for figure in ("total_latency_s", "max_epsilon_spent"):
+        assert found[figure]["low"] == found[figure]["high"] == pytest.approx(ran[figure])
+    assert found["recorded_total_latency_s"] == pytest.approx(ran["total_latency_s"])
+    assert found["extrapolated"]["choices"] == found["rounds_without_update"] == 0
+    assert any("attempts failed" in line for line in in_words(found))
 
 
 def test_an_estimate_is_written_with_its_caveat(run_dir: Path, tmp_path: Path) -> None:

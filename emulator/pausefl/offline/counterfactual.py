@@ -1,18 +1,20 @@
 """What another policy would have chosen and waited, estimated from one run's log.
 
 The policy plays the run again from round 1. A client that it chooses answers as the log says where the log has that
-client in that round: every delay is a function of (seed, client, round), whatever else was chosen. Elsewhere its answer
-is drawn from what the log has of the client, and of a client that the log never has from another client's. An answer
-that the log did not wait for is drawn from the client's later ones; where it has none, it comes at its bound. Each of
-many draws first resamples every client's answers with replacement (the bootstrap; Efron, Annals of Statistics, 1979),
-so that the interval over the draws holds what the log leaves open of the laws as well.
+client in that round: every delay is a function of (seed, client, round), whatever else was chosen. Elsewhere its
+answer is drawn from what the log has of the client, and of a client that the log never has from another client's. An
+answer that the log did not wait for is drawn from the client's later ones; where it has none, it comes at its bound. A
+round in which nobody gives an update is tried again, as a server does. Each of many draws first resamples every
+client's answers with replacement (the bootstrap; Efron, Annals of Statistics, 1979), so that the interval over the
+draws holds what the log leaves open of the laws as well.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
@@ -20,7 +22,7 @@ from pausefl.offline.outcomes import LoggedAnswer, LoggedOutcomes, check_log_suf
 from pausefl.offline.replay import RecordedLog
 from pausefl.runtime.server.plan import oracle_of, settings_of
 from pausefl.simulation.engine import releases_of_misses
-from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable, only_labels
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
@@ -37,12 +39,16 @@ _EXOGENOUS = ("joined", "left")
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A policy's rounds on a log: an axis of draws, then one of rounds."""
+    """A policy's rounds on a log: an axis of draws, then one of rounds, each with all its attempts."""
 
     client_ids: tuple[str, ...]
     """Every client of the log, sorted."""
     waited_s: FloatArray
-    """(draws, rounds) the round's latency."""
+    """(draws, rounds) the round's latency, with that of its failed attempts."""
+    failed_attempts: IntArray
+    """(draws, rounds) the attempts in which no client gave an update."""
+    without_update: BoolArray
+    """(draws, rounds) whether all attempts failed that a server makes: a run would have ended there."""
     extrapolated: IntArray
     """(draws, rounds) how many of the clients chosen did what the log's round does not tell."""
     never_observed: IntArray
@@ -54,9 +60,9 @@ class Counterfactual:
     max_epsilon_spent: FloatArray
     """(draws,) the greatest leakage of any client at the end."""
     chosen: IntArray
-    """(draws, clients) how often each client was chosen."""
+    """(draws, clients) how often each client was chosen, in the last attempt of each round."""
     first: tuple[tuple[str, ...], ...]
-    """The clients chosen in each round of the first draw."""
+    """The clients chosen in the last attempt of each round of the first draw."""
 
 
 def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counterfactual:
@@ -66,99 +72,125 @@ def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counter
     outcomes = LoggedOutcomes.of(records)
     check_log_suffices(policy, experiment.selection.policy, outcomes)
     settings, oracle = settings_of(experiment, ""), oracle_of(experiment)
-    play = partial(_play, policy, settings, oracle, records, outcomes)
-    return _gathered(outcomes.client_ids, [play(draw) for draw in range(draws)])
+    played = [_Draw.of(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws)]
+    return _gathered(outcomes.client_ids, played)
+
+
+@dataclass
+class _PlayedRound:
+    """What came of a round: `chosen` in its last attempt, all else in all its attempts together."""
+
+    chosen: tuple[str, ...] = ()
+    waited_s: float = 0.0
+    failed_attempts: int = 0
+    is_without_update: bool = False
+    extrapolated: int = 0
+    never_observed: int = 0
+    at_bounds: int = 0
+    asked: int = 0
 
 
 @dataclass(frozen=True)
 class _PlayedDraw:
-    chosen: list[tuple[str, ...]]
-    waited_s: list[float]
-    extrapolated: list[int]
-    never_observed: list[int]
-    at_bounds: list[int]
+    rounds: Sequence[_PlayedRound]
     max_epsilon_spent: float
 
 
-def _play(
-    policy: Policy,
-    settings: ServerSettings,
-    oracle: Oracle | None,
-    records: Sequence[RoundRecord],
-    outcomes: LoggedOutcomes,
-    draw: int,
-) -> _PlayedDraw:
-    rng = generator(settings.seed, "counterfactual", draw)
-    pools = outcomes.resampled(rng)
-    state = RunState.start(policy, settings.seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
-    played = _PlayedDraw([], [], [], [], [], 0.0)
-    for record in records:
+@dataclass(frozen=True)
+class _Draw:
+    """One draw: what the policy knows of its own rounds, and what answers are drawn from."""
+
+    settings: ServerSettings
+    oracle: Oracle | None
+    outcomes: LoggedOutcomes
+    state: RunState
+    pools: Mapping[str, Sequence[LoggedAnswer]]
+    rng: np.random.Generator
+
+    @classmethod
+    def of(
+        cls, policy: Policy, settings: ServerSettings, oracle: Oracle | None, outcomes: LoggedOutcomes, draw: int
+    ) -> Self:
+        """The draw of this number, before round 1."""
+        rng, seed = generator(settings.seed, "counterfactual", draw), settings.seed
+        state = RunState.start(policy, seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
+        return cls(settings, oracle, outcomes, state, outcomes.resampled(rng), rng)
+
+    def play(self, records: Sequence[RoundRecord]) -> _PlayedDraw:
+        """The rounds of these records."""
+        rounds = [self._round(record) for record in records]
+        return _PlayedDraw(rounds, float(self.state.table.epsilon_spent.max(initial=0.0)))
+
+    def _round(self, record: RoundRecord) -> _PlayedRound:
+        """A round as a server plays it: again after an attempt without an update, as often as it is told to."""
+        played, state, first = _PlayedRound(), self.state, record.attempts[0].attempt
         state.before_round(record.round, _events(record, state.table))
-        state.before_round(record.round, used_up(state.table, settings.budget))
-        if not state.table.eligible().size:
-            answers: dict[str, LoggedAnswer] = {}
-            chosen: tuple[str, ...] = ()
-            waited_s = 0.0
-        else:
-            selection, _ = choose(settings, state, oracle, record.round, record.attempt)
-            chosen = tuple(state.table.ids[row] for row in selection.rows)
-            answers = {c: outcomes.answer(record.round, c, pools, rng) for c in chosen}
-            imagined = _record(record, chosen, answers, state.table, settings, policy, outcomes)
-            waited_s = imagined.round_latency_s
-            state.after_round(imagined)
-            state.before_round(record.round, releases_of_misses(imagined, state.table, settings.budget))
-        played.chosen.append(chosen)
-        played.waited_s.append(waited_s)
-        unseen = [c for c in answers if not outcomes.tells(record.round, c, waited_s)]
-        played.extrapolated.append(len(unseen))
-        played.never_observed.append(sum(not pools.get(c) for c in unseen))
-        played.at_bounds.append(sum(is_open(a) and a.latency_s <= waited_s for a in answers.values()))
-    spent = float(state.table.epsilon_spent.max(initial=0.0))
-    return replace(played, max_epsilon_spent=spent)
+        for attempt in range(first, first + self.settings.rounds_without_update_max):
+            state.before_round(record.round, used_up(state.table, self.settings.budget))
+            if not state.table.eligible().size:
+                return played
+            imagined = self._attempt(record.round, attempt, played)
+            (state.after_round if imagined.observations else state.after_failed_attempt)(imagined)
+            state.before_round(record.round, releases_of_misses(imagined, state.table, self.settings.budget))
+            if imagined.observations:
+                return played
+            played.failed_attempts += 1
+        played.is_without_update = True
+        return played
+
+    def _attempt(self, round: int, attempt: int, played: _PlayedRound) -> RoundRecord:
+        """An attempt at a round, which `played` counts."""
+        table, outcomes = self.state.table, self.outcomes
+        selection, _ = choose(self.settings, self.state, self.oracle, round, attempt)
+        played.chosen = tuple(table.ids[row] for row in selection.rows)
+        answers = {c: outcomes.answer(round, c, self.pools, self.rng) for c in played.chosen}
+        imagined = self._record(round, attempt, played.chosen, answers)
+        waited_s = imagined.round_latency_s
+        unseen = [c for c in answers if not outcomes.tells(round, c, waited_s)]
+        played.waited_s += waited_s
+        played.extrapolated += len(unseen)
+        played.never_observed += sum(not self.pools.get(c) for c in unseen)
+        played.at_bounds += sum(is_open(a) and a.latency_s <= waited_s for a in answers.values())
+        played.asked += len(answers)
+        return imagined
+
+    def _record(
+        self, round: int, attempt: int, chosen: tuple[str, ...], answers: Mapping[str, LoggedAnswer]
+    ) -> RoundRecord:
+        """The attempt as the server would have written it down: it ends with the answer that is the last one needed."""
+        settings = self.settings
+        needed = answers_needed(len(answers), self.state.policy.m - settings.spare, settings.spare, settings.quorum)
+        came_s = sorted(a.latency_s for a in answers.values() if isinstance(a, Observation) or is_open(a))
+        is_answered = len(came_s) >= needed
+        waited_s = came_s[needed - 1] if is_answered else max(answer.latency_s for answer in answers.values())
+        observations: list[Observation] = []
+        misses: list[Miss] = []
+        for client_id, answer in answers.items():
+            if answer.latency_s > waited_s:
+                misses.append(Miss(client_id, "unneeded", waited_s, waited_s))
+            elif isinstance(answer, Miss) and not is_open(answer):
+                misses.append(answer)
+            else:
+                observations.append(_observation(round, answer, self.state.table, settings, self.outcomes))
+        return RoundRecord(
+            round=round,
+            attempt=attempt,
+            chosen=chosen,
+            weights=None,
+            observations=tuple(observations),
+            events=(),
+            round_latency_s=waited_s,
+            wall_clock_s=0.0,
+            selection_s=0.0,
+            model_digest="",
+            misses=tuple(misses),
+        )
 
 
 def _events(record: RoundRecord, table: ClientTable) -> list[LogEvent]:
     """Who came and went before a round, whatever was chosen. What known clients had spent is the log's own history."""
     events = [event for attempt in record.attempts for event in attempt.events if event.kind in _EXOGENOUS]
     return [replace(e, released=0, epsilon_spent=0.0) if e.client_id in table.row_of else e for e in events]
-
-
-def _record(
-    record: RoundRecord,
-    chosen: tuple[str, ...],
-    answers: Mapping[str, LoggedAnswer],
-    table: ClientTable,
-    settings: ServerSettings,
-    policy: Policy,
-    outcomes: LoggedOutcomes,
-) -> RoundRecord:
-    """The round as the server would have written it down: it ends with the answer that is the last one needed."""
-    needed = answers_needed(len(answers), policy.m - settings.spare, settings.spare, settings.quorum)
-    came_s = sorted(a.latency_s for a in answers.values() if isinstance(a, Observation) or is_open(a))
-    is_answered = len(came_s) >= needed
-    waited_s = came_s[needed - 1] if is_answered else max(answer.latency_s for answer in answers.values())
-    observations: list[Observation] = []
-    misses: list[Miss] = []
-    for client_id, answer in answers.items():
-        if answer.latency_s > waited_s:
-            misses.append(Miss(client_id, "unneeded", waited_s, waited_s))
-        elif isinstance(answer, Miss) and not is_open(answer):
-            misses.append(answer)
-        else:
-            observations.append(_observation(record.round, answer, table, settings, outcomes))
-    return RoundRecord(
-        round=record.round,
-        attempt=record.attempt,
-        chosen=chosen,
-        weights=None,
-        observations=tuple(observations),
-        events=(),
-        round_latency_s=waited_s,
-        wall_clock_s=0.0,
-        selection_s=0.0,
-        model_digest="",
-        misses=tuple(misses),
-    )
 
 
 def _observation(
@@ -184,15 +216,21 @@ def _gathered(client_ids: tuple[str, ...], draws: Sequence[_PlayedDraw]) -> Coun
     place = {client_id: i for i, client_id in enumerate(client_ids)}
     chosen = np.zeros((len(draws), len(client_ids)), np.int64)
     for row, draw in zip(chosen, draws, strict=True):
-        np.add.at(row, [place[c] for of_round in draw.chosen for c in of_round], 1)
+        np.add.at(row, [place[c] for of_round in draw.rounds for c in of_round.chosen], 1)
+
+    def table(name: str) -> NDArray[Any]:
+        return np.array([[getattr(of_round, name) for of_round in draw.rounds] for draw in draws])
+
     return Counterfactual(
         client_ids=client_ids,
-        waited_s=np.array([draw.waited_s for draw in draws]),
-        extrapolated=np.array([draw.extrapolated for draw in draws]),
-        never_observed=np.array([draw.never_observed for draw in draws]),
-        at_bounds=np.array([draw.at_bounds for draw in draws]),
-        asked=np.array([[len(set(c)) for c in draw.chosen] for draw in draws]),
+        waited_s=table("waited_s"),
+        failed_attempts=table("failed_attempts"),
+        without_update=table("is_without_update"),
+        extrapolated=table("extrapolated"),
+        never_observed=table("never_observed"),
+        at_bounds=table("at_bounds"),
+        asked=table("asked"),
         max_epsilon_spent=np.array([draw.max_epsilon_spent for draw in draws]),
         chosen=chosen,
-        first=tuple(draws[0].chosen),
+        first=tuple(of_round.chosen for of_round in draws[0].rounds),
     )

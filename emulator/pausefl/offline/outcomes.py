@@ -23,7 +23,7 @@ class LoggedOutcomes:
     client_ids: tuple[str, ...]
     """Every client that ever joined, sorted."""
     by_round: Mapping[tuple[int, str], LoggedAnswer]
-    """That of each round's last attempt, by round and client."""
+    """That of each round's last attempt with the client, by round and client."""
     by_client: Mapping[str, Sequence[LoggedAnswer]]
     """All that a client ever did, by ascending latency."""
     losses: Mapping[str, Sequence[tuple[int, float]]]
@@ -41,8 +41,7 @@ class LoggedOutcomes:
                 ids.update(event.client_id for event in attempt.events if event.kind == "joined")
                 for answer in _answers(attempt):
                     by_client.setdefault(answer.client_id, []).append(answer)
-            for answer in _answers(record):
-                by_round[record.round, answer.client_id] = answer
+                    by_round[record.round, answer.client_id] = answer
             for o in record.observations:
                 if o.loss is not None:
                     losses.setdefault(o.client_id, []).append((record.round, o.loss))

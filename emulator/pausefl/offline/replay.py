@@ -1,6 +1,6 @@
 """Folds a run's log through a policy, round by round, and compares what it chooses with what was chosen."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,6 @@ class RecordedLog:
     records: Collection[RoundRecord]
     unfinished: Sequence[RoundRecord]
     """The failed attempts at the round after the last."""
-
-    @property
-    def failed_attempts(self) -> Iterator[RoundRecord]:
-        """All attempts in which no client gave an update, in order: also those that ended the run."""
-        for record in self.records:
-            yield from record.failed_attempts
-        yield from self.unfinished
 
 
 @dataclass(frozen=True)

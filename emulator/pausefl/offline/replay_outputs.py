@@ -17,7 +17,7 @@ from pausefl.offline.replay import RecordedLog, ReplayedChoice, check_same, read
 from pausefl.results.csv_table import write_csv
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_process.files import write_durably
-from pausefl_proto.arrays import FloatArray
+from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import RoundRecord
 
@@ -83,8 +83,15 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
             f"{rests['choices_at_lower_bounds']:.1%} of choices answer at a lower bound: the log did not wait for these"
             " clients and has no later answers of theirs; the estimate is too low there"
         )
+    if (failed := summary["failed_attempts"])["high"]:
+        yield f"{failed['mean']:.3g} attempts failed ({failed['low']:.3g} to {failed['high']:.3g}) and were waited for"
+    if share := summary["rounds_without_update"]:
+        yield f"{share:.1%} of rounds had no update in any attempt: a run would have ended at the first"
     if failed_s := summary["recorded_failed_attempts_s"]:
-        yield f"{summary['recorded_policy']} waited {failed_s:.1f} s more in failed attempts, which no estimate has"
+        yield (
+            f"{summary['recorded_policy']} waited {failed_s:.1f} s more in failed attempts at the next round, which no"
+            " estimate has"
+        )
     same = summary["on_the_logs_history"]
     yield (
         f"on the log's own history it would choose the same set in {same['same_sets']} of {same['attempts']} attempts,"
@@ -130,7 +137,7 @@ def _own_summary(experiment: Experiment, log: RecordedLog, choices: Sequence[Rep
         "rounds": len(log.records),
         "attempts": len(choices),
         "same_choices": sum(choice.is_same for choice in choices),
-        "total_latency_s": _waited_s(log.records) + _waited_s(log.failed_attempts),
+        "total_latency_s": _total_s(log.records) + _waited_s(log.unfinished),
     }
 
 
@@ -148,9 +155,11 @@ def _summary(
         "recorded_policy": recorded.selection.policy,
         "rounds": len(log.records),
         "draws": len(played.waited_s),
-        "recorded_total_latency_s": _waited_s(log.records),
-        "recorded_failed_attempts_s": _waited_s(log.failed_attempts),
+        "recorded_total_latency_s": _total_s(log.records),
+        "recorded_failed_attempts_s": _waited_s(log.unfinished),
         "total_latency_s": _interval(played.waited_s.sum(axis=1)),
+        "failed_attempts": _interval(played.failed_attempts.sum(axis=1)),
+        "rounds_without_update": float(played.without_update.mean()),
         "max_epsilon_spent": _interval(played.max_epsilon_spent) if is_private else None,
         "extrapolated": {
             "rounds": float((played.extrapolated > 0).mean()),
@@ -172,6 +181,10 @@ def _waited_s(attempts: Iterable[RoundRecord]) -> float:
     return sum((attempt.round_latency_s for attempt in attempts), 0.0)
 
 
+def _total_s(records: Iterable[RoundRecord]) -> float:
+    return sum((_waited_s(record.attempts) for record in records), 0.0)
+
+
 def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
     low, high = np.quantile(played.waited_s, (0.025, 0.975), axis=0)
     for t, record in enumerate(log.records):
@@ -179,7 +192,7 @@ def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
             "round": record.round,
             "recorded": record.chosen,
             "chosen": played.first[t],
-            "recorded_s": record.round_latency_s,
+            "recorded_s": _waited_s(record.attempts),
             "waited_s": float(played.waited_s[:, t].mean()),
             "low_s": float(low[t]),
             "high_s": float(high[t]),
@@ -187,7 +200,7 @@ def _rows(log: RecordedLog, played: Counterfactual) -> Iterator[dict[str, Any]]:
         }
 
 
-def _interval(values: FloatArray) -> dict[str, float]:
+def _interval(values: FloatArray | IntArray) -> dict[str, float]:
     """The draws' mean, and the percentiles that hold 95 % of them."""
     low, high = np.quantile(values, (0.025, 0.975))
     return {"mean": float(values.mean()), "low": float(low), "high": float(high)}

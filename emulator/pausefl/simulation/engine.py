@@ -368,8 +368,12 @@ def _observation(
 
 
 def releases_of_misses(record: RoundRecord, table: ClientTable, budget: Budget | None) -> list[LogEvent]:
-    """The events of a round's missed jobs: an update may have left its client, so each counts as released."""
+    """The events of a round's missed jobs: an update may have left its client, so each counts as released.
+
+    A client that refused its job has released nothing.
+    """
     if budget is None:
         return []
-    released = {miss.client_id: int(table.released[table.row_of[miss.client_id]]) + 1 for miss in record.misses}
+    missed = (miss.client_id for miss in record.misses if miss.kind != "refused")
+    released = {client_id: int(table.released[table.row_of[client_id]]) + 1 for client_id in missed}
     return [LogEvent("reconciled", c, epsilon_spent=budget.spent(i), released=i) for c, i in released.items()]
