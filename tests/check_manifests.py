@@ -8,30 +8,39 @@ from pathlib import Path
 import kubernetes_validate
 import yaml
 
-OVERLAYS = Path(__file__).resolve().parent.parent / "deploy/kubernetes/overlays"
+KUBERNETES = Path(__file__).resolve().parent.parent / "deploy/kubernetes"
+# What is applied by itself, and deleted with no overlay.
+ALONE = ("namespace.yaml", "components/data/claim.yaml")
 # The oldest that the manifests are made for, and the newest whose schemas are at hand.
 VERSIONS = ("1.31", kubernetes_validate.latest_version())
 
 
 def main() -> None:
     """Render all overlays, and hold every object against the published schemas, where nothing unknown is let by."""
+    for name in ALONE:
+        check(KUBERNETES / name, (KUBERNETES / name).read_text("utf-8"))
     commands = {"kubectl": ["kubectl", "kustomize"], "kustomize": ["kustomize", "build"]}
     command = next((c for name, c in commands.items() if shutil.which(name)), None)
     if command is None:
         print("deploy/kubernetes: not checked, neither kubectl nor kustomize is installed")
         return
-    for folder in sorted(OVERLAYS.iterdir()):
+    for folder in sorted((KUBERNETES / "overlays").iterdir()):
         rendered = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
         if rendered.returncode != 0:
             sys.exit(f"{folder}: {rendered.stderr.strip()}")
-        for thing in yaml.safe_load_all(rendered.stdout):
-            for version in VERSIONS:
-                try:
-                    kubernetes_validate.validate(thing, version, strict=True)
-                except kubernetes_validate.ValidationError as error:
-                    where = ".".join(map(str, error.absolute_path))
-                    name = f"{thing['kind']} {thing['metadata']['name']}"
-                    sys.exit(f"{folder}: {name}: {where}: {error.message} (Kubernetes {version})")
+        check(folder, rendered.stdout)
+
+
+def check(source: Path, text: str) -> None:
+    """Exit with a line where an object of the source is none that Kubernetes takes."""
+    for thing in yaml.safe_load_all(text):
+        for version in VERSIONS:
+            try:
+                kubernetes_validate.validate(thing, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                where = ".".join(map(str, error.absolute_path))
+                name = f"{thing['kind']} {thing['metadata']['name']}"
+                sys.exit(f"{source}: {name}: {where}: {error.message} (Kubernetes {version})")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
-"""deploy/kubernetes: its parts fit each other and the command line, and its two scripts do what they say."""
+"""deploy/kubernetes: its parts fit each other and the command line."""
 
 import functools
 import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +18,8 @@ from pausefl.cli import main
 from pausefl.config.experiment import Experiment
 from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
-from pausefl_process.http_server import Response, WebServer
 from rigs.authority import Authority
-from rigs.waiting import wait_for, wait_until_unread
+from rigs.waiting import wait_for
 
 KUBERNETES = Path(__file__).parent.parent / "deploy/kubernetes"
 OVERLAYS = ["laptop", "cluster", "gpu"]
@@ -198,6 +194,43 @@ def test_pods_whose_part_is_over_hold_up_nothing(overlay: str) -> None:
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_was_spent_is_not_deleted_with_an_overlay(overlay: str) -> None:
+    """`kubectl delete -k` deletes what is rendered, and with a namespace all that is in it."""
+    assert not of_kind(rendered(overlay), "Namespace", "PersistentVolumeClaim", "Secret")
+
+
+def test_the_documented_namespace_is_the_one_of_the_overlays() -> None:
+    (named,) = re.findall(r"^kubectl apply -f deploy/kubernetes/(namespace\S+)$", documented(), re.MULTILINE)
+    namespace = yaml.safe_load((KUBERNETES / named).read_text("utf-8"))["metadata"]
+    assert namespace["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    for overlay in OVERLAYS:
+        names = {t["metadata"].get("namespace") for t in rendered(overlay) if t["kind"] != "PriorityClass"}
+        assert names == {namespace["name"]}
+
+
+def test_one_overlay_can_be_applied_after_another() -> None:
+    """Of a StatefulSet little more than pods and replicas can be changed."""
+    for name in ("server", "clients"):
+        specs = [of_kind(rendered(overlay), "StatefulSet")[name]["spec"] for overlay in OVERLAYS]
+        for key in ("volumeClaimTemplates", "selector", "serviceName", "podManagementPolicy"):
+            assert all(spec[key] == specs[0][key] for spec in specs), (name, key)
+
+
+def test_a_server_with_a_node_to_itself_gets_one() -> None:
+    """Clients may have come to every node first; only a pod of higher priority takes their place."""
+    things = rendered("cluster")
+    specs = {name: pod["spec"] for name, pod in pods(things).items()}
+    (term,) = specs["clients"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [component(pod) for pod in selected(things, term["labelSelector"])] == ["server"]
+    (priority,) = [t for t in things if t["kind"] == "PriorityClass"]
+    assert specs["server"]["priorityClassName"] == priority["metadata"]["name"]
+    assert priority["value"] > 0
+    assert not priority.get("globalDefault")
+    assert priority.get("preemptionPolicy") != "Never"
+    assert "priorityClassName" not in specs["clients"]
+
+
 def documented() -> str:
     return (KUBERNETES.parent.parent / "docs/kubernetes.md").read_text("utf-8")
 
@@ -222,7 +255,9 @@ def test_the_documented_filling_of_the_volume_is_let_into_the_namespace() -> Non
     assert only["securityContext"].items() <= container(theirs)["securityContext"].items()
     assert {"allowPrivilegeEscalation", "capabilities"} <= set(only["securityContext"])
     (claim,) = [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"]]
-    assert claim == of_kind(rendered("cluster"), "PersistentVolumeClaim")["data"]["metadata"]["name"]
+    own = yaml.safe_load((KUBERNETES / "components/data/claim.yaml").read_text("utf-8"))
+    mounted = {v["name"]: v for v in theirs["spec"]["volumes"]}["data"]["persistentVolumeClaim"]["claimName"]
+    assert claim == own["metadata"]["name"] == mounted
     waits, copies = (documented().index(text) for text in ("kubectl -n pausefl wait", "kubectl -n pausefl cp"))
     assert documented().index("run fill") < waits < copies < documented().index("kubectl apply -k deploy/")
 
@@ -266,7 +301,11 @@ def test_the_documented_overlay_renders(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text("[clients]\ncount = 300\n", "utf-8")
     things = render(tmp_path)
     (count,) = [e["value"] for e in container(pods(things)["clients"])["env"] if e["name"] == "COUNT"]
-    assert of_kind(things, "StatefulSet")["clients"]["spec"]["replicas"] * int(count) == 300
+    clients = of_kind(things, "StatefulSet")["clients"]["spec"]
+    assert clients["replicas"] * int(count) == 300
+    assert {pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in pods(things).values()} == {"mine"}
+    theirs = of_kind(rendered("cluster"), "StatefulSet")["clients"]["spec"]
+    assert clients["volumeClaimTemplates"] == theirs["volumeClaimTemplates"]
 
 
 def test_modules_beside_the_experiment_are_found_in_every_pod(tmp_path: Path) -> None:
@@ -282,68 +321,6 @@ def test_modules_beside_the_experiment_are_found_in_every_pod(tmp_path: Path) ->
         assert config["metadata"]["name"] in [v.get("configMap", {}).get("name") for v in pod["spec"]["volumes"]]
         (mount,) = [m for m in container(pod)["volumeMounts"] if m["name"] == "experiment"]
         assert f"{mount['mountPath']}/experiment.toml" in container(pod)["command"]
-
-
-PART = ["sh", str(KUBERNETES / "base/part.sh")]
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> dict[str, str]:
-    """The environment of a container, with a temporary folder of its own."""
-    return {**os.environ, "TMPDIR": str(tmp_path)}
-
-
-def test_a_part_that_is_over_is_waited_upon_and_not_played_again(tmp_path: Path, pod: dict[str, str]) -> None:
-    note = ["sh", "-c", 'echo played >> "$TMPDIR/notes"']
-    for _ in range(2):  # Kubernetes starts the container again
-        with subprocess.Popen([*PART, *note], env=pod) as waiting:
-            wait_for((tmp_path / "over").exists, "the end", running=waiting)
-            waiting.terminate()
-            # The second time it may come before the trap is set.
-            assert waiting.wait(10) in (128 + signal.SIGTERM, -signal.SIGTERM)
-    assert (tmp_path / "notes").read_text("utf-8") == "played\n"
-
-
-def test_a_part_that_fails_ends_its_container(tmp_path: Path, pod: dict[str, str]) -> None:
-    assert subprocess.run([*PART, "sh", "-c", "exit 3"], env=pod, check=False).returncode == 3
-    assert not (tmp_path / "over").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_part_is_killed_with_its_pod(tmp_path: Path, pod: dict[str, str], number: signal.Signals) -> None:
-    """It is not asked to end: a server would take that for the end of its run."""
-    play = 'trap "echo asked > \\"$TMPDIR/asked\\"" TERM; mkfifo "$TMPDIR/playing"; read -r _ < "$TMPDIR/playing"'
-    with subprocess.Popen([*PART, "sh", "-c", play], env=pod) as playing:
-        wait_for((tmp_path / "playing").exists, "the beginning", running=playing)
-        playing.send_signal(number)
-        assert playing.wait(10) == 128 + signal.SIGTERM
-    assert not (tmp_path / "over").exists()
-    assert not (tmp_path / "asked").exists()
-    wait_until_unread(tmp_path / "playing")
-
-
-@pytest.fixture
-def metrics() -> Iterator[int]:
-    """The port of a client process's probes."""
-    routes = {"/healthz": lambda _: Response("text/plain", [b"ok\n"])}
-    server = WebServer("127.0.0.1", 0, routes, key="metrics.client_port")
-    yield int(server.address.rpartition(":")[2])
-    server.close()
-
-
-def is_alive(port: int, pod: dict[str, str]) -> bool:
-    probe = ["bash", str(KUBERNETES / "base/alive.sh"), str(port)]
-    return subprocess.run(probe, env=pod, capture_output=True, check=False).returncode == 0
-
-
-def test_alive_is_what_says_so_or_whose_part_is_over(tmp_path: Path, pod: dict[str, str], metrics: int) -> None:
-    assert is_alive(metrics, pod)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        port = nobody.getsockname()[1]
-        assert not is_alive(port, pod)
-        (tmp_path / "over").touch()
-        assert is_alive(port, pod)
 
 
 def command(part: str, changes: dict[str, str]) -> list[str]:
