@@ -57,8 +57,10 @@ def test_every_configuration_has_the_rules_evaluated(name: str) -> None:
 @functools.cache
 def unit_tests() -> dict[str, list[dict[str, Any]]]:
     """The expressions each alert's unit tests evaluate."""
-    tests = [test for name in ("alerts.yml", "limit.yml") for test in load(f"tests/{name}")["tests"]]
-    return {test["name"].split(",")[0]: test["promql_expr_test"] for test in tests}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for test in (test for name in ("alerts.yml", "limit.yml") for test in load(f"tests/{name}")["tests"]):
+        found.setdefault(test["name"].split(",")[0], []).extend(test["promql_expr_test"])
+    return found
 
 
 @pytest.mark.parametrize("alert", rules("alerts.yml"), ids=ALERTS)
@@ -74,6 +76,13 @@ def test_an_alert_is_set_off_by_the_bad_run_alone(name: str) -> None:
     fired = [sample["labels"] for case in unit_tests()[name] for sample in case["exp_samples"]]
     assert fired
     assert all(f'alertname="{name}"' in labels and 'run="bad"' in labels for labels in fired)
+
+
+@pytest.mark.parametrize("name", [rule["alert"] for rule in rules("alerts.yml") if "for" in rule])
+def test_what_must_last_is_silent_until_it_has_lasted(name: str) -> None:
+    first = unit_tests()[name][0]
+    assert first["expr"] == f'ALERTS{{alertname="{name}",alertstate="firing"}}'
+    assert not first["exp_samples"]
 
 
 def test_the_rules_ask_for_metrics_that_there_are() -> None:
