@@ -123,9 +123,10 @@ def results(environment: Mapping[str, str]) -> None:
     read.append(_server_image(environment))
     with subprocess.Popen([*read, "-C", "/runs", "-c", "."], stdout=subprocess.PIPE) as reader:
         # -o: what is copied belongs to whoever copies it.
-        subprocess.run(["tar", "-x", "-o", "-f", "-", "-C", folder], stdin=reader.stdout, check=False)
-    if reader.returncode:
-        raise Refusal(f"the volume {volume} cannot be read, see above")
+        writer = subprocess.run(["tar", "-x", "-o", "-f", "-", "-C", folder], stdin=reader.stdout, check=False)
+    # One that ends early ends the other.
+    if reader.returncode or writer.returncode:
+        raise Refusal(f"the volume {volume} cannot be copied into {folder}, see above")
     print("\n".join(str(path.parent) for path in sorted(folder.glob("*/summary.json"))))
 
 

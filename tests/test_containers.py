@@ -98,6 +98,9 @@ with open(os.environ["NOTES"], "a") as notes:
     print(*words, file=notes)
 if words[0] == "info":
     print('{{"MemTotal": 64000000000}}')
+if words[0] == "run" and "--entrypoint=tar" in words:
+    read = subprocess.run(["tar", "-C", os.environ["VOLUME"], *words[words.index("-c") :]])
+    sys.exit(read.returncode or int(os.environ.get("STATUS", 0)))
 if words[0] == "run":
     (mount,) = [word for word in words if word.startswith("--volume=")]
     here, there, mode = mount.removeprefix("--volume=").split(":")
@@ -172,6 +175,30 @@ def test_modules_beside_the_experiment_are_found_in_containers(engine: dict[str,
     assert done.returncode == 0, done.stderr
     (validated,) = [line for line in asked(engine).splitlines() if " validate " in line]
     assert f"--volume={experiment.parent}:/experiment:ro" in validated
+
+
+def test_results_are_copied_out_of_their_volume(engine: dict[str, str], tmp_path: Path) -> None:
+    volume, results = tmp_path / "volume", tmp_path / "results"
+    (volume / "first").mkdir(parents=True)
+    (volume / "first/summary.json").write_text("{}")
+    done = make("results", **engine, VOLUME=str(volume), RESULTS=str(results))
+    assert (done.returncode, done.stdout) == (0, f"{results}/first\n")
+    assert (results / "first/summary.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(("in_the_way", "status"), [("first/kept", "0"), ("second", "1")])
+def test_results_that_cannot_be_copied_are_said(
+    engine: dict[str, str], tmp_path: Path, in_the_way: str, status: str
+) -> None:
+    """They cannot be written, or could not all be read."""
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume/first").touch()
+    (tmp_path / "results" / in_the_way).mkdir(parents=True)
+    places = {"VOLUME": str(tmp_path / "volume"), "RESULTS": str(tmp_path / "results")}
+    done = make("results", **engine, **places, STATUS=status)
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert line == f"make results: the volume pausefl_runs cannot be copied into {tmp_path}/results, see above"
 
 
 def test_every_part_of_a_run_has_the_experiments_folder(compose_py: ModuleType) -> None:
@@ -251,7 +278,15 @@ def test_a_taken_port_is_said(compose_py: ModuleType) -> None:
 
 def test_too_little_memory_is_said(compose_py: ModuleType) -> None:
     settings = compose_py.settings({"CLIENTS": "30"})
-    compose_py.check_memory(settings, 14 << 30)
+    needed = (30 * 384 << 20) + (1 << 30) + (1 << 30)
+    compose_py.check_memory(settings, needed)
+    with pytest.raises(compose_py.Refusal, match=r"evaluator may take 14\.2 GB"):
+        compose_py.check_memory(settings, needed - 1)
+    own = {**settings, "CLIENT_MEMORY": "1K", "SERVER_MEMORY": "2M", "EVALUATOR_MEMORY": "3G"}
+    needed = (30 << 10) + (2 << 20) + (3 << 30)
+    compose_py.check_memory(own, needed)
+    with pytest.raises(compose_py.Refusal, match=r"evaluator may take 3\.2 GB"):
+        compose_py.check_memory(own, needed - 1)
     with pytest.raises(compose_py.Refusal, match=r"CLIENTS=30: 30 containers of 0.4 GB, .* has 8.0 GB; take fewer"):
         compose_py.check_memory(settings, 8_000_000_000)
     shared = compose_py.settings({"CLIENTS": "30", "PER_CONTAINER": "4"})
