@@ -40,7 +40,7 @@ test-pythons:
 	  echo "Python $$version: $$python"; \
 	  test -d .venv-$$version || "$$python" -m venv .venv-$$version || exit 1; \
 	  .venv-$$version/bin/pip install --quiet $(TORCH) --constraint constraints.txt --editable '.[dev]' || exit 1; \
-	  .venv-$$version/bin/pytest -q -n 2 -m "not realtime and not end_to_end" || exit 1; \
+	  .venv-$$version/bin/pytest -q -n 2 -m "not realtime and not end_to_end and not slow" || exit 1; \
 	done
 
 # Wheel and sdist in fresh environments outside the repository: every command once, under the oldest and the newest

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -98,6 +99,13 @@ def test_a_training_method_trains(tmp_path: Path) -> None:
         "training_method", tmp_path, "experiment.rounds=6", "clients.count=4", "selection.m=2", "privacy.enabled=false"
     )
     assert found.summary["final_accuracy"] > 0.4
+
+
+def test_zeros_agree_with_no_sign() -> None:
+    rule = runpy.run_path(str(EXAMPLES / "aggregation/agreement.py"))["SignAgreement"](agreement=0.6)
+    updates = [np.array(update, np.float32) for update in ([0, 0, -1, -1], [0, 1, -1, 1], [-3, 1, 0, 0])]
+    combined = rule.combine(updates, np.ones(3))
+    np.testing.assert_allclose(combined, np.array([0, 2, -2, 0], np.float32) / 3)
 
 
 @pytest.mark.end_to_end

@@ -28,6 +28,5 @@ class SignAgreement(AggregationRule):
         """The round's update, (d,) float32, from n updates in selection order."""
         shares = weights / weights.sum()
         stacked = np.stack(updates)
-        positive = shares @ (stacked > 0)
-        agreed = np.maximum(positive, 1 - positive) >= self.agreement
+        agreed = np.maximum(shares @ (stacked > 0), shares @ (stacked < 0)) >= self.agreement
         return np.where(agreed, shares @ stacked, 0).astype(np.float32)

@@ -55,7 +55,8 @@ class WebServer:
     """Serves `routes` (path -> route) from threads until closed.
 
     Bound to a loopback address, it answers only to names of that: a page from elsewhere whose name was made to resolve
-    to 127.0.0.1 (DNS rebinding) can read nothing.
+    to 127.0.0.1 (DNS rebinding) can read nothing. Bound to another, as in a container whose port is published on the
+    host's loopback address, it answers to any: it cannot know the names by which it is rightly called.
     """
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Route], *, key: str) -> None:
