@@ -121,6 +121,13 @@ def test_relevant_newcomers_are_chosen_far_more_often_than_poisoned_ones(policy:
     assert chosen["relevant"] >= 4 * chosen["poisoned"]
 
 
+def test_the_weight_of_a_newcomer_changes_no_choice() -> None:
+    """It multiplies all drifts of a round, and the threshold with them (eqs. (8) and (9))."""
+    light, heavy = (with_newcomers(FedTs(4, drift_weight=weight)).rounds(60) for weight in (1.0, 4.0))
+    assert light.times_chosen() == heavy.times_chosen()
+    assert [light.posterior(c) for c in RELEVANT] == [heavy.posterior(c) for c in RELEVANT]
+
+
 def test_posteriors_tell_relevant_from_poisoned_newcomers() -> None:
     play = with_newcomers(FedTs(4)).rounds(100)
     for client_id in RELEVANT:
