@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import re
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import matplotlib.image
@@ -21,6 +19,7 @@ from pausefl.results.statistics import Spread, mean_interval
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.store import Store
+from rigs.log import changing_log
 
 ACCURACIES = {"pause": (0.2, 0.6, 0.8, 0.7), "random": (0.1, 0.3, 0.6, 0.75)}
 ROUND_S = {"pause": 1.0, "random": 2.0}
@@ -145,7 +144,7 @@ def test_suspect_rounds_are_not_forgotten(tmp_path: Path) -> None:
 def test_runs_of_unequal_length_are_marked_wherever_they_are_compared(tmp_path: Path) -> None:
     runs = write_runs(tmp_path)
     rewrite_summary(runs["pause"][0], rounds=2)
-    with closing(sqlite3.connect(runs["pause"][0] / "run.db")) as database, database:
+    with changing_log(runs["pause"][0]) as database:
         for table in ("observations", "rounds", "events", "evaluations"):
             database.execute(f"DELETE FROM {table} WHERE round > 2")
     comparison = compare(runs)

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from pausefl_server.selection.policies.uniform import Random
 from rigs.command import run
 from rigs.coordinator import MakeRig
 from rigs.federation import PRIVATE, clients, federation, network_settings, private
+from rigs.log import changing_log
 from rigs.policies import BUDGET, DEADLINE_S, IDS, Play, every_policy, policy_of
 
 NAMES = [f"client-{k}" for k in range(6)]
@@ -242,12 +242,10 @@ def test_a_run_is_replayed_by_the_library_and_a_damaged_log_names_its_round(run_
     assert found.summary["same_choices"] == found.summary["rounds"] == 6
     damaged = tmp_path / "damaged"
     shutil.copytree(run_dir, damaged)
-    database = sqlite3.connect(damaged / "run.db")
-    chosen = json.loads(database.execute("SELECT chosen FROM rounds WHERE round = 4").fetchone()[0])
-    other = sorted({c for choice in found.choices for c in choice.recorded} - set(chosen))
-    with database:
+    with changing_log(damaged) as database:
+        chosen = json.loads(database.execute("SELECT chosen FROM rounds WHERE round = 4").fetchone()[0])
+        other = sorted({c for choice in found.choices for c in choice.recorded} - set(chosen))
         database.execute("UPDATE rounds SET chosen = ? WHERE round = 4", (json.dumps([chosen[0], other[0]]),))
-    database.close()
     with pytest.raises(PauseflError, match="round 4, attempt 1: the policy chooses"):
         pausefl.replay(damaged)
 
@@ -256,8 +254,7 @@ def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_p
     """They stand in the log at the round after the last one."""
     ended, whole = tmp_path / "ended", pausefl.replay(run_dir)
     shutil.copytree(run_dir, ended)
-    database = sqlite3.connect(ended / "run.db")
-    with database:
+    with changing_log(ended) as database:
         database.execute("INSERT INTO failed_attempts SELECT * FROM rounds WHERE round = 6")
         database.execute("UPDATE failed_attempts SET round = 7, round_latency_s = 0.5")
     estimate = pausefl.replay(ended, policy="random", draws=2).summary
@@ -266,9 +263,8 @@ def test_the_failed_attempts_that_ended_a_run_are_waits_too(run_dir: Path, tmp_p
     assert any("waited 0.5 s more in failed attempts" in line for line in in_words(estimate))
 
     *_, last = replay_log(stored_experiment(ended), read_log(ended))
-    with database:
+    with changing_log(ended) as database:
         database.execute("UPDATE failed_attempts SET chosen = ?", (json.dumps(last.chosen),))
-    database.close()
     own = pausefl.replay(ended).summary
     assert own["attempts"] == 7
     assert own["total_latency_s"] == pytest.approx(whole.summary["total_latency_s"] + 0.5)

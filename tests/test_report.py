@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pausefl_server.host_limits import ADVICE, advice
 from pausefl_server.pings import Ping
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage import store
+from rigs.log import changing_log
 
 CLIENTS = ("<script>", "$x$", "c")
 """Two of the ids are hostile to HTML and to matplotlib's mathtext; the third is never chosen."""
@@ -90,7 +90,7 @@ def write_run(path: Path, **changes: Any) -> Path:
 
 
 def without_rounds(run_dir: Path) -> Path:
-    with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
+    with changing_log(run_dir) as database:
         for table in ("observations", "rounds", "events", "evaluations"):
             database.execute(f"DELETE FROM {table}")
     return run_dir
@@ -259,9 +259,8 @@ def test_a_summary_from_before_the_run_was_resumed_is_not_read(tmp_path: Path, w
 def test_page_tells_whose_budgets_they_are_and_who_had_spent_before(tmp_path: Path, page: str) -> None:
     assert "Budgets are per run: every client came with a ledger that counted no release." in page
     run_dir = write_run(tmp_path / "run", budget_per="data holder")
-    with sqlite3.connect(run_dir / "run.db") as database:
+    with changing_log(run_dir) as database:
         database.execute("UPDATE events SET released = 1, epsilon_spent = 0.5 WHERE client_id = '$x$'")
-    database.close()
     page = write_report(run_dir).read_text(encoding="utf-8")
     assert "Budgets are per data holder" in page
     assert "1 of 3 clients came with part of their budget spent" in page

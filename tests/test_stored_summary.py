@@ -1,9 +1,13 @@
-"""summary.json, read again: whatever was done to it, what is wrong is one line."""
+"""A run read again: whatever was done to its summary.json or its log, what is wrong is one line."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from pausefl.offline.latencies import latencies_of
+from pausefl.offline.replay import read_log
 from pausefl.results.reading import read_run
 from pausefl_proto.errors import ConfigError
 from test_report import write_run
@@ -30,6 +34,16 @@ def test_a_value_of_another_type_in_a_summary_is_named(tmp_path: Path, key: str,
     with pytest.raises(ConfigError) as refused:
         read_run(run_dir)
     assert f"summary.json: {said}" in str(refused.value)
+
+
+def test_a_log_that_was_changed_makes_no_report(tmp_path: Path) -> None:
+    """Its figures would be others than summary.json's."""
+    run_dir = write_run(tmp_path / "run")
+    with closing(sqlite3.connect(run_dir / "run.db")) as database, database:
+        database.execute("DELETE FROM observations WHERE round = 2")
+    for read in (read_run, read_log, latencies_of):
+        with pytest.raises(ConfigError, match=r"\(round 2 is not what was written\); restore it from a copy"):
+            read(run_dir)
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "3"])

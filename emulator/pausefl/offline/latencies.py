@@ -14,6 +14,7 @@ from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Miss, RoundRecord
 from pausefl_server.storage.round_log import RoundLog
+from pausefl_server.storage.seals import check_seals
 
 COLUMNS = ("client", "time", "seconds")
 """The columns that a CSV file must have: whose exchange, when, and how long it took."""
@@ -53,6 +54,8 @@ def latencies_of(source: Path) -> Mapping[str, ClientLatencies]:
 def _of_run(run_dir: Path) -> dict[str, ClientLatencies]:
     """The signal that the policy saw, `latency.signal`, at the emulated scale."""
     rows: dict[str, _MeasuredRows] = {}
+    with open_database(run_dir) as database:
+        check_seals(run_dir / "run.db", database)
     for record in RoundLog(partial(open_database, run_dir)):
         for o in record.observations:
             of_client = rows.setdefault(o.client_id, _MeasuredRows())

@@ -16,6 +16,7 @@ from pausefl_server.selection.base import Oracle, Policy
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, replay
 from pausefl_server.storage.round_log import RoundLog, read_failed_attempts
+from pausefl_server.storage.seals import check_seals
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ class ReplayedChoice:
 
 
 def read_log(run_dir: Path) -> RecordedLog:
-    """The log of a run directory, also of a run that goes on; ConfigError where it has no round."""
+    """The log of a run directory, also of a run that goes on; ConfigError where it has no round, or was changed."""
     with open_database(run_dir) as database:
+        check_seals(run_dir / "run.db", database)
         log = RecordedLog(RoundLog(partial(open_database, run_dir)), read_failed_attempts(database))
     if not len(log.records):
         raise ConfigError(f"{run_dir}: no round was played there, so there is nothing to replay")

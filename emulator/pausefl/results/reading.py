@@ -21,7 +21,7 @@ from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import NOT_FINITE
 from pausefl_server.records import ACCURACY, RoundRecord, Split
 from pausefl_server.storage.round_log import RoundLog
-from pausefl_server.storage.seals import SCHEMA_VERSION
+from pausefl_server.storage.seals import SCHEMA_VERSION, check_seals
 
 Columns = Mapping[str, NDArray[Any]]
 """A table by column: arrays of one length."""
@@ -213,6 +213,7 @@ def read_run(path: Path) -> RunData:
     config, summary = text_in(path, "config.toml"), read_summary(path)
     with open_database(path) as database:
         check_is_last(summary, path, database)
+        check_seals(path / "run.db", database)
         tables = {view: read_columns(database, f"SELECT * FROM {view}") for view in VIEWS}
         clients = read_columns(database, CLIENTS)
     log = RoundLog(partial(open_database, path))

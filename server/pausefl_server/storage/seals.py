@@ -33,15 +33,20 @@ def verify_log(path: Path, commits: int) -> None:
             raise unusable_log(path, f"its last {commits - held} commits, which stood in {path.name}-wal, are lost")
         if not _is_readable(database):
             return  # it is empty, another program's or another version's, which opening it tells
-        seals = dict(database.execute("SELECT subject, digest FROM seals"))
-        if not seals and held == 0:
-            return  # an earlier version was killed before its first commit, which sealed what it had begun
-        subjects = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")} | {"meta"}
-        if "evaluations" not in seals:  # all of them, as an earlier version sealed them
-            subjects |= {f"evaluations {round_}" for round_ in evaluated_rounds(database)}
-        for subject in sorted(seals.keys() | subjects):
-            if seals.get(subject) != _digest(database, subject):
-                raise unusable_log(path, f"{subject} is not what was written")
+        check_seals(path, database)
+
+
+def check_seals(path: Path, database: sqlite3.Connection) -> None:
+    """ConfigError where the rows of the log at `path`, which is open, are not those that were sealed."""
+    seals = dict(database.execute("SELECT subject, digest FROM seals"))
+    if not seals and database.execute("PRAGMA user_version").fetchone() == (0,):
+        return  # an earlier version was killed before its first commit, which sealed what it had begun
+    subjects = {f"round {row[0]}" for row in database.execute("SELECT round FROM rounds")} | {"meta"}
+    if "evaluations" not in seals:  # all of them, as an earlier version sealed them
+        subjects |= {f"evaluations {round_}" for round_ in evaluated_rounds(database)}
+    for subject in sorted(seals.keys() | subjects):
+        if seals.get(subject) != _digest(database, subject):
+            raise unusable_log(path, f"{subject} is not what was written")
 
 
 def evaluated_rounds(database: sqlite3.Connection) -> list[int]:
