@@ -17,6 +17,7 @@ from pausefl_server.settings import PrivacySettings
 from rigs.authority import Authority
 from rigs.command import PAUSEFL
 from rigs.coordinator import CoordinatorRig, MakeRig
+from rigs.ledgers import open_ledgers
 from rigs.settings import server_settings
 from rigs.wiretap import Wiretap
 
@@ -55,6 +56,13 @@ def _authority(tmp_path_factory: pytest.TempPathFactory, name: str) -> Authority
 def own_log_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that a test calls in this process sets them for all processes that later tests start."""
     monkeypatch.setenv(VARIABLE, "")
+
+
+@pytest.fixture(autouse=True)
+def closed_ledgers() -> Iterator[None]:
+    """The garbage collector would close them too, and complain of it in whatever test that comes."""
+    with open_ledgers:
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Which model a resumed run goes on with: its last, the one before, or one that was kept. Nothing happens silently."""
 
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pausefl_server.storage import checkpoint as checkpoints
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import cost
 from pausefl_server.storage.store import Store
+from rigs.connections import opened_connections
 from rigs.coordinator import CoordinatorRig
 from rigs.federation import BUDGET, PRIVATE, clients, federation, log_of, private
 from rigs.log import observation, record
@@ -199,12 +201,19 @@ async def test_a_crash_after_going_back_goes_on_from_there(tmp_path: Path) -> No
     assert [(r.round, r.attempt) for r in log_of(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
 
 
-async def test_a_disk_that_cannot_be_written_at_a_resume_is_one_line(tmp_path: Path) -> None:
+async def test_a_disk_that_cannot_be_written_at_a_resume_is_one_line_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await play(tmp_path, 2)
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").write_text("no folder")
+    opened = opened_connections(monkeypatch)
     with pytest.raises(PauseflError, match=rf"run directory {tmp_path}: cannot be read and written \(.*\)"):
         await play(tmp_path, 3)
+    assert opened
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+            connection.execute("SELECT 1")
 
 
 def model(value: float) -> np.ndarray[Any, np.dtype[np.float32]]:

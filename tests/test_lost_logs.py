@@ -85,3 +85,14 @@ def test_a_closed_ledger_can_be_audited_where_nothing_can_be_written(tmp_path: P
         assert list(path.parent.iterdir()) == [path]
     finally:
         path.parent.chmod(0o755)
+
+
+def test_closing_twice_does_not_take_from_others_what_tells_of_a_lost_log(tmp_path: Path) -> None:
+    path = tmp_path / "ledgers" / "a.db"
+    closed = played(path)
+    closed.settle()
+    closed.close()
+    with closing(Ledger(path, BUDGET, unit="vector")) as ledger:
+        ledger.record(ReleaseKey("run", 6, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
+        closed.close()
+        assert path.with_name("a.db-head").exists()

@@ -38,17 +38,13 @@ async def test_every_policy_chooses_again_what_it_chose_over_the_network(case: s
     """Private runs over gRPC; two clients join when the others have played."""
     changes: dict[str, Any] = {"rounds": 8, "minimum_clients": 4, "privacy": PRIVATE, "tau_min_s": None}
     ledgers = {name: private(tmp_path / "ledgers", name) for name in NAMES}
-    try:
-        async with federation(tmp_path, policy_of(case, m=2), oracle=ORACLE, **changes) as server, clients() as some:
-            for name in NAMES[:4]:
-                some.start(name, await server.port, privacy=ledgers[name])
-            await server.event("round")
-            for name in NAMES[4:]:
-                some.start(name, await server.port, privacy=ledgers[name])
-            await server.finished()
-    finally:
-        for ledger in ledgers.values():
-            ledger.ledger.close()
+    async with federation(tmp_path, policy_of(case, m=2), oracle=ORACLE, **changes) as server, clients() as some:
+        for name in NAMES[:4]:
+            some.start(name, await server.port, privacy=ledgers[name])
+        await server.event("round")
+        for name in NAMES[4:]:
+            some.start(name, await server.port, privacy=ledgers[name])
+        await server.finished()
     log = read_log(tmp_path)
     assert len(log.records) == 8
     choices = choices_on(log, policy_of(case, m=2), network_settings(**changes), ORACLE)

@@ -189,8 +189,6 @@ async def test_a_damaged_upload_is_asked_for_again_and_costs_no_second_epsilon(t
     assert [o.client_id for o in record.observations] == ["a", "b"]
     assert result.state.table.released.tolist() == [1, 1]
     assert [p.ledger.released for p in privacy.values()] == [1, 1]
-    for p in privacy.values():
-        p.ledger.close()
 
 
 async def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(tmp_path: Path) -> None:

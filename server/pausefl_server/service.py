@@ -153,8 +153,9 @@ async def serve(
     with ExitStack() as closing:
         interruption = closing.enter_context(interruptible())
         with _disk_errors(folder):
-            store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
+            store = Store(folder / "run.db")
             closing.callback(store.close)
+            checkpoint = Checkpoint(folder / "checkpoints")
             closing.callback(checkpoint.close)
             settings = replace(settings, run_id=_run_id(store, settings.run_id))
             telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pausefl_client.link import Link
-from pausefl_client.privacy.ledger import Ledger, ReleaseKey
+from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
@@ -31,6 +31,7 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import Endpoints, RunResult, serve
 from pausefl_server.settings import PrivacySettings, ServerSettings
 from pausefl_server.storage.store import Store
+from rigs.ledgers import open_ledger
 from rigs.settings import server_settings
 
 SIZE = 500
@@ -152,8 +153,7 @@ def private(folder: Path, client_id: str) -> ReleasePrivacy:
     def fresh_noise(_: ReleaseKey) -> np.random.Generator:
         return np.random.default_rng()
 
-    ledger = Ledger(folder / f"{client_id}.db", BUDGET, unit="coordinate", client_id=client_id, data="test")
-    return ReleasePrivacy(Mechanism("coordinate", 0.01), ledger, fresh_noise)
+    return ReleasePrivacy(Mechanism("coordinate", 0.01), open_ledger(folder, client_id, BUDGET), fresh_noise)
 
 
 def log_of(folder: Path) -> list[RoundRecord]:

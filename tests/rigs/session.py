@@ -14,7 +14,7 @@ import numpy as np
 from pausefl_client.answered_job import AnsweredJob
 from pausefl_client.data.holdings import synthetic_holding
 from pausefl_client.link import DrawDelays, Link, no_delays
-from pausefl_client.privacy.ledger import Ledger, ReleaseKey
+from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
@@ -36,6 +36,7 @@ from pausefl_proto.wire import (
     unpack,
 )
 from rigs.clock import Clock
+from rigs.ledgers import open_ledger
 from rigs.stream import FakeStream
 
 SCHEDULE = "what both agreed to"
@@ -219,5 +220,4 @@ def private(folder: Path, clock: Clock, budget: Budget = BUDGET, privatise_s: fl
         # Fresh entropy every time: bytes are the same only if they were kept.
         return NumpyLaplace(np.random.default_rng())
 
-    ledger = Ledger(folder / "client-007.db", budget, unit="coordinate", client_id="client-007", data="test")
-    return ReleasePrivacy(Mechanism("coordinate", 0.01), ledger, noise_for)
+    return ReleasePrivacy(Mechanism("coordinate", 0.01), open_ledger(folder, "client-007", budget), noise_for)

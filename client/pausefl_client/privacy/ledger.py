@@ -96,7 +96,7 @@ class Ledger:
         self._unit = unit
         self._path = path
         self._chain = ""
-        self._is_settled = False
+        self._is_settled = self._is_closed = False
         self._commit_count = CommitCount(path)
         with self._errors():
             make_durable(path.parent)
@@ -169,13 +169,16 @@ class Ledger:
         self._is_settled = True
 
     def close(self) -> None:
-        """Close the file and let others open it."""
+        """Close the file and let others open it; once it is closed, nothing more."""
+        if self._is_closed:
+            return
         with self._errors():
             if self._is_settled:
                 with self._transaction():
                     self._close_open_release()
             self._db.close()
             self._commit_count.close()
+        self._is_closed = True
 
     def _open(self, belongs_to: dict[str, str], has_log: bool) -> None:
         with self._errors():
