@@ -72,6 +72,15 @@ def test_of_long_values_the_part_that_differs_is_told() -> None:
     assert "latency.devices is ...5, 0.5" in theirs_shown
 
 
+def test_of_many_keys_that_differ_four_are_told() -> None:
+    run_has = {f"workload.{key}": "1" for key in "abcde"}
+    theirs = dict.fromkeys(run_has, "2")
+    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1, agreement=theirs)
+    with pytest.raises(WireError) as refused:
+        check_hello(hello, server_settings(SIZE, privacy=None, agreement=run_has), ClientTable(1), ())
+    assert [key for key in run_has if key in str(refused.value)] == [f"workload.{key}" for key in "abcd"]
+
+
 def test_what_is_a_clients_own_need_not_agree() -> None:
     ours = agreement_of(parse_experiment(TWO))
     own = ["workload.device=cpu", "clients.trainers=2", "experiment.rounds=7", "server.dead_after_s=3"]

@@ -15,11 +15,13 @@ from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.session import SessionRig
 
 LONGEST = 200
+LONGEST_AT_A_CLIENT = 1100
+"""Its own words around the server's among them."""
 COMMANDS = "\x1b]0;owned\x07\x1b[2J\nforged line" * 50_000
 
 
-def is_short_and_clean(text: str) -> bool:
-    return 0 < len(text) <= LONGEST and text.isprintable()
+def is_short_and_clean(text: str, longest: int = LONGEST) -> bool:
+    return 0 < len(text) <= longest and text.isprintable()
 
 
 async def test_a_reason_for_giving_no_update_is_cut() -> None:
@@ -58,26 +60,42 @@ async def test_a_servers_reason_for_dismissing_is_cut() -> None:
     async with rig.running() as task:
         (await rig.server.welcome()).say(goodbye=pb.Goodbye(reason=COMMANDS, final=True))
         reason = await asyncio.wait_for(task, 20)
-    assert reason.isprintable()
-    assert len(reason) <= 1000
+    assert is_short_and_clean(reason, LONGEST_AT_A_CLIENT)
 
 
-async def test_a_servers_reason_for_refusing_is_cut() -> None:
+@pytest.mark.parametrize(("final", "said"), [(True, "the server refuses"), (False, "the server cannot be reached")])
+async def test_a_servers_reason_for_refusing_is_cut(final: bool, said: str) -> None:
     rig = SessionRig()
     async with rig.running() as task:
-        (await rig.server.accept()).say(goodbye=pb.Goodbye(reason=COMMANDS, final=True))
-        with pytest.raises(PauseflError) as refused:
+        stream = await rig.server.accept()
+        rig.clock.advance(3600.0)  # where it may come back, it has given up by then
+        stream.say(goodbye=pb.Goodbye(reason=COMMANDS, final=final))
+        with pytest.raises(PauseflError, match=f"{said}.*owned") as refused:
             await asyncio.wait_for(task, 20)
-    assert str(refused.value).isprintable()
+    assert is_short_and_clean(str(refused.value), LONGEST_AT_A_CLIENT)
+
+
+async def test_a_clients_own_reason_for_giving_no_update_is_cut() -> None:
+    rig = SessionRig()
+    rig.trainer.fails_in = {1: PauseflError(COMMANDS)}
+    async with rig.running():
+        stream = await rig.server.welcome()
+        stream.give_job(rig.model)
+        refusal = (await stream.heard()).result
+    assert refusal.status == pb.STATUS_FAILED
+    assert is_short_and_clean(refusal.reason, LONGEST_AT_A_CLIENT)
+
+
+DETAILS = COMMANDS[:3000]  # what fits into gRPC's trailers
 
 
 class _Aborting(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         async def abort(_: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:500])
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, DETAILS)
 
         async def abort_stream(_: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, COMMANDS[:500])
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, DETAILS)
 
         if details.method.endswith("Offer"):
             return grpc.unary_unary_rpc_method_handler(abort)
@@ -94,12 +112,12 @@ async def aborting_server() -> AsyncIterator[str]:
     await server.stop(None)
 
 
-async def test_what_grpc_says_of_a_server_is_printable() -> None:
+async def test_what_grpc_says_of_a_server_is_cut() -> None:
     async with aborting_server() as address:
         with pytest.raises(ConfigError, match="owned") as refused:
             await fetch_offer(address, None, "", patience_s=0.0)
-        assert str(refused.value).isprintable()
+        assert is_short_and_clean(str(refused.value), LONGEST_AT_A_CLIENT)
         async with connect(address) as stream:
             with pytest.raises(OSError, match="owned") as broken:
                 await stream.read()
-        assert str(broken.value).isprintable()
+        assert is_short_and_clean(str(broken.value), LONGEST_AT_A_CLIENT)

@@ -24,7 +24,7 @@ WRONG_HELLOS: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"client_id": ""}, "client id is empty"),
     "the name of somebody connected": ({"client_id": "a"}, "'a' is connected already"),
     "no data": ({"n_examples": 0}, "has 0 examples, must be 1 to"),
-    "more data than can be": ({"n_examples": 2**64 - 1}, "examples, must be 1 to"),
+    "more data than can be": ({"n_examples": 10**9 + 1}, "has 1000000001 examples, must be 1 to 1000000000"),
     "another model": (
         {"manifest": Manifest((TensorSpec("v", (SIZE,)),)).to_message()},
         "tensors differ in name, shape or order",

@@ -59,3 +59,15 @@ async def test_a_client_that_sends_more_than_it_was_asked_for_has_to_rest() -> N
         rig.stream.give(pb.ClientMessage(pong=pb.Pong(nonce=9)).SerializeToString())
     with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
         await rig.actor.listen()
+
+
+def test_a_rejection_is_forgiven_every_five_seconds() -> None:
+    clock = Clock()
+    rate_limit = ClientRateLimit(clock)
+    for _ in range(1000):
+        rate_limit.count_rejection("garbage")
+        clock.advance(5.1)
+    with pytest.raises(AbuseError):
+        for _ in range(1000):
+            rate_limit.count_rejection("garbage")
+            clock.advance(4.9)
