@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,13 +18,12 @@ from pausefl_client.metrics import HostMetrics
 from pausefl_client.privacy.ledger import Ledger, ReleaseKey
 from pausefl_process.http_server import WebServer
 from pausefl_server.monitoring.metrics import exposition
-from pausefl_server.monitoring.snapshot import Curve
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Evaluation, LogEvent, RoundRecord
+from pausefl_server.records import LogEvent, RoundRecord
 from pausefl_server.selection.policies.everyone import All
-from pausefl_server.settings import PrivacySettings, RunInfo
-from pausefl_server.state import RunState, replay
-from rigs.telemetry import BUDGET, SIZE, observation, play, private, records, registry_of
+from pausefl_server.settings import RunInfo
+from pausefl_server.state import replay
+from rigs.telemetry import BUDGET, PARTS_S, SIZE, observation, play, private, registry_of
 
 DOCUMENT = Path(__file__).parent.parent / "deploy/METRICS.md"
 
@@ -58,7 +56,7 @@ MakeTelemetry = Callable[..., Telemetry]
 
 @pytest.fixture(scope="module")
 def registry(make_telemetry: MakeTelemetry) -> CollectorRegistry:
-    telemetry = make_telemetry(private(), SIZE, clients=3, info=RunInfo("runs", "all", "digits", "mlp"))
+    telemetry = make_telemetry(private(), SIZE, clients=12, info=RunInfo("runs", "all", "digits", "mlp"))
     play(telemetry)
     return registry_of(telemetry)
 
@@ -124,7 +122,7 @@ def test_example_queries_ask_for_documented_metrics_and_labels() -> None:
 
 
 SAMPLES = [
-    ("pausefl_round", {}, 2),
+    ("pausefl_round", {}, 3),
     ("pausefl_rounds", {}, 10),
     (
         "pausefl_run_info",
@@ -132,49 +130,82 @@ SAMPLES = [
         1,
     ),
     ("pausefl_last_round_timestamp_seconds", {}, 1000.0),
-    ("pausefl_expected_clients", {}, 3),
     ("pausefl_finished", {}, 0),
-    ("pausefl_drawn_delay_seconds_sum", {"direction": "down"}, 0.15),
-    ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.2"}, 3),
+    ("pausefl_accuracy_ratio", {"split": "test", "metric": "accuracy"}, 0.75),
+    ("pausefl_accuracy_ratio", {"split": "validation", "metric": "accuracy"}, 0.5),
+    ("pausefl_connected_clients", {}, 11),
+    ("pausefl_expected_clients", {}, 12),
+    ("pausefl_client_arrivals_total", {}, 20),
+    ("pausefl_client_departures_total", {}, 9),
+    ("pausefl_rejected_updates_total", {}, 6),
+    ("pausefl_round_latency_seconds_count", {}, 3),
+    ("pausefl_round_latency_seconds_sum", {}, 4.0),
+    ("pausefl_round_latency_seconds_bucket", {"le": "0.5"}, 1),
+    ("pausefl_total_latency_seconds", {}, 4.0 + 5 * 0.125),
+    ("pausefl_measured_latency_seconds", {}, 1.0 + 0.25 + 0.5),
+    ("pausefl_missed_jobs_total", {"kind": "unneeded"}, 1),
+    ("pausefl_missed_jobs_total", {"kind": "rejected"}, 2),
+    ("pausefl_missed_jobs_total", {"kind": "refused"}, 3),
+    ("pausefl_missed_jobs_total", {"kind": "lost"}, 5),
+    ("pausefl_missed_jobs_total", {"kind": "timeout"}, 4 + 2),
+    ("pausefl_censored_rounds_total", {}, 2),
+    ("pausefl_late_updates_total", {}, 7),
+    ("pausefl_withdrawn_jobs_total", {}, 8),
+    ("pausefl_failed_attempts_total", {}, 5),
+    ("pausefl_clamped_latencies_total", {}, 4),
+    ("pausefl_selection_seconds_count", {}, 3),
+    ("pausefl_selection_seconds_sum", {}, 0.009),
+    ("pausefl_selection_seconds_bucket", {"le": "0.005"}, 3),
+    ("pausefl_suspect_rounds_total", {"reason": "server loop_lag_s"}, 3),
+    ("pausefl_round_trip_seconds_sum", {}, 1.125),
+    *(("pausefl_exchange_part_seconds_sum", {"part": part}, 5 * seconds) for part, seconds in PARTS_S.items()),
+    ("pausefl_exchange_part_seconds_sum", {"part": "propagation"}, 1.125 - 5 * 0.228),
+    ("pausefl_drawn_delay_seconds_sum", {"direction": "down"}, 5 * 0.05),
+    ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.2"}, 5),
     ("pausefl_drawn_delay_seconds_bucket", {"direction": "up", "le": "0.1"}, 0),
-    ("pausefl_timing_error_seconds_sum", {}, 3 * 0.025),
+    ("pausefl_timing_error_seconds_sum", {}, 5 * 0.025),
+    ("pausefl_host_loop_lag_seconds", {"host": "server"}, 0.009),
+    ("pausefl_host_loop_lag_seconds", {"host": "clients"}, 0.005),
+    ("pausefl_host_timer_overshoot_seconds", {"host": "server"}, 0.01),
+    ("pausefl_host_timer_overshoot_seconds", {"host": "clients"}, 0.006),
+    ("pausefl_host_steal_ratio", {"host": "server"}, 0.11),
+    ("pausefl_host_steal_ratio", {"host": "clients"}, 0.07),
+    ("pausefl_host_compute_ratio", {"host": "server"}, 0.12),
+    ("pausefl_host_compute_ratio", {"host": "clients"}, 0.8),
+    ("pausefl_client_round_trip_seconds", {"client": "a"}, 0.125),
+    ("pausefl_client_round_trip_seconds", {"client": "b"}, 0.25),
+    ("pausefl_client_latency_seconds", {"client": "b"}, 0.5),
+    ("pausefl_client_ping_seconds", {"client": "b"}, 0.002),
+    ("pausefl_client_down_bytes_total", {"client": "a"}, 3 * 400),
+    ("pausefl_client_up_bytes_total", {"client": "a"}, 3 * 300),
+    ("pausefl_client_selections_total", {"client": "a"}, 4 + 5),
+    ("pausefl_client_selections_total", {"client": "b"}, 2 + 5),
     ("pausefl_clients_round_trip_seconds", {"quantile": "0"}, 0.125),
     ("pausefl_clients_round_trip_seconds", {"quantile": "1"}, 0.25),
     ("pausefl_clients_latency_seconds", {"quantile": "0.5"}, 0.375),
-    ("pausefl_clients_epsilon_spent", {"quantile": "1", "unit": "vector"}, SIZE * BUDGET.spent(2)),
+    ("pausefl_retired_clients", {}, 1),
+    ("pausefl_client_epsilon_spent", {"client": "a", "unit": "coordinate"}, BUDGET.spent(3)),
+    ("pausefl_client_epsilon_spent", {"client": "a", "unit": "vector"}, SIZE * BUDGET.spent(3)),
+    ("pausefl_client_epsilon_remaining", {"client": "b", "unit": "coordinate"}, 10.0 - BUDGET.spent(2)),
+    ("pausefl_client_epsilon_next", {"client": "a", "unit": "coordinate"}, BUDGET.epsilon(4)),
+    ("pausefl_clients_epsilon_spent", {"quantile": "1", "unit": "vector"}, SIZE * BUDGET.spent(3)),
     (
         "pausefl_clients_epsilon_spent",
         {"quantile": "0.9", "unit": "coordinate"},
-        0.1 * BUDGET.spent(1) + 0.9 * BUDGET.spent(2),
+        0.2 * BUDGET.spent(2) + 0.8 * BUDGET.spent(3),
     ),
-    ("pausefl_accuracy_ratio", {"split": "test", "metric": "accuracy"}, 0.75),
-    ("pausefl_connected_clients", {}, 2),
-    ("pausefl_rejected_updates_total", {}, 1),
-    ("pausefl_round_latency_seconds_count", {}, 2),
-    ("pausefl_round_latency_seconds_sum", {}, 1.25),
-    ("pausefl_round_latency_seconds_bucket", {"le": "0.5"}, 1),
-    ("pausefl_total_latency_seconds", {}, 1.25),
-    ("pausefl_selection_seconds_count", {}, 2),
-    ("pausefl_selection_seconds_bucket", {"le": "0.005"}, 2),
-    ("pausefl_client_round_trip_seconds", {"client": "a"}, 0.125),
-    ("pausefl_client_round_trip_seconds", {"client": "b"}, 0.25),
-    ("pausefl_client_latency_seconds", {"client": "a"}, 0.25),
-    ("pausefl_client_ping_seconds", {"client": "b"}, 0.002),
-    ("pausefl_suspect_rounds_total", {"reason": "server loop_lag_s"}, 2),
-    ("pausefl_client_selections_total", {"client": "a"}, 3),
-    ("pausefl_client_selections_total", {"client": "b"}, 1),
-    ("pausefl_client_epsilon_spent", {"client": "a", "unit": "coordinate"}, BUDGET.spent(2)),
-    ("pausefl_client_epsilon_spent", {"client": "a", "unit": "vector"}, SIZE * BUDGET.spent(2)),
-    ("pausefl_client_epsilon_remaining", {"client": "b", "unit": "coordinate"}, 10.0 - BUDGET.spent(1)),
-    ("pausefl_client_epsilon_next", {"client": "a", "unit": "coordinate"}, BUDGET.epsilon(3)),
-    ("pausefl_epsilon_spent_max", {"unit": "coordinate"}, BUDGET.spent(2)),
-    ("pausefl_epsilon_spent_median", {"unit": "coordinate"}, (BUDGET.spent(1) + BUDGET.spent(2)) / 2),
+    ("pausefl_epsilon_spent_max", {"unit": "coordinate"}, BUDGET.spent(3)),
+    ("pausefl_epsilon_spent_median", {"unit": "coordinate"}, BUDGET.spent(2)),
     ("pausefl_epsilon_budget", {"unit": "coordinate"}, 10.0),
     ("pausefl_epsilon_budget", {"unit": "vector"}, 10.0 * SIZE),
-    ("pausefl_retired_clients", {}, 1),
     ("pausefl_budgets_end_round", {}, 40),
     ("pausefl_private", {}, 1),
 ]
+
+
+def test_every_documented_metric_has_a_sample() -> None:
+    sampled = {name for name, _, _ in SAMPLES} | {f"pausefl_host_{name}" for name, _, _ in HOST_SAMPLES}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in sampled} == set(documented())
 
 
 @pytest.mark.parametrize(("name", "labels", "value"), SAMPLES)
@@ -222,116 +253,6 @@ def test_a_host_tells_what_is_spent_as_soon_as_it_is_spent(tmp_path: Path) -> No
         assert value("pausefl_host_epsilon_spent_max", {"unit": "vector"}) == 0
         ledger.record(ReleaseKey("run", 1, 1, "model"), ledger.next_charge(), "update", memoryview(b""))
         assert value("pausefl_host_epsilon_spent_max", {"unit": "vector"}) == BUDGET.spent(1)
-
-
-def test_where_the_unit_is_the_vector_it_stands_once(make_telemetry: MakeTelemetry) -> None:
-    telemetry = make_telemetry(private("vector"), SIZE)
-    play(telemetry)
-    value = registry_of(telemetry).get_sample_value
-    assert value("pausefl_epsilon_budget", {"unit": "vector"}) == 10.0
-    assert value("pausefl_epsilon_budget", {"unit": "coordinate"}) is None
-
-
-def test_without_privacy_no_epsilon_is_shown(make_telemetry: MakeTelemetry) -> None:
-    telemetry = make_telemetry(None, SIZE)
-    play(telemetry, private=False)
-    registry = registry_of(telemetry)
-    about_epsilon = [m for m in registry.collect() if "epsilon" in m.name]
-    assert about_epsilon
-    assert all(not m.samples for m in about_epsilon)
-    assert registry.get_sample_value("pausefl_private") == 0
-    assert registry.get_sample_value("pausefl_round") == 2
-
-
-def test_noise_that_can_be_drawn_again_is_not_called_private(make_telemetry: MakeTelemetry) -> None:
-    telemetry = make_telemetry(PrivacySettings(BUDGET, "coordinate", "agreed", reproducible_noise=True), SIZE)
-    assert registry_of(telemetry).get_sample_value("pausefl_private") == 0
-
-
-def test_when_a_run_is_over_nobody_is_expected_any_more(make_telemetry: MakeTelemetry) -> None:
-    telemetry = make_telemetry(private(), clients=3)
-    telemetry.kept()
-    value = registry_of(telemetry).get_sample_value
-    assert (value("pausefl_finished"), value("pausefl_expected_clients")) == (1, 0)
-
-
-def test_two_servers_in_one_process_do_not_share_their_metrics(make_telemetry: MakeTelemetry) -> None:
-    one, other = make_telemetry(private()), make_telemetry(private())
-    one.rejected("client a was refused")
-    assert registry_of(other).get_sample_value("pausefl_rejected_updates_total") == 0
-
-
-def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTelemetry) -> None:
-    """All but who is connected now, what was refused, and when."""
-    gone_on, left_alone = make_telemetry(private(), SIZE), make_telemetry(private(), SIZE)
-    evaluation = Evaluation("test", subset=True, n_examples=100, accuracy=0.75, loss=1.0)
-    replay(All(2), 1, records(), gone_on.replayed)
-    gone_on.resumed([(2, evaluation)], budgets_end=40)
-    replay(All(2), 1, records(), lambda record, state: left_alone.round_committed(record, state, budgets_end=40))
-    left_alone.evaluated(2, evaluation)
-    assert samples_of(registry_of(gone_on)) == samples_of(registry_of(left_alone))
-    assert gone_on.now.leakage.points.tolist() == left_alone.now.leakage.points.tolist()
-    assert gone_on.now.status.startswith("waiting")
-
-
-def samples_of(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    return {(s.name, frozenset(s.labels.items())): s.value for m in registry.collect() for s in m.samples}
-
-
-def test_with_many_clients_only_those_that_matter_most_have_series(make_telemetry: MakeTelemetry) -> None:
-    """Ten clients, number k with latency k and, in the other order, ε: the two slowest and the two that leaked most."""
-    telemetry, names = make_telemetry(private()), [f"c{k}" for k in range(10)]
-    joins = tuple(LogEvent("joined", name, n_examples=1) for name in names)
-    seen = tuple(observation(name, 10 - k, 1.0 + k) for k, name in enumerate(names))
-    record = RoundRecord(1, 1, tuple(names), None, seen, joins, 1.0, 1.0, 0.003, "")
-    replay(All(10), 1, [record], telemetry.round_committed)
-
-    def shown(**limits: int) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
-        for metric in registry_of(telemetry, **limits).collect():
-            for sample in metric.samples:
-                if "client" in sample.labels:
-                    found.setdefault(metric.name, set()).add(sample.labels["client"])
-        return found
-
-    everybody = shown(client_series_max=10, client_series_top=2)
-    assert set(map(frozenset, everybody.values())) == {frozenset(names)}
-    few = shown(client_series_max=9, client_series_top=2)
-    assert few.keys() == everybody.keys() >= {"pausefl_client_latency_seconds", "pausefl_client_epsilon_next"}
-    assert set(map(frozenset, few.values())) == {frozenset({"c8", "c9", "c0", "c1"})}
-    value = registry_of(telemetry, client_series_max=0).get_sample_value
-    assert value("pausefl_clients_latency_seconds", {"quantile": "0"}) == 2.0
-    assert value("pausefl_clients_latency_seconds", {"quantile": "1"}) == 20.0
-    spent = [BUDGET.spent(i) for i in range(1, 11)]
-    labels = {"quantile": "0.5", "unit": "coordinate"}
-    assert value("pausefl_clients_epsilon_spent", labels) == pytest.approx((spent[4] + spent[5]) / 2)
-
-
-def test_a_picture_once_taken_never_changes(make_telemetry: MakeTelemetry) -> None:
-    """Other threads read it without a lock while rounds go on."""
-    telemetry, pictures, scrapes = make_telemetry(private()), [], []
-
-    def take(record: RoundRecord, state: RunState) -> None:
-        telemetry.round_committed(record, state)
-        pictures.append(telemetry.now)
-        scrapes.append(samples_of(registry_of(telemetry)))
-
-    replay(All(2), 1, records(), take)
-    telemetry.pinged(0, 0.1)
-    for picture, scrape in zip(pictures, scrapes, strict=True):
-        telemetry.now = picture
-        assert samples_of(registry_of(telemetry)) == scrape
-    assert scrapes[0] != scrapes[1]
-
-
-def test_a_long_run_keeps_a_curve_of_bounded_length() -> None:
-    curve = Curve.empty(2)
-    for t in range(1, 10_001):
-        curve = curve.add(t, 2 * t)
-    assert 256 < len(curve.points) <= 512
-    assert (np.diff(curve.points[:, 0]) == curve.stride).all()
-    assert curve.points[0].tolist() == [1, 2]
-    assert 10_000 - curve.points[-1, 0] < curve.stride
 
 
 def serving(registry: CollectorRegistry) -> WebServer:

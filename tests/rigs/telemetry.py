@@ -1,66 +1,122 @@
 """Telemetry of a short run that the test makes up."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from prometheus_client import CollectorRegistry
 
+from pausefl_process.host_monitor import HostReport
 from pausefl_proto.budget import Budget
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
-from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Miss, MissKind, Observation, RoundRecord, Timing
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import MetricsSettings, PrivacySettings
-from pausefl_server.state import replay
+from pausefl_server.state import RunState, replay
 
 BUDGET = Budget(epsilon_budget=10.0, eta=0.5)
-
-
 SIZE = 1000
+DOUBTS = ("server loop_lag_s",)
+TAU_MIN_S = 0.75
+MISSES: dict[MissKind, int] = {"unneeded": 1, "rejected": 2, "refused": 3, "timeout": 4, "lost": 5}
+"""Of the attempts at round 2 that failed; two more time out in rounds that did not."""
+HOSTS = {
+    "a": HostReport(0.001, 0.002, 0.03, 0.4),
+    "b": HostReport(0.005, 0.006, 0.07, 0.8),
+    "server": HostReport(0.009, 0.01, 0.11, 0.12),
+}
+PARTS_S = {"framing": 0.001, "download": 0.002, "queue": 0.003, "train": 0.004, "privatise": 0.005, "upload": 0.006}
+PARTS_S |= {"server_wait": 0.007, "reconnect": 0.008, "injected_down": 0.075, "injected_up": 0.125}
 
 
 def observation(client_id: str, i: int, round_trip_s: float) -> Observation:
     """Injected 0.2 s where 0.05 and 0.125 s were drawn."""
     return Observation(
         client_id=client_id,
-        timing=Timing(round_trip_s, injected_down_s=0.075, injected_up_s=0.125),
+        timing=Timing(round_trip_s, **{f"{part}_s": seconds for part, seconds in PARTS_S.items()}),
         latency_s=2 * round_trip_s,
         n_examples=10,
         participation=i,
         epsilon=BUDGET.epsilon(i) if i else 0.0,
         epsilon_spent=BUDGET.spent(i),
+        bytes_down=400,
+        bytes_up=300,
         drawn_down_s=0.05,
         drawn_up_s=0.125,
+        host=HOSTS.get(client_id, HostReport()),
     )
 
 
-DOUBTS = ("server loop_lag_s",)
-
-
 def records(*, private: bool = True) -> list[RoundRecord]:
-    """Two rounds: "a" answers twice, "b" once and then retires."""
-    joins = (LogEvent("joined", "a", n_examples=10), LogEvent("joined", "b", n_examples=10))
-    rounds = [
-        ((observation("a", int(private), 0.5), observation("b", int(private), 0.25)), joins),
-        ((observation("a", 2 * private, 0.125),), (LogEvent("retired", "b"),)),
-    ]
+    """Three rounds: "a" answers in all of them, "b" in two, "c" in none before it retires.
+
+    What is counted comes a different number of times each, so that no count is taken for another.
+    """
+    joins = tuple(LogEvent("joined", client_id, n_examples=10) for client_id in "abc")
+    late = LogEvent("late", "b"), LogEvent("late", "b"), *[LogEvent("withdrawn", "c")] * 3
     return [
-        RoundRecord(
-            *(t, 1, ("a", "b") if t == 1 else ("a", "a"), None, observations, events),
-            *(max(o.latency_s for o in observations), float(t), 0.003, ""),
-            suspect=DOUBTS,
-        )
-        for t, (observations, events) in enumerate(rounds, start=1)
+        _record(1, "abc", 1.5, _observations(private, a=(1, 0.5), b=(1, 0.125)), joins),
+        _record(2, "aac", 2.0, _observations(private, a=(2, 0.125)), late, failed_attempts=tuple(_failed_attempts())),
+        _record(3, "ab", 0.5, _observations(private, a=(3, 0.125), b=(2, 0.25)), (LogEvent("retired", "c"),)),
     ]
+
+
+def _observations(private: bool, **of_clients: tuple[int, float]) -> tuple[Observation, ...]:
+    return tuple(observation(client_id, i * private, trip_s) for client_id, (i, trip_s) in of_clients.items())
+
+
+def _failed_attempts() -> Iterator[RoundRecord]:
+    """Five, in each of which three clients miss, one update is late and one job is dropped."""
+    kinds = [kind for kind, times in MISSES.items() for _ in range(times)]
+    events = LogEvent("late", "a"), LogEvent("withdrawn", "b")
+    for attempt in range(1, 6):
+        of_attempt = zip("abc", kinds[3 * attempt - 3 : 3 * attempt], strict=True)
+        misses = tuple(Miss(client_id, kind, 0.125, 0.125) for client_id, kind in of_attempt)
+        yield replace(_record(2, "abc", 0.125, (), events), attempt=attempt, misses=misses)
+
+
+def _record(
+    round: int,
+    chosen: str,
+    latency_s: float,
+    observations: tuple[Observation, ...],
+    events: tuple[LogEvent, ...],
+    failed_attempts: tuple[RoundRecord, ...] = (),
+) -> RoundRecord:
+    """A round in which "c", where it was chosen, times out; it is waited for until `latency_s`."""
+    return RoundRecord(
+        *(round, len(failed_attempts) + 1, tuple(chosen), None, observations, events),
+        *(latency_s, float(round), 0.003, ""),
+        host=HOSTS["server"],
+        misses=(Miss("c", "timeout", latency_s, latency_s),) if "c" in chosen else (),
+        failed_attempts=failed_attempts,
+        suspect=DOUBTS,
+    )
+
+
+def commit(telemetry: Telemetry, *, private: bool = True) -> None:
+    """Tell of the rounds as a server does that plays them."""
+
+    def tell(record: RoundRecord, state: RunState) -> None:
+        for failed in record.failed_attempts:
+            telemetry.attempt_failed(failed, state)
+        telemetry.round_committed(record, state, budgets_end=40)
+
+    replay(All(2), 1, records(private=private), tell, tau_min_s=TAU_MIN_S)
 
 
 def play(telemetry: Telemetry, *, private: bool = True) -> None:
-    """The two rounds, an evaluation, a ping and a rejection."""
-    tell = telemetry.round_committed
-    replay(All(2), 1, records(private=private), lambda record, state: tell(record, state, budgets_end=40))
-    for connected in (1, 2, 3):
+    """The rounds, evaluations, a ping, rejections, and clients that come and go."""
+    commit(telemetry, private=private)
+    for connected in range(1, 21):
         telemetry.arrived("a", connected, 0)
-    telemetry.departed("a", "closed its stream", 2, 0)
-    telemetry.rejected("client a was refused")
+    for connected in range(19, 10, -1):
+        telemetry.departed("a", "closed its stream", connected, 0)
+    for _ in range(6):
+        telemetry.rejected("client a was refused")
     telemetry.pinged(1, 0.002)
-    telemetry.evaluated(2, Evaluation("test", subset=False, n_examples=100, accuracy=0.75, loss=1.0))
+    telemetry.evaluated(3, Evaluation("test", subset=False, n_examples=100, accuracy=0.75, loss=1.0))
+    telemetry.evaluated(3, Evaluation("validation", subset=True, n_examples=50, accuracy=0.5, loss=1.0))
 
 
 def private(unit: str = "coordinate") -> PrivacySettings:
