@@ -185,6 +185,7 @@ def test_an_actor_without_a_job_has_handed_nothing_over() -> None:
 # --- over real gRPC
 
 
+@pytest.mark.realtime
 async def test_a_client_that_never_answers_costs_the_round_timeout(tmp_path: Path) -> None:
     """Rounds as long as the timeout; their sum is the clock's time but for what the server adds."""
     timeout_s, rounds = 0.5, 3
