@@ -293,6 +293,7 @@ def test_a_run_without_privacy_says_so_and_a_time_scale_is_explained(tmp_path: P
     page = write_report(run_dir).read_text(encoding="utf-8")
     assert "added no noise" in page
     assert "multiplies real overhead and timing error by 10 " in page
+    assert page.count("real seconds (time_scale 0.1)") == 5, "on each axis of times of the exchanges"
     assert not (run_dir / "plots" / "leakage.png").exists()
 
 

@@ -188,7 +188,7 @@ def test_with_a_phi_of_ones_own_there_is_no_regret(monkeypatch: pytest.MonkeyPat
     assert [summary[name] for name in ("reward", "regret", "genie_regret", "genie")] == [None] * 4
     assert summary["bound_17"] == {}
     assert summary["total_latency_s"] > 0
-    assert "regret undefined" in list(in_words(summary))
+    assert list(in_words(summary))[-1].startswith("no regret: it takes rounds of m clients")
 
 
 @pytest.mark.parametrize("policy", ["random", "pause"])
@@ -271,8 +271,11 @@ def test_a_growth_is_recognised(name: str, shape: Any) -> None:
 def test_a_regret_without_fits_has_no_brackets() -> None:
     fits = {"regret": {}, "genie_regret": {"n": {"r_squared": 0.5}}}
     regrets = {"regret": 0.4, "genie_regret": 0.4, "genie": {}, "growth_fits": fits}
-    *_, realised, genie = in_words({"total_latency_s": 1.0, "max_epsilon_spent": 0.0, **regrets})
-    assert (realised, genie) == ("regret 0.4", "genie regret 0.4 (n: R² 0.5000)")
+    *_, realised, genie, note = in_words({"total_latency_s": 1.0, "max_epsilon_spent": 0.0, **regrets})
+    assert "0.4 with the latencies as drawn" in realised
+    assert "R²" not in realised
+    assert genie.endswith("of mean latencies (never below 0); n: R² 0.5000")
+    assert note.startswith("R²: how well a + b ln n")
 
 
 CONFIG = """
@@ -300,7 +303,7 @@ class Fixed(Policy):
 
 def drawn(figure: Figure, title: str) -> dict[str, np.ndarray]:
     """The curves of the axes of this title by label."""
-    (axes,) = [axes for axes in figure.axes if axes.get_title() == title]
+    (axes,) = [axes for axes in figure.axes if axes.get_title(loc="left") == title]
     return {str(line.get_label()): np.asarray(line.get_ydata(), np.float64) for line in axes.lines}
 
 
@@ -317,17 +320,29 @@ def test_the_bound_is_drawn_beside_the_regret_however_far_above_it(
     curves = drawn(figure, "Regret beside bound (17)")
     assert len(summary["bound_17"]) == 2
     for reading, at_the_end in summary["bound_17"].items():
-        bound = curves[f"bound (17), {reading}"]
+        bound = curves[f"bound (17), {reading.replace('delta', 'δ').replace('tau', 'τ').replace('mu', 'μ')}"]
         assert len(bound) == 60
         assert bound[-1] == at_the_end
     assert np.nanmax(curves["in the genie's objective, where above 0"]) == summary["genie_regret"]
 
 
-def test_where_two_means_are_equal_there_is_no_bound(tmp_path: Path) -> None:
-    """And no warning of a division by zero."""
+def test_where_two_means_are_equal_there_is_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no warning of a division by zero; the figure says why it has no such panel."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     text = CONFIG.format(policy="pause", partition="iid") + '[latency.delay]\nkind = "constant"\nvalue_s = 0.2\n'
     summary = run_simulation(parse_experiment(text), 20, tmp_path / "out")
     assert summary["bound_17"] == {}
+    titles = [axes.get_title(loc="left") for axes in figures[0].axes]
+    assert titles == [
+        "Regret against the genie",
+        "Total latency",
+        "Greatest leakage of a client",
+        "Selections per client",
+    ]
+    assert "two clients have the same mean latency" in figures[0].get_supxlabel()
+    names = [label.get_text() for label in figures[0].axes[-1].get_xticklabels()]
+    assert names == [f"client-{i:03}" for i in range(8)]
     assert summary["genie_regret"] == pytest.approx(0.0)
 
 

@@ -20,8 +20,13 @@ from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.newcomers import NewcomerPolicy
 
-_SUMMED = ("total_latency_s", "max_epsilon_spent", "regret", "genie_regret")
-"""The figures of each simulation that are summarised over the seeds, where it has them."""
+_SUMMED = {
+    "total_latency_s": "total latency (s)",
+    "max_epsilon_spent": "greatest ε",
+    "regret": "regret",
+    "genie_regret": "regret in the genie's objective",
+}
+"""The figures of each simulation that are summarised over the seeds, where it has them, and what they are called."""
 
 
 def run_simulations(
@@ -62,8 +67,14 @@ def refuse_results_in(folder: Path) -> None:
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     """What the simulations found, a line per policy, and where they do not compare, why."""
-    for policy, found in summary["policies"].items():
-        yield f"{policy}: {', '.join(f'{name} {_spread_in_words(spread)}' for name, spread in found.items())}"
+    policies = summary["policies"]
+    for policy, found in policies.items():
+        told = (f"{_SUMMED[name]} {_spread_in_words(spread)}" for name, spread in found.items())
+        yield f"{policy}: {', '.join(told)}"
+    if any(spread["least"] != spread["greatest"] for found in policies.values() for spread in found.values()):
+        yield "a mean over the seeds each; in brackets the least and the greatest of them"
+    if any("genie_regret" in found for found in policies.values()):
+        yield "regret: the reward lost against a genie that knows every mean latency; below 0, the policy did better"
     yield from _notes(summary)
 
 
@@ -88,7 +99,7 @@ def _range_in_words(least: int, greatest: int) -> str:
 def _spread_in_words(spread: Mapping[str, float]) -> str:
     """The mean, and the range of the seeds unless they are one or alike."""
     mean, least, greatest = (f"{spread[name]:.4g}" for name in ("mean", "least", "greatest"))
-    return mean if spread["least"] == spread["greatest"] else f"{mean} ({least} to {greatest})"
+    return mean if least == greatest else f"{mean} ({least} to {greatest})"
 
 
 def _objectives_in_words(summary: Mapping[str, Any]) -> list[str]:

@@ -17,12 +17,16 @@ from pausefl.report.style import (
     DASHES,
     INK,
     LIMIT,
+    MOST_NAMED,
     MUTED,
     PARTS,
     RC,
     SERIES,
     capitalised,
+    draw_bars,
+    draw_times_chosen,
     make_room,
+    name_clients,
     new_figure,
     percent_axis,
 )
@@ -35,8 +39,6 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Split
 
 _DRAWN_SPLITS: tuple[Split, ...] = ("test", "validation")
-MOST_NAMED = 60
-"""With more clients than this, an axis numbers them instead of naming each."""
 MOST_DOTS = 20_000
 """With more exchanges than this, a figure of them all shows so many, drawn at random."""
 
@@ -166,14 +168,8 @@ def labels(held: LabelCounts) -> Figure:
 
 def selections(run: RunData) -> Figure:
     """How often each client was chosen, beside what a uniform choice would give on average."""
-    ids, times = run.clients["client_id"], run.clients["times_chosen"]
     figure, axes = new_figure("Selections per client", "client", "times chosen")
-    _bars(axes, np.zeros(len(ids)), times, SERIES[0].light)
-    axes.axhline(times.mean(), color=INK.light, linewidth=1.2, linestyle="--", label=f"uniform: {times.mean():.3g}")
-    axes.set_ylim(0, 1.2 * max(times.max(), 1))
-    axes.locator_params(axis="y", integer=True)
-    axes.legend(loc="upper right")
-    _name_clients(axes, ids)
+    draw_times_chosen(axes, run.clients["client_id"], run.clients["times_chosen"])
     return figure
 
 
@@ -194,7 +190,8 @@ def latency(run: RunData) -> Figure:
                 drawn_s[shown], measured_s[shown], s=7, alpha=0.5, color=colour.light,
                 linewidths=0.8, marker=marker, label=label, rasterized=len(shown) > 2000,
             )  # fmt: skip
-    _label(by_exchange, "Each exchange", "drawn delay (s)", "measured communication time (s)")
+    labels_s = (_in_seconds(run, what) for what in ("drawn delay", "measured communication time"))
+    _label(by_exchange, "Each exchange", *labels_s)
     by_exchange.text(0.03, 0.97, _out_of(len(drawn_s)), transform=by_exchange.transAxes, va="top", **_NOTE)
     by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
     by_exchange.locator_params(nbins=5)
@@ -216,13 +213,13 @@ def _latency_by_client(axes: Axes, run: RunData, drawn_s: FloatArray, measured_s
         axes.vlines(x, low[order], high[order], color=colour.light, linewidth=1, alpha=0.6)
         axes.plot(x, median[order], "o", markersize=size, color=colour.light, label=label)
     pings = dict(zip(run.ping_baseline["client_id"], run.ping_baseline["ping_mean_s"], strict=True))
-    if pings:
+    if any(ping_s > 0 for ping_s in pings.values()):  # on the virtual clock they take no time
         ping_s = [pings.get(client_id, np.nan) for client_id in ids[order]]
         axes.plot(ping_s, "_", markersize=size + 2, color=MUTED.light, label="ping, idle")
-    _label(axes, "Latency of each client", "client, by drawn delay", "seconds, median and 10–90 %")
+    _label(axes, "Latency of each client", "client, by drawn delay", _in_seconds(run, "median and 10–90 %"))
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left")
-    _name_clients(axes, ids[order])
+    name_clients(axes, ids[order])
 
 
 def breakdown(run: RunData) -> Figure:
@@ -231,15 +228,15 @@ def breakdown(run: RunData) -> Figure:
     mean_s = {part: _mean(run.breakdown[part], of_client) for part in PARTS}
     total_s = np.sum(list(mean_s.values()), axis=0)
     order = np.argsort(total_s)
-    figure, axes = new_figure("Where the time goes", "client, by exchange", "mean exchange (s)", height=4.0)
+    figure, axes = new_figure("Where the time goes", "client, by exchange", _in_seconds(run, "mean exchange"), 4.0)
     bottom_s = np.zeros(len(ids))
     for part, (label, colour) in PARTS.items():
         top_s = bottom_s + np.maximum(mean_s[part][order], 0)
-        _bars(axes, bottom_s, top_s, colour.light, label)
+        draw_bars(axes, bottom_s, top_s, colour.light, label)
         bottom_s = top_s
     axes.set_ylim(0, bottom_s.max() * 1.05 or 1.0)  # where no exchange took any time
     _legend_of_parts(figure, axes, reverse=True)
-    _name_clients(axes, ids[order])
+    name_clients(axes, ids[order])
     return figure
 
 
@@ -250,7 +247,7 @@ def waterfall(run: RunData) -> Figure:
     order = np.argsort(table["exchange_s"])
     ids = table["client_id"][order]
     height = max(2.6, min(7.0, 1.4 + 0.3 * len(ids)))
-    figure, axes = new_figure(f"Round {number}, of median latency", "seconds since framing began", "", height=height)
+    figure, axes = new_figure(f"Round {number}, of median latency", _in_seconds(run, "since framing began"), "", height)
     suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
     missed = [
         f"{c} after {waited_s:.3g} s" for c, waited_s in zip(misses["client_id"], misses["waited_s"], strict=True)
@@ -282,22 +279,17 @@ def _warn(axes: Axes, text: str) -> None:
     axes.text(0, 1.02, "\n".join(lines), transform=axes.transAxes, va="bottom", **{**_NOTE, "color": LIMIT.light})
 
 
+def _in_seconds(run: RunData, what: str) -> str:
+    """The label of an axis of times as they passed; beside emulated latencies it says that these are not emulated."""
+    scale = run.summary["time_scale"]
+    if scale == 1:
+        return f"{what} (s)"
+    clock = "real" if run.summary.get("clock", "real") == "real" else "virtual"
+    return f"{what}\n{clock} seconds (time_scale {scale:g})"
+
+
 def _label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set(title=title, xlabel=x, ylabel=y)
-
-
-def _name_clients(axes: Axes, ids: NDArray[Any]) -> None:
-    if len(ids) <= MOST_NAMED:
-        axes.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
-    axes.set_xlim(-0.8, len(ids) - 0.2)
-
-
-def _bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, label: str | None = None) -> None:
-    """Bars at 0, 1, …: one path for all of them, so that a thousand clients still make a small SVG."""
-    edges = np.arange(len(top))[:, None] + np.array([-0.5, 0.5]) * (0.76 if len(top) <= MOST_NAMED else 1)
-    gaps = np.full(len(top), np.nan)
-    heights, baseline = (np.column_stack([part, gaps]).ravel()[:-1] for part in (top, bottom))
-    axes.stairs(heights, edges.ravel(), baseline=baseline, fill=True, color=colour, label=label, linewidth=0)
 
 
 def _legend_of_parts(figure: Figure, axes: Axes, reverse: bool) -> None:

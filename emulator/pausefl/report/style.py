@@ -1,16 +1,23 @@
 """How all figures look, and the two ways they leave: as PNG, and as inline SVG in the colours of the page."""
 
 import io
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+from numpy.typing import NDArray
 
 from pausefl_process.files import write_durably
+from pausefl_proto.arrays import FloatArray
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,9 @@ PARTS = {
     "propagation_s": ("propagation", Colour("part-8", "#a9b0b8", "#8b949d")),
     "server_wait_s": ("server's wait", Colour("part-9", "#6b747e", "#5d666f")),
 }
+
+MOST_NAMED = 60
+"""With more clients than this, an axis numbers them instead of naming each."""
 
 COLOURS = (INK, MUTED, GRID, SURFACE, LIMIT, *SERIES, *(colour for _, colour in PARTS.values()))
 
@@ -157,3 +167,45 @@ def make_room(axes: Axes, lines: int) -> None:
 def percent_axis(axes: Axes) -> None:
     """Show fractions on the y axis as per cent."""
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def powers_of_ten(axis: Axis) -> None:
+    """Label a logarithmic axis at a few powers of ten and nowhere else, so that no labels meet."""
+    axis.set_major_locator(LogLocator(numticks=7))
+    axis.set_major_formatter(lambda value, _: _power(value))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _power(value: float) -> str:
+    exponent = round(math.log10(value))
+    return f"{value:,g}" if -3 <= exponent <= 4 else "10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
+def name_clients(axes: Axes, ids: Sequence[str] | NDArray[Any]) -> None:
+    """Name each client under its place, or number them where they are many."""
+    if len(ids) <= MOST_NAMED:
+        axes.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
+    else:
+        axes.locator_params(axis="x", integer=True)
+    axes.set_xlim(-0.8, len(ids) - 0.2)
+
+
+def draw_bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, label: str | None = None) -> None:
+    """Bars at 0, 1, ...: one path for all of them, so that a thousand clients still make a small SVG."""
+    edges = np.arange(len(top))[:, None] + np.array([-0.5, 0.5]) * (0.76 if len(top) <= MOST_NAMED else 1)
+    gaps = np.full(len(top), np.nan)
+    heights, baseline = (np.column_stack([part, gaps]).ravel()[:-1] for part in (top, bottom))
+    axes.stairs(heights, edges.ravel(), baseline=baseline, fill=True, color=colour, label=label, linewidth=0)
+
+
+def draw_times_chosen(axes: Axes, ids: Sequence[str] | NDArray[Any], times: NDArray[np.int64]) -> None:
+    """A bar a client of how often it was chosen, and a line at what a uniform choice would give on average."""
+    draw_bars(axes, np.zeros(len(ids)), times.astype(np.float64), SERIES[0].light)
+    axes.axhline(times.mean(), color=INK.light, linewidth=1.2, linestyle="--", label=f"uniform: {times.mean():.3g}")
+    axes.set(xlabel="client", ylabel="times chosen", ylim=(0, 1.2 * max(times.max(), 1)))
+    axes.locator_params(axis="y", integer=True)
+    axes.legend(loc="upper right")
+    name_clients(axes, ids)

@@ -4,8 +4,11 @@ import numpy as np
 
 from pausefl_proto.arrays import FloatArray, IntArray
 
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """How much of a regret, or of 1 where that is more, running sums of many rounds may be off."""
+
+NO_REGRET = "no regret: it takes rounds of m clients, and a genie that weighs as the policy does"
+"""What is said where a simulation has none."""
 
 
 def growth_fits(rounds: IntArray, regret: FloatArray) -> dict[str, dict[str, float]]:
@@ -15,7 +18,7 @@ def growth_fits(rounds: IntArray, regret: FloatArray) -> dict[str, dict[str, flo
     """
     late = (rounds > rounds[-1] / 10) & np.isfinite(regret)
     n, regret = rounds[late].astype(np.float64), regret[late]
-    if len(n) < 3 or np.ptp(regret) <= _ROUNDING * max(1.0, float(np.abs(regret).max())):
+    if len(n) < 3 or np.ptp(regret) <= ROUNDING * max(1.0, float(np.abs(regret).max())):
         return {}
     fits = {}
     for name, f in {"ln n": np.log(n), "sqrt n": np.sqrt(n), "n": n}.items():

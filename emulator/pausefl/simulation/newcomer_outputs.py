@@ -12,17 +12,16 @@ from pausefl.population.availability import Presence
 from pausefl.simulation.curves import recorded_rounds
 from pausefl.simulation.growth import growth_fits
 from pausefl.simulation.newcomers import DriftSetting, Insertion, NewcomerResult, simulate_newcomers
-from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.selection.newcomers import NewcomerPolicy
 from pausefl_server.selection.policies.fed_ts import Posteriors
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CsvTable = tuple[tuple[str, ...], Iterable[Iterable[Any]]]
 """Names of columns, and rows."""
 
+FITS_NOTE = "R²: how well a + b ln n, a + b sqrt n and a + b n fit its growth over n rounds; 1 is best"
 _REGRET_IS = (
     "sum over rounds and irrelevant newcomers chosen of u(critical newcomer) - u(irrelevant one), u being the chance "
     "of a small drift and critical the relevant newcomer of the insertion with the least u: Fed-TS, Theorem 1"
@@ -33,6 +32,8 @@ def newcomer_findings(
     experiment: Experiment, policy: NewcomerPolicy, rounds: int
 ) -> tuple[dict[str, Any], dict[str, CsvTable], "Figure"]:
     """Summary, tables and figure; ConfigError where a group's drifts have no law."""
+    from pausefl.simulation.newcomer_figure import draw_newcomers
+
     groups, seed = experiment.groups, experiment.experiment.seed
     presence = presence_of(groups, rounds, seed) or Presence.of_all(experiment.client_ids)
     setting = DriftSetting(drift_laws_of(groups), presence, seed)
@@ -42,7 +43,7 @@ def newcomer_findings(
         "intervals": (("join_round", "client_id", "first", "last", "mean_rounds", "mean_regret"), _intervals(result)),
         "selections": (("client_id", "chosen"), zip(result.table.ids, result.table.chosen.tolist(), strict=True)),
     }
-    return _summary(experiment, policy, result), tables, _draw(result)
+    return _summary(experiment, policy, result), tables, draw_newcomers(result, _intervals(result))
 
 
 def newcomers_in_words(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -50,7 +51,11 @@ def newcomers_in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary["regret"] is None:
         yield "no regret: there are no relevant beside irrelevant newcomers"
         return
-    yield f"regret {summary['regret']:.1f}{fits_in_words(summary['growth_fits'])}"
+    yield "regret: for each irrelevant newcomer chosen, how much rarer its drift is small than the critical one's"
+    fits = fits_in_words(summary["growth_fits"])
+    yield f"    {summary['regret']:.1f}{f'; {fits}' if fits else ''}"
+    if fits:
+        yield FITS_NOTE
     for i in summary["insertions"]:
         chosen = f"relevant newcomers chosen {i['mean_chosen']['relevant']:.1f} times, irrelevant ones"
         yield f"joined before round {i['join_round']}: {chosen} {i['mean_chosen']['irrelevant']:.1f} times;"
@@ -60,18 +65,8 @@ def newcomers_in_words(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fits_in_words(fits: Mapping[str, Mapping[str, float]]) -> str:
-    """How well each growth fits, in brackets behind a regret; empty without fits."""
-    told = ", ".join(f"{growth}: R² {fit['r_squared']:.4f}" for growth, fit in fits.items())
-    return f" ({told})" if told else ""
-
-
-def draw_fits(axes: "Axes", rounds: IntArray, regret: FloatArray) -> None:
-    """The fits of ln n and √n to a regret, over the rounds they were fitted to."""
-    fits, late = growth_fits(rounds, regret), rounds[rounds > rounds[-1] / 10]
-    for (name, shape), dash in zip({"ln n": np.log, "sqrt n": np.sqrt}.items(), ("--", ":"), strict=True):
-        if name in fits:
-            label = f"{name} fit, R² = {fits[name]['r_squared']:.3f}"
-            axes.plot(late, fits[name]["a"] + fits[name]["b"] * shape(late), dash, color="0.3", label=label)
+    """How well each growth fits a regret; empty without fits."""
+    return ", ".join(f"{growth}: R² {fit['r_squared']:.4f}" for growth, fit in fits.items())
 
 
 def _summary(experiment: Experiment, policy: NewcomerPolicy, result: NewcomerResult) -> dict[str, Any]:
@@ -152,43 +147,3 @@ def _intervals(result: NewcomerResult) -> Iterator[tuple[int, str, int, int, flo
             means = float(lengths[part].mean()), float(regrets[part].mean())
             yield (insertion.round, critical, first, last, *means)
             first *= 2
-
-
-def _draw(result: NewcomerResult) -> "Figure":
-    """Regret with its fits, regret by training interval, and selections, side by side."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
-    regret, intervals, selections = figure.subplots(1, 3)
-    rounds, total = np.arange(1, result.rounds + 1), np.cumsum(result.regret)
-    at = recorded_rounds(result.rounds) - 1
-    regret.plot(rounds[at], total[at], label="regret")
-    draw_fits(regret, rounds, total)
-    regret.set(title="Regret against the relevant newcomers", xlabel="round", ylabel="Σ Δ of irrelevant ones chosen")
-    regret.legend(fontsize=7)
-    rows = list(_intervals(result))
-    for insertion in result.insertions:
-        points = [(first, mean) for join_round, _, first, _, _, mean in rows if join_round == insertion.round]
-        intervals.plot(*np.array(points).reshape(-1, 2).T, "o-", label=f"joined before round {insertion.round}")
-    intervals.set(title="Regret by training interval", xlabel="m, in groups of doubling size", ylabel="mean of R(I(m))")
-    intervals.set_xscale("log")
-    if result.insertions:
-        intervals.legend(fontsize=7)
-    _draw_selections(selections, result)
-    return figure
-
-
-def _draw_selections(axes: "Axes", result: NewcomerResult) -> None:
-    start = 0
-    for n, insertion in enumerate(result.insertions):
-        chosen, places = insertion.chosen.sum(axis=0), start + np.arange(len(insertion.client_ids))
-        start += len(places)
-        for kind, of_kind, colour in (
-            ("relevant", insertion.relevant, "C0"),
-            ("irrelevant", ~insertion.relevant, "C1"),
-        ):
-            axes.bar(places[of_kind], chosen[of_kind], color=colour, label=kind if n == 0 else None)
-    axes.set(title="Selections", xlabel="newcomer, in the order they joined", ylabel="times chosen")
-    axes.margins(y=0.2)  # room for the legend above the bars
-    if result.insertions:
-        axes.legend(fontsize=7, loc="upper left", ncols=2)

@@ -25,10 +25,10 @@ from pausefl.simulation.engine import (
     simulate,
     simulate_pause,
 )
-from pausefl.simulation.growth import growth_fits
+from pausefl.simulation.growth import NO_REGRET, growth_fits
 from pausefl.simulation.newcomer_outputs import (
+    FITS_NOTE,
     CsvTable,
-    draw_fits,
     fits_in_words,
     newcomer_findings,
     newcomers_in_words,
@@ -43,8 +43,13 @@ from pausefl_server.selection.newcomers import NewcomerPolicy
 from pausefl_server.selection.policies.genie import Genie
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_REGRETS = {
+    "regret": "with the latencies as drawn (below 0: the policy did better than the genie, which plans by means)",
+    "genie_regret": "in the genie's own objective, of mean latencies (never below 0)",
+}
 
 
 def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[str, Any]:
@@ -52,6 +57,8 @@ def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[s
 
     Returns what simulation.json holds.
     """
+    from pausefl.report.style import save_png
+
     policy = selected_policy(experiment.selection)
     if isinstance(policy, NewcomerPolicy):
         summary, tables, figure = newcomer_findings(experiment, policy, rounds)
@@ -61,7 +68,7 @@ def run_simulation(experiment: Experiment, rounds: int, out_dir: Path) -> dict[s
     write_durably(out_dir / "simulation.json", json.dumps(summary, indent=2) + "\n")
     for name, (columns, rows) in tables.items():
         write_csv(out_dir / f"{name}.csv", columns, rows)
-    figure.savefig(out_dir / "simulation.png", dpi=120)
+    save_png(figure, out_dir / "simulation.png")
     return summary
 
 
@@ -72,13 +79,17 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         return
     if early := summary.get("ended_early"):
         yield early
-    yield f"total latency {summary['total_latency_s']:.1f} s, greatest ε {summary['max_epsilon_spent']:.3g}"
-    if summary["regret"] is not None:
-        yield f"regret is against a genie with {weights_in_words(summary['genie'])}"
-    for name, text in (("regret", "regret"), ("genie_regret", "genie regret")):
-        # There is none against a genie of m clients where rounds are not of m, nor without a genie.
-        grows = fits_in_words(summary["growth_fits"][name])
-        yield f"{text} undefined" if summary[name] is None else f"{text} {summary[name]:.1f}{grows}"
+    yield f"total latency {summary['total_latency_s']:.1f} s, greatest ε of a client {summary['max_epsilon_spent']:.3g}"
+    if summary["regret"] is None:
+        yield NO_REGRET
+        return
+    weights = weights_in_words(summary["genie"])
+    yield f"regret: the reward lost against a genie that knows every mean latency, with {weights}"
+    for name, text in _REGRETS.items():
+        fits = fits_in_words(summary["growth_fits"][name])
+        yield f"    {summary[name]:.1f} {text}{f'; {fits}' if fits else ''}"
+    if any(summary["growth_fits"].values()):
+        yield FITS_NOTE
 
 
 def weights_in_words(genie: Mapping[str, Any]) -> str:
@@ -91,6 +102,8 @@ def _findings(
     experiment: Experiment, policy: Policy, rounds: int
 ) -> tuple[dict[str, Any], dict[str, CsvTable], "Figure"]:
     """Summary, tables and figure for a policy that weighs latencies."""
+    from pausefl.simulation.figures import draw_simulation
+
     setting = setting_of(experiment, rounds)
     if is_compiled(policy, setting):
         result = simulate_pause(policy, setting, rounds)
@@ -103,7 +116,9 @@ def _findings(
         "simulation": (columns, zip(*(getattr(result, column).tolist() for column in columns), strict=True)),
         "selections": (("client_id", "chosen"), zip(result.client_ids, result.chosen.tolist(), strict=True)),
     }
-    return _summary(experiment, setting, result, rounds, genie, bounds), tables, _draw(result, bounds)
+    budget = setting.budget.epsilon_budget if setting.budget else None
+    figure = draw_simulation(result, bounds, experiment.privacy.unit, budget)
+    return _summary(experiment, setting, result, rounds, genie, bounds), tables, figure
 
 
 def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
@@ -227,38 +242,3 @@ def _weights(genie: Genie) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _draw(result: SimulationResult, bounds: Mapping[str, FloatArray]) -> "Figure":
-    """Regret with its fits, and beside its bound; leakage, and selections."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 7.2), layout="constrained")
-    (regret, bound), (leakage, selections) = figure.subplots(2, 2)
-    _draw_regret(regret, result)
-    _draw_bounds(bound, result, bounds)
-    leakage.plot(result.round, result.max_epsilon_spent)
-    leakage.set(title="Greatest leakage", xlabel="round", ylabel="ε spent")
-    selections.bar(range(len(result.chosen)), result.chosen)
-    selections.set(title="Selections", xlabel="client", ylabel="times chosen")
-    return figure
-
-
-def _draw_regret(axes: "Axes", result: SimulationResult) -> None:
-    axes.plot(result.round, result.regret, label="realised, eq. (15)")
-    axes.plot(result.round, result.genie_regret, label="in the genie's objective, eq. (10)")
-    draw_fits(axes, result.round, result.genie_regret)
-    axes.set(title="Regret against the genie", xlabel="round", ylabel="Σ r(G) − r(S)")
-    axes.legend(fontsize=7)
-
-
-def _draw_bounds(axes: "Axes", result: SimulationResult, bounds: Mapping[str, FloatArray]) -> None:
-    """On logarithmic axes: the bound is seldom within a factor of a thousand of the regret."""
-    axes.set(title="Regret beside bound (17)", xlabel="round", ylabel="Σ r(G) − r(S)", xscale="log", yscale="log")
-    for regret, label in ((result.regret, "realised"), (result.genie_regret, "in the genie's objective")):
-        axes.plot(result.round, np.where(regret > 0, regret, math.nan), label=f"{label}, where above 0")
-    for (reading, bound), dash in zip(bounds.items(), ("-.", ":"), strict=False):
-        axes.plot(result.round, bound, dash, color="0.2", label=f"bound (17), {reading}")
-    if not bounds:
-        axes.plot([], [], " ", label="no bound (17): no genie, or δ = 0")
-    axes.legend(fontsize=7)
