@@ -1,6 +1,7 @@
 """Several policies side by side: what is computed from their runs, and what is written."""
 
 import dataclasses
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -110,6 +111,7 @@ def test_the_whiskers_of_the_totals_are_the_interval_of_the_bands(tmp_path: Path
         assert (start[0], end[0]) == pytest.approx(ends)
     page = write_comparison(comparison, tmp_path / "out").read_text("utf-8")
     assert page.count(band_note(len(seeds))) >= 2
+    assert figure.get_supxlabel().endswith(f"band and whisker: {band_note(len(seeds))}")
 
 
 def test_a_notebook_shows_the_table_of_the_page(tmp_path: Path) -> None:
@@ -265,12 +267,24 @@ def test_a_failed_run_without_a_score_names_no_other_one(tmp_path: Path) -> None
     assert compare({"pause": [failed], "random": [regression]}).metric == "R²"
 
 
+def test_a_baseline_wins_nothing_against_itself(tmp_path: Path) -> None:
+    comparison = compare(write_runs(tmp_path, (1,)))
+    console = Console(record=True, width=160, file=io.StringIO())
+    console.print(as_table(comparison))
+    assert re.search(r"^random .*–\s*$", shown := console.export_text(), re.MULTILINE)
+    assert "50%" not in shown
+
+
 def test_runs_never_evaluated_are_compared_all_the_same(tmp_path: Path) -> None:
     runs = {policy: [write_run(tmp_path / policy, policy, 1, tested=False)] for policy in ACCURACIES}
     comparison = compare(runs)
     assert comparison.common_accuracy is None
     assert comparison.rows[0].time_to_common_s is None
     assert "never evaluated" in write_comparison(comparison, tmp_path / "out").read_text(encoding="utf-8")
+    figure = draw_comparison(comparison.runs, comparison.split, comparison.privacy, None)
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["Greatest leakage of a client", "Total latency"]
+    assert figure.axes[0].get_legend() is not None
 
 
 def test_a_policy_without_privacy_has_no_epsilon(tmp_path: Path) -> None:

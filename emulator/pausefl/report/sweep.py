@@ -94,6 +94,7 @@ def _draw_map(axes: Axes, rows: ResultRows, varied: Sequence[str], name: str, fa
             group = _of(rows, {down: row_value, across: column_value}, name) * factor
             table[i, j] = group.mean() if group.size else np.nan
     axes.imshow(table, aspect="auto", cmap="cividis")
+    axes.grid(visible=False)  # it would lie over the cells
     for (i, j), value in np.ndenumerate(table):
         axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=INK.light, backgroundcolor=(1, 1, 1, 0.7))
     axes.set_yticks(range(len(table)), _shown(_levels(rows, down)))

@@ -221,3 +221,9 @@ class Spread:
         if self.low is None or self.high is None:
             return form(self.mean), f"{form(self.least)}–{form(self.greatest)}"
         return form(self.mean), f"[{form(self.low)}, {form(self.high)}]"
+
+
+def three_digits(value: float) -> str:
+    """A number as tables and figures show it: three significant digits, or all before the point."""
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{decimals}f}"

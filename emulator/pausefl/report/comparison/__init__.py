@@ -18,14 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from pausefl.report.comparison.differences import differing_keys
-from pausefl.report.comparison.figure import band_note, draw_comparison
+from pausefl.report.comparison.figure import band_note, draw_comparison, evaluated_runs
 from pausefl.report.comparison.groups import draw_groups
 from pausefl.report.comparison.rows import Row, common_budget, row_of
 from pausefl.report.comparison.why import draw_why
 from pausefl.report.html import embed, render
 from pausefl.report.style import save_pdf, save_png
 from pausefl.results.reading import PrivacyFigures, RunData, read_run
-from pausefl.results.statistics import FEWEST_SEEDS, Spread
+from pausefl.results.statistics import FEWEST_SEEDS, Spread, three_digits
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import ACCURACY, Split
@@ -205,13 +205,13 @@ def _group_lines(comparison: Comparison) -> list[list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row.selections_by_group)
     lines = [[name, *(_of_group(row, name) for row in rows)] for name in names]
     if any(row.relevant_to_irrelevant for row in rows):
-        lines.append(["relevant : irrelevant", *(_cell(row.relevant_to_irrelevant, _three_digits) for row in rows)])
+        lines.append(["relevant : irrelevant", *(_cell(row.relevant_to_irrelevant, three_digits) for row in rows)])
     return lines
 
 
 def _of_group(row: Row, name: str) -> tuple[str, str]:
     group = row.selections_by_group.get(name)
-    return _cell(group.selections_per_client if group else None, _three_digits)
+    return _cell(group.selections_per_client if group else None, three_digits)
 
 
 def _caption(comparison: Comparison) -> str:
@@ -238,6 +238,7 @@ def _page(comparison: Comparison, figures: Mapping[str, Figure], folder: Path) -
         lines=lines,
         group_lines=_group_lines(comparison),
         accuracy_note=_accuracy_note(comparison),
+        is_evaluated=bool(evaluated_runs(comparison.runs, comparison.split)),
         band_note=band_note(len(comparison.seeds)),
         figures=embed(figures, comparison.metric),
         links=_links(comparison, folder),
@@ -258,22 +259,24 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     columns: Mapping[str, tuple[str, Callable[[float], str]]] = {
         f"test {metric}, last model (%)": ("final_accuracy", _per_cent),
         f"test {metric}, validated model (%)": ("best_accuracy", _per_cent),
-        "total latency (s)": ("total_latency_s", _three_digits),
-        f"time to {common} (s)": ("time_to_common_s", _three_digits),
+        "total latency (s)": ("total_latency_s", three_digits),
+        f"time to {common} (s)": ("time_to_common_s", three_digits),
         f"latency saved over {comparison.baseline} (%)": ("latency_saved", _per_cent),
-        f"greatest {epsilon}": ("max_epsilon_spent", _three_digits),
+        f"greatest {epsilon}": ("max_epsilon_spent", three_digits),
     }
     if any(row.missed_jobs is not None and row.missed_jobs.mean for row in comparison.rows):
-        columns = {**columns, "missed jobs": ("missed_jobs", _three_digits)}
+        columns = {**columns, "missed jobs": ("missed_jobs", three_digits)}
     lines = [
-        [row.policy, *(_cell(getattr(row, name), form) for name, form in columns.values()), _win_rate(row)]
+        [row.policy, *(_cell(getattr(row, name), form) for name, form in columns.values()), _win_rate(comparison, row)]
         for row in comparison.rows
     ]
     return ["policy", *columns, "wins"], lines
 
 
-def _win_rate(row: Row) -> tuple[str, str]:
-    return ("–", "") if row.time_difference_s is None else (f"{100 * row.time_difference_s.win_rate:.0f}%", "")
+def _win_rate(comparison: Comparison, row: Row) -> tuple[str, str]:
+    if row.time_difference_s is None or row.policy == comparison.baseline:  # which ties with itself
+        return "–", ""
+    return f"{100 * row.time_difference_s.win_rate:.0f}%", ""
 
 
 def _cell(spread: Spread | None, form: Callable[[float], str]) -> tuple[str, str]:
@@ -282,11 +285,6 @@ def _cell(spread: Spread | None, form: Callable[[float], str]) -> tuple[str, str
 
 def _per_cent(value: float) -> str:
     return f"{100 * value:.1f}"
-
-
-def _three_digits(value: float) -> str:
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:,.{decimals}f}"
 
 
 def _read(run_dirs: Sequence[Path]) -> Sequence[RunData]:

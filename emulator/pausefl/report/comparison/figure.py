@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, capitalised, percent_axis
 from pausefl.results.reading import PrivacyFigures, RunData
-from pausefl.results.statistics import FEWEST_SEEDS, mean_band, mean_interval
+from pausefl.results.statistics import FEWEST_SEEDS, mean_band, mean_interval, three_digits
 from pausefl_server.records import Split
 
 Runs = Mapping[str, Sequence[RunData]]
@@ -19,17 +19,35 @@ PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
 
 
 def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None) -> Figure:
-    """All policies in one figure, with the spread over seeds; without the leakage panel where no run was private."""
+    """All policies in one figure, with the spread over seeds; without the panels that no run has anything for."""
     looks = policy_looks(runs)
-    mosaic = [["accuracy", "leakage"], ["accuracy", "total"]] if privacy else [["accuracy", "total"]]
+    evaluated = evaluated_runs(runs, split)
+    n_seeds = max(map(len, runs.values()))
     with mpl.rc_context(RC):
-        figure = Figure(figsize=(10.4, 5.0), layout="constrained")
-        panels = figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1))  # type: ignore[arg-type]
-        _accuracy(panels["accuracy"], runs, looks, split, common_accuracy)
+        figure, panels = _panels(has_accuracy=bool(evaluated), has_leakage=privacy is not None)
+        if evaluated:
+            _accuracy(panels["accuracy"], evaluated, looks, split, common_accuracy)
         if privacy:
             _leakage(panels["leakage"], runs, looks, privacy)
+            if not evaluated:
+                panels["leakage"].legend(loc="lower right", handlelength=3.2)
         _total(panels["total"], runs, looks)
+        if n_seeds > 1:
+            figure.supxlabel(f"means over {n_seeds} seeds; band and whisker: {band_note(n_seeds)}", fontsize=9)
     return figure
+
+
+def evaluated_runs(runs: Runs, split: Split) -> Runs:
+    """The policies that have curves: those evaluated under every seed."""
+    return {policy: found for policy, found in runs.items() if all(run.curve(split)[0].size for run in found)}
+
+
+def _panels(*, has_accuracy: bool, has_leakage: bool) -> tuple[Figure, Mapping[str, Axes]]:
+    beside = ["leakage", "total"] if has_leakage else ["total"]
+    mosaic = [["accuracy", panel] for panel in beside] if has_accuracy else [beside]
+    width = 10.4 if len(mosaic[0]) > 1 else 7.2
+    figure = Figure(figsize=(width, 5.0 if has_accuracy else 3.4), layout="constrained")
+    return figure, figure.subplot_mosaic(mosaic, width_ratios=(1.6, 1) if has_accuracy else None)  # type: ignore[arg-type]
 
 
 def policy_looks(policies: Iterable[str]) -> Mapping[str, Look]:
@@ -40,17 +58,12 @@ def policy_looks(policies: Iterable[str]) -> Mapping[str, Look]:
 
 def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, common_accuracy: float | None) -> None:
     for policy, of_policy in runs.items():
-        curves = [run.curve(split) for run in of_policy]
-        if all(x.size for x, _ in curves):
-            draw_band(axes, curves, looks[policy], policy)
+        draw_band(axes, [run.curve(split) for run in of_policy], looks[policy], policy)
     metric = next(run.metric for of_policy in runs.values() for run in of_policy)
     title = f"{capitalised(metric)} against latency"
     axes.set(title=title, xlabel="total latency (s)", ylabel=f"{split} {metric}")
     axes.set_xlim(left=0)
     percent_axis(axes)
-    if not axes.get_legend_handles_labels()[0]:
-        axes.text(0.5, 0.5, "not evaluated", transform=axes.transAxes, ha="center", color=MUTED.light)
-        return
     axes.legend(loc="lower right", handlelength=3.2)
     if common_accuracy is None:
         return
@@ -117,7 +130,12 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
         axes.errorbar(mean_s, rows, xerr=(below, above), fmt="none", ecolor=INK.light, elinewidth=1.2, capsize=3)
     for row, mean, greatest in zip(rows, mean_s, mean_s + above, strict=True):
         axes.annotate(
-            f"{mean:,.4g} s", (greatest, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9
+            f"{three_digits(mean)} s",
+            (greatest, row),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
         )
     axes.set_yticks(rows, list(runs), color=INK.light)
     axes.invert_yaxis()
