@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,17 @@ def test_a_frame_shows_curves_parts_and_doubts(make_telemetry: MakeTelemetry) ->
     (doubt,) = shown["doubts"]
     assert doubt["rounds"] == 1
     assert doubt["advice"].startswith("client hosts, steal_share: the hypervisor")
+
+
+@pytest.mark.parametrize(
+    ("model", "every", "said"),
+    [("mlp", 5, "Nothing yet."), ("mlp", 0, "at the end alone"), ("synthetic", 5, "the model is synthetic")],
+)
+def test_where_there_is_no_accuracy_a_frame_says_why(
+    make_telemetry: MakeTelemetry, model: str, every: int, said: str
+) -> None:
+    telemetry = make_telemetry(None, info=replace(INFO, model=model), evaluation_every=every)
+    assert said in frame(telemetry.now, telemetry.settings)["no_accuracy"]
 
 
 def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telemetry: MakeTelemetry) -> None:

@@ -119,11 +119,19 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "metric": now.metric,
         "evaluations": {split: {"round": t, "accuracy": e.accuracy} for split, (t, e) in now.evaluations.items()},
         "accuracy": {split: _rows(curve.points) for split, curve in now.accuracy.items()},
+        "no_accuracy": _no_accuracy(settings),
         "leakage": _rows(_leakage(now)) if privacy and now.round else [],
         "parts": PARTS,
         "last": _waterfall(now.record) if now.record else None,
         "clients": _table(now.clients),
     }
+
+
+def _no_accuracy(settings: ServerSettings) -> str:
+    """What to say where there is no curve of the models' score."""
+    if settings.info.model == "synthetic":
+        return "Nothing is evaluated: the model is synthetic."
+    return "Nothing yet." if settings.evaluation_every else "Evaluated at the end alone (evaluation.every = 0)."
 
 
 def _leakage(now: RunSnapshot) -> FloatArray:

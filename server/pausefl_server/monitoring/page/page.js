@@ -46,11 +46,11 @@ function ticks(greatest, n) {
 }
 
 /** Draws lines [{name, points: [[x, y]...]}] into a box, with a limit across it where there is one. */
-function drawCurves(box, lines, { label, format, xFormat, yFormat = format, top = 0, limit = null }) {
+function drawCurves(box, lines, { label, format, xFormat, yFormat = format, top = 0, limit = null, none = "Nothing yet." }) {
   const width = box.clientWidth, height = 220, left = 52, right = 12, bottom = 24, above = 10;
   const drawn = lines.filter((line) => line.points.length);
   if (!width || !drawn.length) {
-    box.replaceChildren(element("p", { class: "quiet" }, "Nothing yet."));
+    box.replaceChildren(element("p", { class: "quiet" }, none));
     return;
   }
   const all = drawn.flatMap((line) => line.points);
@@ -94,7 +94,7 @@ function showCurves() {
   byId("metric").textContent = metric;
   byId("curves-title").textContent = `${metric} and leakage`;
   drawCurves(byId("accuracy"), accuracies, {
-    label: metric, format: percent, xFormat, yFormat: (value) => `${Math.round(100 * value)} %`, top: 1,
+    label: metric, format: percent, xFormat, yFormat: (value) => `${Math.round(100 * value)} %`, top: 1, none: frame.no_accuracy,
   });
   byId("leakage-figure").hidden = frame.unit === null;
   if (frame.unit === null) return;
