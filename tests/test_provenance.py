@@ -15,7 +15,7 @@ from pausefl_server.storage.store import Store
 def test_each_start_is_noted_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = load_experiment("demo")
     with made_run_dir(experiment, tmp_path / "run"):
-        for arguments in (["/usr/bin/pausefl", "run", "demo"], ["pausefl", "run", "--resume", "a run"]):
+        for arguments in (["/usr/bin/pausefl", "run", "demo"], ["src/pausefl/__main__.py", "run", "--resume", "a run"]):
             monkeypatch.setattr("sys.argv", arguments)
             provenance.note_start(tmp_path / "run")
     with closing(Store(tmp_path / "run" / "run.db")) as store:  # the log is whole

@@ -11,7 +11,7 @@ import matplotlib.image
 import pytest
 
 from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne
-from pausefl.campaigns.reproduction import estimate
+from pausefl.campaigns.reproduction import estimate, playing
 from pausefl.campaigns.reproduction import summary as summary_module
 from pausefl.campaigns.reproduction.command import _after, requested
 from pausefl.campaigns.reproduction.document import results_page
@@ -107,7 +107,7 @@ def ended(*arguments: str) -> int | str | None:
     [
         (("fig22",), "fig22: no such figure or table; did you mean fig2?"),
         (("nothing-like-it",), "nothing-like-it: no such figure or table; pausefl reproduce --list shows them all"),
-        ((), "pausefl reproduce: needs the NAME of a figure, --list or --write-docs"),
+        ((), "needs the NAME of a figure, --list or --write-docs"),
         (("fig2", "--seeds", "0"), "--seeds 0: must be at least 1"),
         (("small_mnist", "--series", "oort"), '--series "oort": is not shown by small_mnist, which shows pause, '),
         (("small_mnist", "--series", "pause,"), '--series "": is not shown by small_mnist, which shows pause, '),
@@ -201,6 +201,11 @@ def test_a_reproduction_that_was_begun_before_a_key_existed_goes_on(tmp_path: Pa
         go_on_without("m = 2")
 
 
+def interrupt(*_: object) -> None:
+    """Ctrl-C, where a summary would be written."""
+    raise KeyboardInterrupt
+
+
 @pytest.mark.end_to_end
 @pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
@@ -221,9 +226,16 @@ def test_an_interrupted_reproduction_goes_on_and_its_summary_becomes_a_page(
     assert ended(*words, "--resume", "--scale", "quick") == 2
     assert "holds a reproduction of another scale, full, not quick" in capsys.readouterr().err
 
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(playing, "write_summary", interrupt)
+        with pytest.raises(
+            CampaignInterrupted, match=rf"{folder}: interrupted; go on with: pausefl reproduce small_mnist"
+        ):
+            reproduce(asked, OneByOne(InterruptedAt()), resume=True)
+
     shown = InterruptedAt()
     summary = reproduce(asked, OneByOne(shown), resume=True)
-    assert shown.titles == ["random-seed1 (2 of 2)"]
+    assert shown.titles == [], "both are played and drawn"
     assert json.loads((folder / "reproduction.json").read_text("utf-8"))["series"].keys() == {"pause", "random"}
     assert summary["series"]["pause"]["total_latency_s"]["n_seeds"] == 1
     assert summary["series"]["pause"]["total_latency_s"]["low"] is None

@@ -120,7 +120,7 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
     written = (folder / "sweep.csv").read_bytes()
     for path in (folder / "sweep.csv", folder / "sweep.png", lost / "report.html"):
         path.unlink()
-    assert report_folder(folder, csv=False)[-1] == folder / "sweep.csv"
+    assert report_folder(folder, csv=False)[-2:] == [folder / "sweep.csv", folder / "sweep.png"]
     assert (folder / "sweep.csv").read_bytes() == written
     assert (folder / "sweep.png").exists()
     assert (lost / "report.html").exists()
@@ -139,6 +139,9 @@ def test_two_varied_keys_are_drawn_as_heat_maps() -> None:
     figure = draw_sweep(rows, ["m", "alpha"])
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["final test accuracy (%)", "total latency (s)"]
     assert [np.asarray(image.get_array()).shape for axes in figure.axes for image in axes.images] == [(2, 3)] * 2
+    figure.draw_without_rendering()
+    lines = [line for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for line in axis.get_gridlines()]
+    assert not any(line.get_visible() for line in lines)
 
 
 @pytest.mark.parametrize(

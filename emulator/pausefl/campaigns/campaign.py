@@ -3,8 +3,8 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from pausefl.exit_status import RunInterrupted, with_way_on
 from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
-from pausefl.runtime.run_dir import CAMPAIGN_PLAN, REPORT, SHARED_STEPS, is_run_of, refuse_run_in
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, REPORT, is_run_of, refuse_run_in
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -93,6 +93,15 @@ class OneByOne:
         return [folder / run.name for run in runs]
 
 
+@contextmanager
+def told_how_to_go_on(folder: Path, go_on: str) -> Iterator[None]:
+    """CampaignInterrupted for Ctrl-C between the runs and while results are written: it names folder and way on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise CampaignInterrupted(f"{folder}: interrupted; go on with: {go_on}") from None
+
+
 def begin(folder: Path, plan: Plan) -> None:
     """Make the campaign's folder and write down what it is; ConfigError where it holds another campaign."""
     begun = plan_of(folder)
@@ -113,7 +122,6 @@ def write_plan(folder: Path, plan: Plan) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / CAMPAIGN_PLAN, json.dumps(asdict(plan), indent=1) + "\n")
-        (folder / SHARED_STEPS).touch()
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
 

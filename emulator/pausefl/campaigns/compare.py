@@ -14,6 +14,7 @@ from pausefl.campaigns.campaign import (
     finished,
     read_plan,
     resume_campaign,
+    told_how_to_go_on,
 )
 from pausefl.config.experiment import Experiment
 from pausefl.config.loading import parse_experiment
@@ -80,9 +81,11 @@ def print_comparison(comparison: Comparison, folder: Path, console: Console) -> 
 
 
 def _play(runs: Sequence[tuple[str, Planned]], folder: Path, player: Player) -> Comparison:
-    directories = player.play([planned for _, planned in runs], folder, resume_campaign("compare", folder))
-    comparison = compare(_by_policy(runs, directories))
-    write_comparison(comparison, folder)
+    go_on = resume_campaign("compare", folder)
+    with told_how_to_go_on(folder, go_on):
+        directories = player.play([planned for _, planned in runs], folder, go_on)
+        comparison = compare(_by_policy(runs, directories))
+        write_comparison(comparison, folder)
     return comparison
 
 

@@ -19,7 +19,8 @@ def report_folder(folder: Path, *, csv: bool) -> list[Path]:
     if plan is None:
         return report_runs([folder], csv=csv)
     if plan.command == "sweep":
-        return [*report_runs(redraw_sweep(plan, folder), csv=csv), folder / "sweep.csv"]
+        pages = report_runs(redraw_sweep(plan, folder), csv=csv)
+        return [*pages, *(path for name in ("sweep.csv", "sweep.png") if (path := folder / name).exists())]
     if plan.command in ("compare", OF_RUNS):
         return [*report_runs(redraw_comparison(plan, folder), csv=csv), folder / "comparison.html"]
     again = resume_campaign(plan.command, folder)

@@ -19,6 +19,7 @@ from pausefl.campaigns.campaign import (
     finished,
     read_plan,
     resume_campaign,
+    told_how_to_go_on,
 )
 from pausefl.campaigns.values import listed_values
 from pausefl.config.experiment import Experiment
@@ -100,8 +101,10 @@ def _listed(key: str, values: object) -> list[Any]:
 
 
 def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder: Path, player: Player) -> Sweep:
-    directories = player.play([planned for _, planned in runs], folder, resume_campaign("sweep", folder))
-    return _gather(runs, directories, grid, folder)
+    go_on = resume_campaign("sweep", folder)
+    with told_how_to_go_on(folder, go_on):
+        directories = player.play([planned for _, planned in runs], folder, go_on)
+        return _gather(runs, directories, grid, folder)
 
 
 def _gather(

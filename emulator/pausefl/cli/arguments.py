@@ -30,6 +30,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"pausefl: {message}; see {self.prog} --help\n")
 
 
+def _folder(text: str) -> str:
+    """The name of a folder; an empty one is a shell's variable that is not set, and no wish for the default."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a folder")
+    return text
+
+
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return what the arguments say; without any, the process's own. SystemExit with one line where they are wrong.
 
@@ -79,8 +86,10 @@ def _add_experiments(command: _AddCommand) -> None:
     """Commands that play whole experiments."""
     sub = command("run", "one server and N client processes here; live progress; a summary at the end")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
-    _add_resume(sub, metavar="RUN_DIR", help="go on with an interrupted run")
+    sub.add_argument(
+        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/<name>-<time>)"
+    )
+    _add_resume(sub, type=_folder, metavar="RUN_DIR", help="go on with an interrupted run")
     sub.add_argument(
         "--rounds", type=int, metavar="N", help="with --resume: play on to round N, beyond what it began with"
     )
@@ -99,10 +108,12 @@ def _add_experiments(command: _AddCommand) -> None:
     _add_set(sub)
     sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas")
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per policy, from the seed on (default 1)")
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/compare-<name>-<time>)")
+    sub.add_argument(
+        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/compare-<name>-<time>)"
+    )
     sub.add_argument("--runs", nargs="+", metavar="RUN_DIR", help="compare these finished runs instead of running any")
     sub.add_argument("--labels", metavar="A,B,C", help="names for --runs; runs of one name are its seeds")
-    sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted comparison")
+    sub.add_argument("--resume", type=_folder, metavar="DIR", help="go on with an interrupted comparison")
     _add_jobs(sub)
 
     sub = command("sweep", "an experiment on a grid of settings; one CSV over all runs, and a picture")
@@ -111,8 +122,10 @@ def _add_experiments(command: _AddCommand) -> None:
     grid = "a key and its values, e.g. --set selection.pause.alpha=1,10,100; one value holds for every run; repeatable"
     sub.add_argument("--set", action="append", default=[], metavar="KEY=A,B,C", dest="grid", help=grid)
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per setting, from the seed on (default 1)")
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/sweep-<name>-<time>)")
-    sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted sweep")
+    sub.add_argument(
+        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/sweep-<name>-<time>)"
+    )
+    sub.add_argument("--resume", type=_folder, metavar="DIR", help="go on with an interrupted sweep")
     _add_jobs(sub)
 
 
@@ -126,7 +139,7 @@ def _add_reproduce(command: _AddCommand) -> None:
     scale = "quick (default): within some 10 minutes on two cores, and it says what it leaves out; full: as published"
     sub.add_argument("--scale", choices=["quick", "full"], help=scale)
     sub.add_argument("--resume", action="store_true", help="go on with the reproduction in --out; finished runs stay")
-    sub.add_argument("--out", metavar="DIR", help="where the results go (default: runs/reproduce-NAME)")
+    sub.add_argument("--out", type=_folder, metavar="DIR", help="where the results go (default: runs/reproduce-NAME)")
     _add_jobs(sub)
     virtual = "play on the virtual clock (experiment.clock), which waits for training alone"
     sub.add_argument(
@@ -141,7 +154,9 @@ def _add_ends(command: _AddCommand) -> None:
     """Commands that are one process of an experiment, as containers run them."""
     sub = command("server", "the server alone")
     _add_config(sub)
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/<name>-<time>)")
+    sub.add_argument(
+        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/<name>-<time>)"
+    )
     _add_resume(sub, action="store_true", help="go on with the run in --run-dir, where there is one")
     _add_insecure(sub, "server.insecure", _LISTEN_INSECURELY)
     _add_log(sub)
@@ -169,7 +184,9 @@ def _add_offline(command: _AddCommand) -> None:
     sub.add_argument("--policies", metavar="A,B,C", help="names, separated by commas: drawn side by side")
     seeds = "simulations per policy, from the seed on, drawn as a band (default 1)"
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)")
+    sub.add_argument(
+        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/simulate-<name>-<time>)"
+    )
 
     sub = command("tune", "search for parameters by latency, leakage and accuracy; writes the Pareto front")
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
@@ -188,8 +205,10 @@ def _add_offline(command: _AddCommand) -> None:
     sub.add_argument("--target-accuracy", type=float, metavar="A", help=target)
     real = "seeds on which the recommended and the published setting are run on the real clock, too (default 0)"
     sub.add_argument("--real-seeds", type=int, default=0, metavar="N", help=real)
-    sub.add_argument("--run-dir", metavar="DIR", help="where the results go (default: runs/tune-<name>-<time>)")
-    sub.add_argument("--resume", metavar="DIR", help="go on with an interrupted search")
+    sub.add_argument(
+        "--run-dir", type=_folder, metavar="DIR", help="where the results go (default: runs/tune-<name>-<time>)"
+    )
+    sub.add_argument("--resume", type=_folder, metavar="DIR", help="go on with an interrupted search")
 
     sub = command("replay", "fold a run's log through its policy, which must choose the same, or through another")
     sub.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, also of a run that goes on")
@@ -199,7 +218,7 @@ def _add_offline(command: _AddCommand) -> None:
     draws = "how often an estimate draws what the log does not have (default 100)"
     sub.add_argument("--draws", type=int, default=100, metavar="N", help=draws)
     sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub.add_argument("--out", metavar="DIR", help="write replay.json, replay.csv and replay.png there")
+    sub.add_argument("--out", type=_folder, metavar="DIR", help="write replay.json, replay.csv and replay.png there")
 
     sub = command("fit-latency", "fit a latency law to each client of a log or CSV file; prints an experiment as TOML")
     source = "a run directory, or a CSV file with the columns client, time and seconds"

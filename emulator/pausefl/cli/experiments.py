@@ -9,6 +9,7 @@ from rich.console import Console
 from pausefl.cli.option_values import (
     at_least_1,
     back_to_of,
+    check_one_given,
     config_name,
     experiment_of,
     listed_names,
@@ -28,8 +29,7 @@ def run(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment, with_rounds
     from pausefl.runtime.terminal import JsonView, make_view
 
-    if (options.config is None) == (options.resume is None):
-        raise ConfigError("pausefl run: needs either CONFIG or --resume RUN_DIR")
+    check_one_given({"CONFIG": options.config, "--resume RUN_DIR": options.resume})
     if options.resume:
         run_dir = Path(options.resume)
         refuse_beside(options, "--resume", "--rounds", "--back-to", "--json", "--log-json", "--quiet", "--verbose")
@@ -72,8 +72,7 @@ def compare(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import new_run_dir
 
     console = plain_console()
-    if sum(given is not None for given in (options.config, options.runs, options.resume)) != 1:
-        raise ConfigError("pausefl compare: needs one of CONFIG with --policies, --runs, or --resume")
+    check_one_given({"CONFIG": options.config, "--runs": options.runs, "--resume DIR": options.resume})
     if options.resume:
         refuse_beside(options, "--resume", "--jobs")
         folder = Path(options.resume)
@@ -105,8 +104,7 @@ def sweep(options: argparse.Namespace) -> None:
 
     console = plain_console()
     player = player_of(options.jobs, console)
-    if (options.config is None) == (options.resume is None):
-        raise ConfigError("pausefl sweep: needs either CONFIG or --resume DIR")
+    check_one_given({"CONFIG": options.config, "--resume DIR": options.resume})
     if options.resume:
         refuse_beside(options, "--resume", "--jobs")
         sweep = resume_sweep(Path(options.resume), player)

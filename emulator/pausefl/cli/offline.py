@@ -7,8 +7,15 @@ from pathlib import Path
 
 from rich.text import Text
 
-from pausefl.cli.option_values import at_least_1, config_name, experiment_of, policies_of, refuse_beside
-from pausefl.terminal_table import plain_console
+from pausefl.cli.option_values import (
+    at_least_1,
+    check_one_given,
+    config_name,
+    experiment_of,
+    policies_of,
+    refuse_beside,
+)
+from pausefl.terminal_table import FittingTable, plain_console
 from pausefl_proto.errors import ConfigError
 
 
@@ -44,8 +51,7 @@ def tune(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import new_run_dir
 
     console = plain_console()
-    if (options.config is None) == (options.resume is None):
-        raise ConfigError("pausefl tune: needs either CONFIG or --resume DIR")
+    check_one_given({"CONFIG": options.config, "--resume DIR": options.resume})
     if options.resume:
         refuse_beside(options, "--resume", "--real-seeds")
         tuning = resume_tuning(Path(options.resume), console, options.real_seeds)
@@ -63,9 +69,9 @@ def tune(options: argparse.Namespace) -> None:
         )
         folder = new_run_dir(f"tune-{Path(options.config).stem}", options.run_dir)
         tuning = tune_experiment(plan, folder, console)
-    console.print(front_table(tuning))
+    console.print(FittingTable(front_table(tuning)))
     if tuning.confirmed:
-        console.print(confirmation_table(tuning))
+        console.print(FittingTable(confirmation_table(tuning)))
     console.print(f"front: {tuning.folder / 'front.csv'}\nfigure: {tuning.folder / 'front.png'}", soft_wrap=True)
 
 

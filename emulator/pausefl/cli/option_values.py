@@ -1,6 +1,7 @@
 """What the options of several subcommands say, checked."""
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,15 @@ def refuse_beside(options: argparse.Namespace, what: str, *allowed: str) -> None
     if other := next((option for option in options.typed if option not in (what, *allowed)), None):
         goes = ", ".join(allowed)
         raise ConfigError(f"{other}: cannot go with {what}, which takes what is there as it was begun; only {goes} can")
+
+
+def check_one_given(given: Mapping[str, object]) -> None:
+    """ConfigError unless one of these was given: by how each is typed, its value or None."""
+    names, typed = list(given), [name for name, value in given.items() if value is not None]
+    if not typed:
+        raise ConfigError(f"needs {'either' if len(names) == 2 else 'one of'} {', '.join(names[:-1])} or {names[-1]}")
+    if len(typed) > 1:
+        raise ConfigError(f"{' and '.join(typed)}: cannot go together; give one of them")
 
 
 def at_least_1(option: str, value: int) -> int:

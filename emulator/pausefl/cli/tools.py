@@ -86,7 +86,7 @@ def validate(options: argparse.Namespace) -> None:
         print("\n".join(listed()))
         return
     if options.config is None:
-        raise ConfigError("pausefl validate: needs CONFIG or --list")
+        raise ConfigError("needs CONFIG or --list")
     from pausefl.evaluator.preflight import try_out
     from pausefl.observers import load_observers
     from pausefl.reference.listing import listing

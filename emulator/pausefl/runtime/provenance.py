@@ -75,12 +75,18 @@ def this_start() -> Start:
     """What this process was started as, read now."""
     return Start(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=shlex.join([_program(), *sys.argv[1:]]),
         version=__version__,
         commit=_commit(),
         host=socket.gethostname(),
         python=platform.python_version(),
     )
+
+
+def _program() -> str:
+    """What was typed to start this process; `python -m pausefl` is the command `pausefl`."""
+    path = Path(sys.argv[0])
+    return "pausefl" if path.parts[-2:] == ("pausefl", "__main__.py") else path.name
 
 
 def _commit() -> str:

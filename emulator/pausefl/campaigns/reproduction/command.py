@@ -31,7 +31,7 @@ def run_reproduce(options: Namespace, show: Show, console: Console) -> None:
         return
     if options.name is None:
         if not options.write_docs:
-            raise ConfigError("pausefl reproduce: needs the NAME of a figure, --list or --write-docs")
+            raise ConfigError("needs the NAME of a figure, --list or --write-docs")
         console.print(f"written: {write_page(_DOCS)}", soft_wrap=True)
         return
     request = requested(options)
@@ -70,7 +70,8 @@ def listed() -> Table:
         "estimates from rounds, expected latencies and training on this machine's cores; a busy machine takes longer",
         "left",
     )
-    for column in ("name", "what", "runs in full", "full", "quick"):
+    table.add_column("name", no_wrap=True)  # it is typed
+    for column in ("what", "runs in full", "full", "quick"):
         table.add_column(column, overflow="fold")
     for each in reproductions():
         full, quick = (

@@ -10,6 +10,7 @@ from pausefl.campaigns.campaign import (
     check_own_budgets,
     is_finished,
     plan_of,
+    told_how_to_go_on,
     write_plan,
 )
 from pausefl.campaigns.reproduction.request import COMMAND, Request
@@ -34,13 +35,14 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
     check_own_budgets([run for _, run in runs])
     player.check([run for _, run in runs])
     write_plan(request.folder, _plan(request, experiments))
-    directories = player.play([run for _, run in runs], request.folder, request.go_on)
-    # That a model diverges is a figure of the attack, and no failure.
-    check_all_played([d for d in directories if not has_diverged(read_summary(d))], request.go_on)
-    found: dict[str, list[RunData]] = {series: [] for series in experiments}
-    for (series, _), run_dir in zip(runs, directories, strict=True):
-        found[series].append(read_run(run_dir))
-    return write_summary(request, found)
+    with told_how_to_go_on(request.folder, request.go_on):
+        directories = player.play([run for _, run in runs], request.folder, request.go_on)
+        # That a model diverges is a figure of the attack, and no failure.
+        check_all_played([d for d in directories if not has_diverged(read_summary(d))], request.go_on)
+        found: dict[str, list[RunData]] = {series: [] for series in experiments}
+        for (series, _), run_dir in zip(runs, directories, strict=True):
+            found[series].append(read_run(run_dir))
+        return write_summary(request, found)
 
 
 def planned(request: Request, experiments: dict[str, Experiment]) -> list[tuple[str, Planned]]:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from rich import box
 from rich.table import Table
 
 from pausefl.campaigns.tuning.fresh import PUBLISHED, FrontPoint
 from pausefl.campaigns.tuning.plan import LATENCY_TO_TARGET, Objective
-from pausefl.campaigns.tuning.space import experiment_at
+from pausefl.campaigns.tuning.space import Point, experiment_at, values_of
 from pausefl.report.style import LIMIT, MUTED, RC, SERIES, save_png
 from pausefl.results.csv_table import write_records
 from pausefl.results.statistics import Interval
@@ -27,7 +28,7 @@ SUMMARY = "tuning.json"
 def write_tuning(tuning: "Tuning") -> None:
     """Write front.csv, front.png, trials.csv, tuning.json and a TOML file for every setting of the front."""
     objectives, plan = tuning.plan.objectives, tuning.plan
-    write_records(tuning.folder / "front.csv", [_row(point, objectives) for point in tuning.front])
+    write_records(tuning.folder / "front.csv", [_row(tuning, point) for point in tuning.front])
     names = [objective.name for objective in objectives]
     rows = [{**each.point, **dict(zip(names, each.values, strict=True))} for each in tuning.tried.trials]
     write_records(tuning.folder / "trials.csv", rows)
@@ -57,16 +58,29 @@ def _table(
     tuning: "Tuning", points: Sequence[FrontPoint], objectives: Sequence[Objective], seeds: range, title: str
 ) -> Table:
     keys = list(tuning.plan.space)
-    table = Table(title=title, title_justify="left")
-    table.add_column("setting")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.caption, table.caption_justify = _caption(points, objectives), "left"
+    table.add_column("setting", no_wrap=True)  # by which front.csv is read
     for key in keys:
         table.add_column(key.rpartition(".")[2], justify="right")
     for objective in objectives:
         table.add_column(objective.label, justify="right")
     for point in points:
-        values = [_short(point.point[key]) if key in point.point else "" for key in keys]
+        values = [_short(value) for value in _values(tuning, point).values()]
         table.add_row(point.name, *values, *(_cell(point, objective, len(seeds)) for objective in objectives))
     return table
+
+
+def _caption(points: Sequence[FrontPoint], objectives: Sequence[Objective]) -> str:
+    notes = ["below each figure: its change from the published one, and the 95 % interval of that"]
+    if any(_left_zero(point, objective) for point in points for objective in objectives):
+        notes.append("0 → x: x where the published figure is 0, of which no change is a share")
+    return "\n".join(notes)
+
+
+def _left_zero(point: FrontPoint, objective: Objective) -> bool:
+    """Whether the published figure is 0, of which this setting's is no share."""
+    return point.name != PUBLISHED and objective.name not in point.changes
 
 
 def draw_front(tuning: "Tuning") -> Figure:
@@ -89,11 +103,16 @@ def draw_front(tuning: "Tuning") -> Figure:
     return figure
 
 
-def _row(point: FrontPoint, objectives: Sequence[Objective]) -> dict[str, Any]:
-    row: dict[str, Any] = {"setting": point.name, **point.point}
+def _values(tuning: "Tuning", point: FrontPoint) -> Point:
+    """The values of the keys searched; of the published setting, which has no point, the experiment's own."""
+    return point.point or values_of(tuning.plan.experiment, tuning.plan.space)
+
+
+def _row(tuning: "Tuning", point: FrontPoint) -> dict[str, Any]:
+    row: dict[str, Any] = {"setting": point.name, **_values(tuning, point)}
     if point.reached is not None:
         row["seeds_reached"] = point.reached
-    for objective in objectives:
+    for objective in tuning.plan.objectives:
         row[objective.name] = point.figures[objective.name]
         if change := point.changes.get(objective.name):
             row |= {f"{objective.name}_{part}": value for part, value in _parts(change).items()}
@@ -110,7 +129,7 @@ def _cell(point: FrontPoint, objective: Objective, n_seeds: int) -> str:
     A mean whose published one is 0 stands beside that 0, of which it is no share.
     """
     lines, change = [f"{point.figures[objective.name]:.4g}"], point.changes.get(objective.name)
-    if change is None and point.name != PUBLISHED:
+    if _left_zero(point, objective):
         lines = [f"0 → {lines[0]}"]
     elif change is not None:
         lines.append(f"{change.mean:+.1%}")
@@ -148,4 +167,4 @@ def _seeds(seeds: range) -> str:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -101,8 +101,13 @@ def experiment_at(source: str, point: Point, seed: int | None = None) -> Experim
 
 def published_point(experiment: Experiment, space: SearchSpace) -> Point | None:
     """The experiment's own values of the keys searched; None where it lies outside the space."""
-    point = {key: _value_of(experiment, key) for key in space}
+    point = values_of(experiment, space)
     return point if all(space[key].holds(value) for key, value in point.items()) else None
+
+
+def values_of(experiment: Experiment, space: SearchSpace) -> Point:
+    """The experiment's own values of the keys searched, wherever they lie."""
+    return {key: _value_of(experiment, key) for key in space}
 
 
 def _default(experiment: Experiment) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from pausefl.evaluator.rehearsal import told_with_place
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.process import make_trainers
-from pausefl.runtime.run_dir import SHARED_STEPS
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
 from pausefl_client.training.paced import steps_of
 from pausefl_process.files import write_durably
 from pausefl_process.plugins import OWN_CODE_ERRORS
@@ -31,7 +31,7 @@ def with_step_time(plan: TrainingPlan, run_dir: Path) -> TrainingPlan:
         return plan
     kept = run_dir / "step.json"
     if not kept.exists():
-        shared = next((f / SHARED_STEPS for f in run_dir.parents[:2] if (f / SHARED_STEPS).exists()), None)
+        shared = next((f / SHARED_STEPS for f in run_dir.parents[:2] if (f / CAMPAIGN_PLAN).exists()), None)
         step_s = _measured_step_s(plan) if shared is None else _shared_step_s(plan, shared)
         write_durably(kept, json.dumps({"step_s": step_s}) + "\n")
     return replace(plan, step_s=json.loads(kept.read_text("utf-8"))["step_s"])
@@ -41,6 +41,7 @@ def _shared_step_s(plan: TrainingPlan, shared: Path) -> float:
     """The step that the campaign's first such run has measured, while the others waited for the lock."""
     w = plan.workload
     trained = json.dumps([w.model, w.dataset, w.batch_size, w.training, w.optimizer, w.device])
+    shared.touch()
     with shared.open("r+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         steps: dict[str, float] = json.loads(file.read() or "{}")
