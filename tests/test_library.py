@@ -158,19 +158,22 @@ def test_regrets_of_different_objectives_are_not_shown_as_if_they_compared(
         assert [row["genie_alpha"] for row in csv.DictReader(file)] == ["1.0", "100.0"]
     said = list(simulations.in_words(found.summary))
     assert not any(" to " in line for line in said), "one seed has no range"
-    assert said[2:] == [
+    assert said[3:] == [
         "regrets are of different objectives, and do not compare:",
         "pause: against a genie with alpha = 1.0, gamma = 5.0, beta = 2.0, zeta = 1.0, reward = R1",
         "random: against a genie with alpha = 100.0, gamma = 5.0, beta = 2.0, zeta = 1.0, reward = R1",
     ]
-    assert drawn[0].get_supxlabel() == "\n".join(said[2:])
+    assert drawn[0].get_supxlabel() == "\n".join(said[3:])
 
 
 def test_regrets_of_one_objective_are_shown_without_a_word(tmp_path: Path) -> None:
     """A genie explores nothing: ζ does not change what it weighs."""
     experiment = pausefl.load("demo", {**SIX, "selection.pause.zeta": 3.0})
     found = pausefl.simulate(experiment, 20, tmp_path, policies=["pause", "random"], seeds=2)
-    assert [line.partition(":")[0] for line in simulations.in_words(found.summary)] == ["pause", "random"]
+    *policies, spread, regret = simulations.in_words(found.summary)
+    assert [line.partition(":")[0] for line in policies] == ["pause", "random"]
+    assert spread.startswith("a mean over the seeds each")
+    assert regret.startswith("regret: the reward lost against a genie")
 
 
 def test_policies_with_unlike_regrets_are_not_drawn_together(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from pausefl.report.style import LIMIT, MUTED, RC, SERIES, draw_times_chosen, powers_of_ten
 from pausefl.results.reading import EPSILON_LABELS
-from pausefl.simulation.engine import SimulationResult
+from pausefl.simulation.curves import SimulationResult
 from pausefl.simulation.growth import NO_REGRET, ROUNDING, growth_fits
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.privacy_unit import PrivacyUnit

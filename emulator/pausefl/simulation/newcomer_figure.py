@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pausefl.report.style import DASHES, RC, SERIES, draw_bars, name_clients, powers_of_ten
-from pausefl.simulation.engine import recorded_rounds
+from pausefl.simulation.curves import recorded_rounds
 from pausefl.simulation.figures import draw_fits
 from pausefl.simulation.newcomers import NewcomerResult
 
