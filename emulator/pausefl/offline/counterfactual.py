@@ -72,7 +72,7 @@ def play_on_log(experiment: Experiment, log: RecordedLog, draws: int) -> Counter
     outcomes = LoggedOutcomes.of(records)
     check_log_suffices(policy, experiment.selection.policy, outcomes)
     settings, oracle = settings_of(experiment, ""), oracle_of(experiment)
-    played = [_Draw.of(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws)]
+    played = [_ImaginedRun.of(policy, settings, oracle, outcomes, draw).play(records) for draw in range(draws)]
     return _gathered(outcomes.client_ids, played)
 
 
@@ -97,7 +97,7 @@ class _PlayedDraw:
 
 
 @dataclass(frozen=True)
-class _Draw:
+class _ImaginedRun:
     """One draw: what the policy knows of its own rounds, and what answers are drawn from."""
 
     settings: ServerSettings
