@@ -180,8 +180,9 @@ def test_a_sound_experiment_passes(here: Path) -> None:
     assert [path.name for path in here.iterdir() if path.suffix != ".py"] in ([], ["__pycache__"])
 
 
-def test_the_synthetic_model_needs_no_data() -> None:
-    try_out(parse_experiment("", ["workload.model=synthetic", "workload.dataset=none"]), pytest.fail)
+def test_the_synthetic_model_needs_no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PAUSEFL_DATA", str(tmp_path))
+    try_out(parse_experiment("", ["workload.model=synthetic", "workload.dataset=mnist"]), pytest.fail)
 
 
 @pytest.mark.parametrize(
