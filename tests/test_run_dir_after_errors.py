@@ -68,7 +68,14 @@ def test_a_log_that_the_disk_does_not_take_is_no_damaged_one(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "error", [TimeoutError(), ConnectionRefusedError(errno.ECONNREFUSED, "refused"), OSError(errno.EMFILE, "too many")]
+    "error",
+    [
+        TimeoutError(),
+        ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+        OSError(errno.EMFILE, "too many"),
+        FileExistsError(errno.EEXIST, "File exists", "/elsewhere/output"),
+        PermissionError(errno.EACCES, "denied"),
+    ],
 )
 def test_an_error_that_is_not_the_disks_is_not_laid_to_the_directory(error: OSError, tmp_path: Path) -> None:
     experiment = parse_experiment(SYNTHETIC)
@@ -79,3 +86,18 @@ def test_an_error_that_is_not_the_disks_is_not_laid_to_the_directory(error: OSEr
     said = pytest.raises(ConfigError, match=r"run: cannot be written \(No space left")
     with said, made_run_dir(experiment, tmp_path / "other run"):
         raise full
+
+
+def test_a_file_in_the_directory_that_cannot_be_written_is_laid_to_it(tmp_path: Path) -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run/run.db"))
+    said = pytest.raises(ConfigError, match=r"run: cannot be written \(Permission denied")
+    with said, made_run_dir(parse_experiment(SYNTHETIC), tmp_path / "run"):
+        raise denied
+
+
+def test_a_number_is_the_same_with_and_without_a_point(tmp_path: Path) -> None:
+    """Tables of free keys keep numbers as they were typed."""
+    with made_run_dir(parse_experiment(SYNTHETIC, ["selection.pause.alpha=1.0"]), tmp_path / "run"):
+        pass
+    with made_run_dir(parse_experiment(SYNTHETIC, ["selection.pause.alpha=1"]), tmp_path / "run", resume=True):
+        pass

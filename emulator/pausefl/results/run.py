@@ -2,7 +2,6 @@
 
 import base64
 import html
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pausefl.results.reading import Columns, open_database, read_columns
-from pausefl.results.stored_summary import check_is_last
+from pausefl.results.stored_summary import check_is_last, read_summary
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,15 +54,9 @@ class Run:
     @property
     def summary(self) -> Mapping[str, Any]:
         """summary.json: what the run came to. ConfigError while the run goes on, or where the file is damaged."""
-        try:
-            summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text("utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{self.path}: has no summary.json yet; the run goes on, or did not end in order"
-            ) from None
-        except ValueError as error:
-            path = self.path / "summary.json"
-            raise ConfigError(f"{path}: not JSON ({error}); delete it and resume the run") from error
+        if not (self.path / "summary.json").exists():
+            raise ConfigError(f"{self.path}: has no summary.json yet; the run goes on, or did not end in order")
+        summary = {**read_summary(self.path)}
         with open_database(self.path) as database:
             check_is_last(summary, self.path, database)
         return summary

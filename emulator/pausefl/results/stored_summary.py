@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, cast
 
@@ -135,7 +136,7 @@ def read_summary(path: Path) -> Summary:
             f"{file}: lacks {', '.join(missing[:_MOST_NAMED])}{more}; an older version may have written it"
         )
     try:
-        TypeAdapter(Summary).validate_python(summary, strict=True)
+        _checker().validate_python(summary, strict=True)
     except ValidationError as error:
         raise ConfigError(f"{file}: {explain(error, None)}; {_MEND}") from None
     if summary["privacy_unit"] is not None:
@@ -143,6 +144,12 @@ def read_summary(path: Path) -> Summary:
             if summary[key] is None:
                 raise ConfigError(f"{file}: {key} = None: should be a number in a private run; {_MEND}")
     return cast(Summary, summary)
+
+
+@cache
+def _checker() -> TypeAdapter[Summary]:
+    """What checks types; it takes a hundred times as long to make as to use."""
+    return TypeAdapter(Summary)
 
 
 def check_is_last(summary: Mapping[str, Any], path: Path, database: sqlite3.Connection) -> None:

@@ -4,6 +4,7 @@ import atexit
 import errno
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -25,15 +26,14 @@ from pausefl_proto.excerpts import excerpts
 from pausefl_server.storage.store import Store
 
 # All that the processes of a run write there before its first round.
+# In the order in which it is taken away: without the log, the rest would look like a run that has lost it.
 _MADE = (
-    *("lock", "config.toml", "run.db", "run.db-wal", "run.db-shm", "run.db-head", "checkpoints", "ledgers"),
-    *("server.log", "clients.log", "targets.json", "step.json"),
+    *("lock", "config.toml", "checkpoints", "ledgers", "server.log", "clients.log", "targets.json", "step.json"),
+    *("summary.json", "run.db-wal", "run.db-shm", "run.db-head", "run.db"),
 )
 _LOGS = {"server.log", "clients.log"}
-_OF_THE_DISK = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
-}
+# Errors of a whole disk, which name no file.
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 _CONFIG_DIGEST = "config_digest"
 
 # Where a run's processes are, how they are reached and how long they wait for each other: it may go on elsewhere.
@@ -113,8 +113,8 @@ def made_run_dir(experiment: Experiment, run_dir: Path, *, resume: bool = False)
             except PauseflError as error:
                 is_refused = isinstance(error, ConfigError)
                 if not (_was_played(run_dir) if is_refused else _was_joined(run_dir)):
-                    made = set(_MADE) - before - (set() if is_refused else _LOGS)  # which tell more of a failure
-                    _remove(run_dir / name for name in made)
+                    kept = before | (set() if is_refused else _LOGS)  # which tell more of a failure
+                    _remove(run_dir / name for name in _MADE if name not in kept)
                     _remove_empty(missing)
                 raise
 
@@ -125,10 +125,18 @@ def _naming(run_dir: Path, missing: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _OF_THE_DISK:  # a connection's, or of too many open files
+        if not _is_of(error, run_dir):
             raise
         _remove_empty(missing)
         raise ConfigError(f"--run-dir {run_dir}: cannot be written ({error.strerror})") from error
+
+
+def _is_of(error: OSError, run_dir: Path) -> bool:
+    """Whether an error is of this directory or its disk, rather than of a connection or another file."""
+    if error.filename is None:
+        return error.errno in _OF_THE_DISK
+    file = Path(os.fsdecode(error.filename)).absolute()
+    return file in (run_dir.absolute(), *run_dir.absolute().parents) or run_dir.absolute() in file.parents
 
 
 def stored_experiment(run_dir: Path) -> Experiment:
@@ -241,11 +249,11 @@ def _values(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 def _differences(stored: Experiment, wanted: Experiment) -> list[str]:
     """Each key that changes what is played and has another value in the stored experiment, with both."""
-    there, here = ({k: _shown(v) for k, v in _what_is_played(e).items()} for e in (stored, wanted))
+    there, here = _what_is_played(stored), _what_is_played(wanted)
     found = []
     for key in sorted(there.keys() | here.keys()):
         if there.get(key) != here.get(key):
-            was, now = excerpts(there.get(key, _shown(None)), here.get(key, _shown(None)))
+            was, now = excerpts(_shown(there.get(key)), _shown(here.get(key)))
             found.append(f"{key} is {was} there, {now} here")
     return found
 

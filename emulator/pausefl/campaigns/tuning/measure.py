@@ -71,12 +71,21 @@ def _held_to_published_end(plan: TuningPlan, measure: Measure) -> Measure:
     Where latency is that to a target, an early end shortens nothing.
     """
 
+    ends: dict[tuple[str, int], float] = {}  # how many rounds the published setting plays, by clock and seed
+
+    def published_rounds(point: Point, seed: int) -> float:
+        published = _published(point)
+        key = str(published), seed
+        if key not in ends:
+            ends[key] = measure(published, seed)[ROUNDS]
+        return ends[key]
+
     def held(point: Point, seed: int) -> Figures:
         found = measure(point, seed)
         if LATENCY not in plan.objectives:
             return found
         rounds = experiment_at(plan.source, point, seed).experiment.rounds
-        if found[ROUNDS] < rounds and found[ROUNDS] < (published := measure(_published(point), seed)[ROUNDS]):
+        if found[ROUNDS] < rounds and found[ROUNDS] < (published := published_rounds(point, seed)):
             raise PauseflError(
                 f"ended after {found[ROUNDS]:.0f} of {rounds} rounds, as budgets were spent; the experiment's own"
                 f" setting plays {published:.0f}: total latencies do not compare"

@@ -29,7 +29,7 @@ def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, co
             _accuracy(panels["accuracy"], evaluated, looks, split, common_accuracy)
         if privacy:
             _leakage(panels["leakage"], runs, looks, privacy)
-            if not evaluated:
+            if not evaluated and panels["leakage"].get_legend_handles_labels()[0]:  # none where no round was played
                 panels["leakage"].legend(loc="lower right", handlelength=3.2)
         _total(panels["total"], runs, looks)
         if n_seeds > 1:
