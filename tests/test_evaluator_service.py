@@ -260,6 +260,7 @@ async def test_only_the_patient_wait_for_an_evaluator_that_is_lost() -> None:
             assert len(await remote.evaluate(theta, subset=True, patient=False)) == 2
 
 
+@pytest.mark.realtime  # its second answer has 0.2 s, too
 @pytest.mark.parametrize("patient", [False, True])
 async def test_an_evaluator_that_is_there_and_does_not_answer_is_lost(patient: bool) -> None:
     """Keepalive finds nothing wrong with it."""
