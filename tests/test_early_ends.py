@@ -24,28 +24,17 @@ from pausefl.config.server_records import selected_policy
 from pausefl.simulation.engine import simulate
 from pausefl.simulation.outputs import in_words, run_simulation, setting_of
 from pausefl_proto.errors import PauseflError
+from test_tuning import SMALL
 
-SMALL = """
-[experiment]
-rounds = 30
-[clients]
-count = 8
-[selection]
-m = 2
-[workload]
-model = "synthetic"
-[privacy]
-eta = 0.5
-epsilon_floor = {floor}
-"""
-FIVE, TEN = SMALL.format(floor=5.0), SMALL.format(floor=0.3)
+FLOORED = SMALL + "[privacy]\neta = 0.5\nepsilon_floor = {floor}\n"
+FIVE, TEN = FLOORED.format(floor=5.0), FLOORED.format(floor=0.3)
 """Experiments in which a client may release so many times."""
 
 
 def test_a_simulation_that_ends_early_tells_all_of_its_own_end() -> None:
     """However many rounds were asked for, and so however few of those played are recorded."""
     experiment = parse_experiment(
-        SMALL.format(floor=0.5), {"selection.policy": "random", "privacy.eta": 0.04, "clients.count": 12}
+        FLOORED.format(floor=0.5), {"selection.policy": "random", "privacy.eta": 0.04, "clients.count": 12}
     )
     policy, setting = selected_policy(experiment.selection), setting_of(experiment)
     found = [simulate(policy, setting, rounds) for rounds in (400, 1000, 5000, 50_000)]
