@@ -59,7 +59,7 @@ def _is_a_point(series: Mapping[str, Any]) -> bool:
 
 def _draw_latency(summary: StoredSummary) -> Figure:
     """Accuracy against latency, and greatest leakage against what the paper has below it."""
-    figure = Figure(figsize=(10.4, 4.6), layout="constrained")
+    figure = Figure(figsize=(11.8, 4.6), layout="constrained")
     accuracy, leakage = figure.subplots(1, 2, width_ratios=(1.25, 1))
     looks = policy_looks(summary["series"])
     over = summary["leakage_over"]
@@ -81,7 +81,7 @@ def _draw_latency(summary: StoredSummary) -> Figure:
     if any(_points(summary, name, "accuracy") for name in summary["series"]):
         handles.append(Line2D([], [], marker="o", markerfacecolor="none", color=INK.light, linestyle=""))
         labels.append("archived")
-    accuracy.legend(handles, labels, loc="lower right", handlelength=3.2)
+    figure.legend(handles, labels, loc="outside right center", handlelength=3.2)
     return figure
 
 

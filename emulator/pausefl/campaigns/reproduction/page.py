@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.campaigns.reproduction.document import results_page
+from pausefl.campaigns.reproduction.figure import draw_reproduction
 from pausefl.campaigns.reproduction.summary import SUMMARY
 from pausefl.published import reproductions
+from pausefl.report.style import save_png
 from pausefl_process.files import write_durably
 from pausefl_proto.errors import ConfigError
 
@@ -15,19 +17,20 @@ _KEPT = Path("results") / "reproduce"
 
 
 def keep(folder: Path, docs: Path) -> None:
-    """Copy a finished reproduction's summary and picture among the documents."""
+    """Copy a finished reproduction's summary among the documents."""
     check_docs(docs)
     (docs / _KEPT).mkdir(exist_ok=True)
     name = json.loads((folder / SUMMARY).read_text("utf-8"))["name"]
-    for kept, source in ((f"{name}.json", SUMMARY), (f"{name}.png", f"{name}.png")):
-        shutil.copyfile(folder / source, docs / _KEPT / kept)
+    shutil.copyfile(folder / SUMMARY, docs / _KEPT / f"{name}.json")
 
 
 def write_page(docs: Path) -> Path:
-    """Write docs/results.md from what is kept there; ConfigError where `docs` is not the repository's."""
+    """Write docs/results.md and its pictures from what is kept there; ConfigError unless `docs` is the repository's."""
     check_docs(docs)
-    page = docs / "results.md"
-    write_durably(page, results_page(kept_summaries(docs)))
+    page, summaries = docs / "results.md", kept_summaries(docs)
+    for summary in summaries:
+        save_png(draw_reproduction(summary), docs / _KEPT / f"{summary['name']}.png")
+    write_durably(page, results_page(summaries))
     return page
 
 
