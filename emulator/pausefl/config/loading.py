@@ -110,10 +110,13 @@ def _check_clock(experiment: Experiment) -> None:
 
 def _needs_a_network(experiment: Experiment) -> list[tuple[str, object, bool]]:
     latency, metrics, evaluation = experiment.latency, experiment.metrics, experiment.evaluation
+    tls, admission = experiment.tls, experiment.admission
     return [
         ("latency.injection", f'"{latency.injection}"', latency.injection == "netem"),
         ("metrics.client_port", metrics.client_port, metrics.client_port >= 0),
         ("evaluation.address", f'"{evaluation.address}"', bool(evaluation.address)),
-        ("tls.certificate", f'"{experiment.tls.certificate}"', bool(experiment.tls.certificate)),
-        ("admission.token", f'"{experiment.admission.token}"', bool(experiment.admission.token)),
+        ("tls.certificate", f'"{tls.certificate}"', bool(tls.certificate)),
+        ("tls.ca", f'"{tls.ca}"', bool(tls.ca)),
+        ("admission.tokens", f'"{admission.tokens}"', bool(admission.tokens)),
+        ("admission.token", f'"{admission.token}"', bool(admission.token)),
     ]
