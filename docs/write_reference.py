@@ -9,9 +9,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
+from typing_extensions import get_type_hints
 
 import pausefl
 from pausefl import cli
@@ -21,6 +22,8 @@ from pausefl.population.behaviours import BEHAVIOURS
 from pausefl.population.simulated_drifts import DRIFTS
 from pausefl.reference.catalogue import Makers, tables
 from pausefl.reference.keys import MISSING, Key, attribute_docstrings, keys_of, sentence_of
+from pausefl.reference.types import type_in_words
+from pausefl.results.stored_summary import Summary
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_server.selection import POLICIES
@@ -75,10 +78,36 @@ This page is written from the code, as is `pausefl COMMAND --help`. How commands
 [events.md](../events.md#exit-statuses).
 """
 
+_SUMMARY = """# Reference of summary.json
+
+This page is written from the code: `python docs/write_reference.py` writes it, and a test compares it. A run writes
+`summary.json` into its directory when it ends; in Python, `Run.summary` reads it. Latencies are in seconds at the
+emulated scale. Every ε is in the unit that `privacy_unit` names. Without privacy, the keys about ε are null.
+"""
+
 
 def pages() -> dict[str, str]:
     """The pages by file name, as the code is now."""
-    return {"configuration.md": configuration(), "commands.md": commands(), "api.md": api()}
+    return {
+        "configuration.md": configuration(),
+        "commands.md": commands(),
+        "api.md": api(),
+        "summary.md": summary(),
+    }
+
+
+def summary() -> str:
+    """The page of the keys of summary.json."""
+    said = attribute_docstrings(Summary)
+    hints = get_type_hints(Summary)
+    rows = (f"| `{key}` | {_cell(_json_type(hint))} | {_cell(said.get(key, ''))} |" for key, hint in hints.items())
+    return "\n".join((_SUMMARY, "| key | type | meaning |\n|---|---|---|", *rows, ""))
+
+
+def _json_type(annotation: Any) -> str:
+    """A type as JSON calls it."""
+    may_be_null = " or null" if type(None) in get_args(annotation) else ""
+    return type_in_words(annotation).replace("table", "object") + may_be_null
 
 
 def commands() -> str:

@@ -39,6 +39,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> pausefl.Run:
     return pausefl.run(pausefl.load("demo", TINY), tmp_path_factory.mktemp("runs") / "run", progress=False)
 
 
+def test_every_key_of_the_summary_stands_on_its_reference_page(run: pausefl.Run) -> None:
+    page = (ROOT / "docs/reference/summary.md").read_text("utf-8")
+    assert [key for key in run.summary if f"| `{key}` |" not in page] == []
+    assert "|  |" not in page
+
+
 def test_every_public_name_can_be_imported_and_stands_on_the_reference_page() -> None:
     page = (ROOT / "docs/library.md").read_text("utf-8")
     for name in pausefl.__all__:

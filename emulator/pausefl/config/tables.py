@@ -363,7 +363,7 @@ class HostTable(TomlTable):
     """The greatest share of the machine's processor time that its hypervisor takes away."""
     compute_share: Share = 0.5
     """The greatest share of a measured time that the process itself computes. A client's share counts only with the
-    signal "round_trip"."""
+    signal "round_trip" and the mode "additive"."""
 
 
 class MetricsTable(TomlTable):

@@ -42,29 +42,38 @@ class Failure(TypedDict):
 
 
 class Summary(TypedDict):
-    """summary.json, as far as reports need it."""
+    """summary.json. docs/reference/summary.md shows each key with its docstring."""
 
     policy: str
+    """The policy, as the experiment names it."""
     policy_parameters: dict[str, Any]
+    """Its parameters by name, m among them."""
     seed: int
+    """`experiment.seed`."""
     rounds: int
+    """Rounds that were played."""
     clients: int
+    """`clients.count`."""
     m: int
+    """`selection.m`."""
     data: NotRequired[str | None]
-    """How many examples there were; None: no model was evaluated."""
+    """How many examples there were; null: no model was evaluated."""
     model_size: int
-    """Parameters of the model: the length of an upload."""
+    """Values of the model: the length of an upload."""
     test_examples: NotRequired[int | None]
     """How many the two accuracies were measured on."""
     metric: NotRequired[str]
     """What accuracies hold: the name of the task's mean score; missing in older runs, of classifications."""
     final_accuracy: float | None
-    """Of the last model."""
+    """The last model's, on all test examples."""
     best_accuracy: float | None
-    """Of the model that was best on validation data; on test data it may lie below the last one's."""
+    """That of the model that was best on validation data; on test data it may lie below the last one's."""
     best_round: NotRequired[int | None]
+    """The round of that model."""
     wall_clock_s: float
+    """How long the run took, without the time it was interrupted."""
     total_latency_s: float
+    """The sum of the rounds' latencies, eq. (3) of PAUSE, failed attempts included."""
     measured_latency_s: float
     """What total_latency_s is without the waits for clients that missed."""
     censored_rounds: int
@@ -80,45 +89,67 @@ class Summary(TypedDict):
     merged_updates: int
     """Late updates that went into a later model."""
     missed_jobs: dict[str, int]
-    """Chosen clients without an update, by kind."""
+    """Chosen clients without an update, by kind; `unneeded` apart."""
     failures: list[Failure]
     """What clients said when a job failed with them, the most frequent first; in a private run they say no more."""
     tau_min_s: float | None
-    """τ_min at the end; None: estimated, and nothing was measured."""
+    """τ_min at the end; null: estimated, and nothing was measured."""
     clamped_latencies: int
     """Latencies below τ_min."""
     capped: dict[str, dict[str, int]]
     """What clients said of themselves and was cut, by client."""
     latency_signal: Literal["round_trip", "communication"]
+    """`latency.signal`: what the latencies are."""
     time_scale: float
+    """`latency.time_scale`."""
     clock: NotRequired[Literal["real", "virtual"]]
+    """`experiment.clock`."""
     timing_error_s: TimingError | None
+    """Measured less drawn time: the median and the 99 % quantile over all exchanges, in real seconds."""
     privacy_unit: PrivacyUnit | None
-    """None: a run without privacy; the ε below then mean nothing."""
+    """What every ε here protects, but vector_epsilon_max; null: a run without privacy."""
     epsilon_budget: float | None
+    """ε̄ of each client."""
     max_epsilon_spent: float | None
+    """The most that any client has spent at most: jobs whose clients were not heard of again are counted."""
     median_epsilon_spent: NotRequired[float | None]
+    """The median over clients of the same."""
     vector_epsilon_max: float | None
+    """max_epsilon_spent for whole uploads: with the unit "coordinate", model_size times as much."""
     private: bool
-    """False: no noise, or noise from the seed, which is not private."""
+    """false: no noise, or noise from the seed, which is not private."""
     noise: Literal["laplace", "opendp", "reproducible"] | None
+    """How noise is drawn."""
     delta: float | None
+    """`privacy.delta`."""
     epsilon_at_delta: float | None
-    """ε of (ε, δ) for the client that released most, in the privacy unit; None also without dp-accounting."""
+    """ε of (ε, δ) for the client that released most, in the privacy unit; null also without dp-accounting."""
     epsilon_floor: float | None
+    """The least ε of a release: `privacy.epsilon_floor`, or what `privacy.noise_to_clip_max` comes to if greater."""
+    retired_clients: NotRequired[int | None]
+    """Clients that release nothing more."""
     budget_per: Literal["run", "data holder"] | None
+    """Whose budgets they are: this run's own, or those of ledgers that several runs charge."""
     disclosed: list[str]
+    """What clients told without noise."""
     selection_s_median: float | None
+    """The median time of a selection."""
     selections_by_group: NotRequired[dict[str, dict[str, Any]]]
+    """How often the clients of each group were chosen after they joined: in all, and per client and round."""
     rejected_updates: int
+    """Updates and other answers that were not accepted."""
     suspect_rounds: int
+    """Rounds whose measurements are in doubt."""
     suspect_because: dict[str, "Suspicion"]
+    """The reasons: in how many rounds each held, and what to do about it."""
     overruns: NotRequired[int]
     """Only where delays are totals: exchanges longer than what was drawn for them."""
     stopped_because: str
+    """Why no further round was played."""
     outcome: Outcome
+    """How the run ended; the exit status follows from it."""
     starts: NotRequired[list[dict[str, str]]]
-    """When, where, by which command and software the run was begun and resumed (`pausefl.runtime.provenance.Start`)."""
+    """When, where, by which command and with which software the run was begun and resumed."""
 
 
 def read_summary(path: Path) -> Summary:
