@@ -144,7 +144,7 @@ class PrivacyTable(TomlTable):
     experiment file's folder. Without it, each run has its own budget."""
     sampler: Sampler = "laplace"
     """ "laplace" draws noise with numpy, or torch on a GPU, seeded by the operating system. "opendp" is exact and
-    1,000 times slower."""
+    2,000 times slower."""
     reproducible_noise: bool = False
     """NOT PRIVATE: draws the noise from the seed, and anyone who knows the seed can subtract it. For repeating
     experiments only; refused together with `ledger_dir`."""
