@@ -22,8 +22,8 @@ class _Changing:
     def points(self) -> NoReturn:
         """ConfigError: there are none that hold for every round."""
         raise ConfigError(
-            f'latency: a law of kind = "{self.kind}" changes with the round, so it has no mean to tell genie or'
-            " fastest, to measure a simulation's regret by, or for netem to keep"
+            f'latency: a law of kind = "{self.kind}" changes with the round, so it has no mean to tell genie,'
+            " fastest or oort, to measure a simulation's regret by, or for netem to keep"
         )
 
     @property
