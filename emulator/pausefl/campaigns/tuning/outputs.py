@@ -16,7 +16,7 @@ from pausefl.campaigns.tuning.plan import LATENCY_TO_TARGET, Objective
 from pausefl.campaigns.tuning.space import Point, experiment_at, values_of
 from pausefl.report.style import LIMIT, MUTED, RC, SERIES, save_png
 from pausefl.results.csv_table import write_records
-from pausefl.results.statistics import Interval
+from pausefl.results.statistics import FEWEST_SEEDS, Interval
 from pausefl_process.files import write_durably
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ def _table(
 
 
 def _caption(points: Sequence[FrontPoint], objectives: Sequence[Objective]) -> str:
-    notes = ["below each figure: its change from the published one, and the 95 % interval of that"]
+    have_intervals = any(change.low is not None for point in points for change in point.changes.values())
+    spread = (
+        "and the 95 % interval of that" if have_intervals else f"without an interval, which needs {FEWEST_SEEDS} seeds"
+    )
+    notes = [f"below each figure: its change from the published one, {spread}"]
     if any(_left_zero(point, objective) for point in points for objective in objectives):
         notes.append("0 → x: x where the published figure is 0, of which no change is a share")
     return "\n".join(notes)
