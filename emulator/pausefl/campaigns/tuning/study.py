@@ -1,6 +1,5 @@
 """Searches with Optuna: several objectives, several seeds a trial, in a study on disk that can be gone on with."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,13 +105,12 @@ def _bound(objective: Objective, found: Sequence[Figures], seeds: int) -> float:
 def _study(plan: TuningPlan, folder: Path) -> "Study":
     """The study in `folder`, begun if there is none; its first trial is the published setting where it can be."""
     import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+
+    from pausefl.campaigns.tuning.journal import open_journal
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    _drop_unfinished_line(folder / STUDY)
     study = optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(folder / STUDY))),
+        storage=open_journal(folder / STUDY),
         study_name="tune",
         directions=["minimize" if o.greatest is None else "maximize" for o in plan.objectives],
         load_if_exists=True,
@@ -123,13 +121,6 @@ def _study(plan: TuningPlan, folder: Path) -> "Study":
     if published is not None and not study.trials:
         study.enqueue_trial(dict(published))
     return study
-
-
-def _drop_unfinished_line(journal: Path) -> None:
-    """Cut what a process that was killed had begun to write; Optuna reads whole lines alone."""
-    if journal.exists():
-        data = journal.read_bytes()
-        os.truncate(journal, data.rfind(b"\n") + 1)
 
 
 def _take_up_interrupted(study: "Study") -> None:
