@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 STUDY = "study.journal"
 _REFUSED = "refused"
 """The attribute of a trial that says why its setting could not be played."""
+_WANTED = "wanted"
+"""The attribute of a trial that holds the setting asked for; Optuna notes value by value what it tries."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _study(plan: TuningPlan, folder: Path) -> "Study":
     study.sampler = optuna.samplers.TPESampler(seed=plan.experiment.experiment.seed + len(study.trials))
     published = published_point(plan.experiment, plan.space)
     if published is not None and not study.trials:
-        study.enqueue_trial(dict(published))
+        _enqueue(study, published)
     return study
 
 
@@ -128,9 +130,13 @@ def _take_up_interrupted(study: "Study") -> None:
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if point := trial.user_attrs.get(_WANTED, trial.params):
+            _enqueue(study, point)
         study.tell(trial.number, state=TrialState.FAIL)
-        if trial.params:
-            study.enqueue_trial(trial.params)
+
+
+def _enqueue(study: "Study", point: Point) -> None:
+    study.enqueue_trial(dict(point), user_attrs={_WANTED: dict(point)})
 
 
 def _done(study: "Study") -> int:
