@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pausefl.campaigns import tuning as tuning_module
 from pausefl.campaigns.tuning import resume_tuning, tune_experiment
 from pausefl.campaigns.tuning import study as study_module
+from pausefl.campaigns.tuning.fresh import FrontPoint
+from pausefl.campaigns.tuning.plan import TuningPlan
 from pausefl.campaigns.tuning.space import SearchChoices, published_point
 from pausefl.exit_status import RunInterrupted
-from test_tuning import plan
+from test_tuning import SMALL, plan
 
 
 @pytest.mark.timeout(60)
@@ -39,3 +42,24 @@ def test_a_search_that_was_killed_before_its_first_values_were_noted_still_tries
 
 def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_real_seeds_that_were_asked_for_later_are_played_by_the_next_resume_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning = SMALL.replace('model = "synthetic"', 'model = "mlp"')
+    asked = plan(source=learning, search=["selection.pause.alpha=1..100"], trials=1, seeds=1, fresh_seeds=2)
+    tune_experiment(asked, tmp_path, Console(quiet=True))
+    with monkeypatch.context() as patches:
+        patches.setattr(tuning_module, "on_real_clock", interrupted)
+        with pytest.raises(RunInterrupted, match=f"^interrupted; go on with: pausefl tune --resume {tmp_path}$"):
+            resume_tuning(tmp_path, Console(quiet=True), real_seeds=2)
+    seeds: list[range] = []
+
+    def noted(plan: TuningPlan, *_: object) -> list[FrontPoint]:
+        seeds.append(plan.real_clock_seeds)
+        return []
+
+    monkeypatch.setattr(tuning_module, "on_real_clock", noted)
+    resume_tuning(tmp_path, Console(quiet=True))
+    assert seeds == [range(4, 6)], "as the line said that the interrupted search ended with"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.campaigns.campaign import Plan, Show, begin, read_plan, resume_campaign
+from pausefl.campaigns.campaign import Plan, Show, begin, read_plan, resume_campaign, write_plan
 from pausefl.campaigns.tuning.fresh import FrontPoint, compared, on_real_clock
 from pausefl.campaigns.tuning.measure import measure_by_run, measure_of
 from pausefl.campaigns.tuning.plan import TuningPlan
@@ -46,20 +46,25 @@ def tune_experiment(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
     """
     require("tune", "report")
     _ = plan.space  # ConfigError before there is a folder
-    asked = {name: value for name, value in asdict(plan).items() if name != "source"}
-    begin(folder, Plan("tune", plan.source, {**asked, "search": list(plan.search)}))
+    begin(folder, _as_campaign(plan))
     return _tuned(plan, folder, console)
 
 
 def resume_tuning(folder: Path, console: Console, real_seeds: int = 0) -> Tuning:
     """Go on with an interrupted search; settings that were tried are not tried again.
 
-    `real_seeds` above 0 takes the place of the plan's: a finished search can be held on the real clock afterwards.
+    `real_seeds` above 0 takes the place of the plan's for good: a finished search can be held on the real clock
+    afterwards.
     """
     require("tune", "report")
     begun = read_plan(folder, "tune")
     plan = TuningPlan(source=begun.source, **{**begun.arguments, **({"real_seeds": real_seeds} if real_seeds else {})})
     return _tuned(plan, folder, console)
+
+
+def _as_campaign(plan: TuningPlan) -> Plan:
+    asked = {name: value for name, value in asdict(plan).items() if name != "source"}
+    return Plan("tune", plan.source, {**asked, "search": list(plan.search)})
 
 
 def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
@@ -70,6 +75,7 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     try:
         with locked(folder / "lock", f"search {folder}"):
+            write_plan(folder, _as_campaign(plan))  # with the real seeds that were asked for later
             tried = search(plan, folder, measure, console)
             if tried.refused:
                 say(f"settings refused: {len(tried.refused)}, all told in {SUMMARY}; the first: {tried.refused[0]}")
