@@ -1,9 +1,11 @@
 """What a run directory holds, and who is blamed, when the run in it ends with an error before its first round."""
 
 import errno
+import resource
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,29 @@ def test_a_log_that_the_disk_does_not_take_is_no_damaged_one(monkeypatch: pytest
     monkeypatch.setattr(Store, "_open", full)
     with pytest.raises(ConfigError, match=r"run\.db: cannot be written \(database or disk is full\)$"):
         Store(tmp_path / "run.db")
+
+
+def test_a_whole_log_that_the_disk_does_not_take_is_to_be_restored_from_no_copy(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    Store(path).close()
+    with closing(Store(path)) as store, full_disk():
+        with pytest.raises(ConfigError, match=r"run\.db: cannot be written \(.*is the disk full\?\)$"):
+            store.set_meta("colour", "red" * 100_000)
+        assert store.meta("colour") is None
+    with full_disk(), pytest.raises(ConfigError, match=r"run\.db: cannot be written \(.*is the disk full\?\)$"):
+        Store(path)
+    Store(path).close()
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Stands for a disk that takes no more: files cannot grow beyond a few bytes."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 @pytest.mark.parametrize(

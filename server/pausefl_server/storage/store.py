@@ -39,6 +39,13 @@ from pausefl_server.storage.seals import (
 
 _FIRST_HELLOS = "first hellos"
 _HAS_ENDED = "has_ended"
+# What the disk does not take. The latter are a "disk I/O error" each, as are those of a disk that cannot be read.
+_NOT_TAKEN = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+_NOT_WRITTEN = {
+    *(sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC),
+    *(sqlite3.SQLITE_IOERR_TRUNCATE, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE),
+    sqlite3.SQLITE_IOERR_SHMMAP,
+}
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -53,20 +60,20 @@ class Store:
 
         `verify`: read all of it and compare it with what was written.
         """
+        self._path = path
         self._commit_count = CommitCount(path)
         try:
-            if verify and path.exists():
-                _undo_unfinished(path)
-                verify_log(path, self._commit_count.read())
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            try:
-                self._open(path)
-            except BaseException:
-                self._db.close()
-                raise
+            with _disk_errors(path):
+                if verify and path.exists():
+                    _undo_unfinished(path)
+                    verify_log(path, self._commit_count.read())
+                self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                try:
+                    self._open(path)
+                except BaseException:
+                    self._db.close()
+                    raise
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where what SQLite complains of is damaged
-            if _is_of_the_disk(error):
-                raise ConfigError(f"{path}: cannot be written ({error})") from error
             raise unusable_log(path, error) from error
 
     def _open(self, path: Path) -> None:
@@ -87,8 +94,8 @@ class Store:
         return None if row is None else str(row[0])
 
     def set_meta(self, key: str, value: str) -> None:
-        """Write down a fact about the run as a whole."""
-        with self._transaction():
+        """Write down a fact about the run as a whole; ConfigError where the disk does not take it."""
+        with _disk_errors(self._path), self._transaction():
             self._set_meta(key, value)
 
     def commit_round(
@@ -325,10 +332,18 @@ class Store:
         self._db.executemany(_INSERT_EVENT, [(round, attempt, *event_values(event)) for event in events])
 
 
-def _is_of_the_disk(error: Exception) -> bool:
-    """Whether a database could not be written, rather than read."""
-    code = error.sqlite_errorcode if isinstance(error, sqlite3.Error) and hasattr(error, "sqlite_errorcode") else 0
-    return code & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """ConfigError where a database could not be written, rather than read: it is not damaged."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code in _NOT_WRITTEN:
+            raise ConfigError(f"{path}: cannot be written ({error}; is the disk full?)") from error
+        if code & 0xFF in _NOT_TAKEN:
+            raise ConfigError(f"{path}: cannot be written ({error})") from error
+        raise
 
 
 def _undo_unfinished(path: Path) -> None:
