@@ -117,7 +117,10 @@ def results(environment: Mapping[str, str]) -> None:
     """Copy the run directories out of their volume, into runs/."""
     _engine_memory_bytes()
     folder = Path(environment.get("RESULTS") or "runs")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f"RESULTS={folder}: cannot be made a folder ({error.strerror})") from error
     volume = f"{environment['COMPOSE_PROJECT_NAME']}_runs"
     read = ["docker", "run", "--rm", "--read-only", f"--volume={volume}:/runs:ro", "--entrypoint=tar"]
     read.append(_server_image(environment))

@@ -201,6 +201,13 @@ def test_results_that_cannot_be_copied_are_said(
     assert line == f"make results: the volume pausefl_runs cannot be copied into {tmp_path}/results, see above"
 
 
+def test_a_file_is_no_folder_for_results(engine: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "results").touch()
+    done = make("results", **engine, RESULTS=str(tmp_path / "results"))
+    assert done.returncode == 2
+    assert done.stderr == f"make results: RESULTS={tmp_path}/results: cannot be made a folder (File exists)\n"
+
+
 def test_every_part_of_a_run_has_the_experiments_folder(compose_py: ModuleType) -> None:
     text = (DEPLOY / "compose.yaml").read_text("utf-8")
     values = {name: value for name, value in compose_py.settings({"EXPERIMENT": "small_mnist"}).items() if value}
