@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -124,13 +125,36 @@ def results(environment: Mapping[str, str]) -> None:
     volume = f"{environment['COMPOSE_PROJECT_NAME']}_runs"
     read = ["docker", "run", "--rm", "--read-only", f"--volume={volume}:/runs:ro", "--entrypoint=tar"]
     read.append(_server_image(environment))
-    with subprocess.Popen([*read, "-C", "/runs", "-c", "."], stdout=subprocess.PIPE) as reader:
-        # -o: what is copied belongs to whoever copies it.
-        writer = subprocess.run(["tar", "-x", "-o", "-f", "-", "-C", folder], stdin=reader.stdout, check=False)
-    # One that ends early ends the other.
-    if reader.returncode or writer.returncode:
-        raise Refusal(f"the volume {volume} cannot be copied into {folder}, see above")
+    with tempfile.TemporaryDirectory(prefix=".copy-", dir=folder) as copy:
+        with subprocess.Popen([*read, "-C", "/runs", "-c", "."], stdout=subprocess.PIPE) as reader:
+            # -o: what is copied belongs to whoever copies it.
+            writer = subprocess.run(["tar", "-x", "-o", "-f", "-", "-C", copy], stdin=reader.stdout, check=False)
+        # One that ends early ends the other.
+        if reader.returncode or writer.returncode:
+            raise Refusal(f"the volume {volume} cannot be copied into {folder}, see above")
+        try:
+            _move_into(folder, Path(copy))
+        except OSError as error:
+            where = error.filename2 or error.filename
+            raise Refusal(f"the volume {volume} cannot be copied into {folder} ({where}: {error.strerror})") from error
     print("\n".join(str(path.parent) for path in sorted(folder.glob("*/summary.json"))))
+
+
+def _move_into(folder: Path, copy: Path) -> None:
+    """Move what was copied over earlier copies of the same runs.
+
+    What lies beside the databases of those goes first: SQLite would write the log of a run that was played then over
+    the newer database.
+    """
+    for run_dir in copy.iterdir():
+        for stale in (folder / run_dir.name).glob("**/*.db-*"):
+            stale.unlink()
+    for path in sorted(copy.rglob("*")):
+        target = folder / path.relative_to(copy)
+        if path.is_dir():
+            target.mkdir(exist_ok=True)
+        else:
+            path.replace(target)
 
 
 def check_memory(environment: Mapping[str, str], memory_bytes: int) -> None:

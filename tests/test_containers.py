@@ -5,9 +5,11 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -198,7 +200,28 @@ def test_results_that_cannot_be_copied_are_said(
     done = make("results", **engine, **places, STATUS=status)
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]
-    assert line == f"make results: the volume pausefl_runs cannot be copied into {tmp_path}/results, see above"
+    assert line.startswith(f"make results: the volume pausefl_runs cannot be copied into {tmp_path}/results")
+    assert not [*tmp_path.glob("results/.copy-*")]
+
+
+def test_results_of_a_run_that_was_copied_while_it_was_played_are_those_of_its_end(
+    engine: dict[str, str], tmp_path: Path
+) -> None:
+    places = {"VOLUME": str(tmp_path / "volume"), "RESULTS": str(tmp_path / "results")}
+    (tmp_path / "volume/first").mkdir(parents=True)
+    (tmp_path / "results/other").mkdir(parents=True)
+    (tmp_path / "results/other/run.db-wal").touch()
+    with closing(sqlite3.connect(tmp_path / "volume/first/run.db", isolation_level=None)) as log:
+        log.execute("PRAGMA journal_mode = WAL")
+        log.execute("CREATE TABLE rounds AS SELECT 1 AS round")
+        assert make("results", **engine, **places).returncode == 0
+        log.execute("INSERT INTO rounds VALUES (2)")
+    (tmp_path / "results/first/report.html").touch()
+    assert make("results", **engine, **places).returncode == 0
+    with closing(sqlite3.connect(tmp_path / "results/first/run.db")) as copied:
+        assert copied.execute("SELECT round FROM rounds").fetchall() == [(1,), (2,)]
+    assert (tmp_path / "results/first/report.html").exists(), "drawn here"
+    assert (tmp_path / "results/other/run.db-wal").exists(), "of a run that is not the volume's"
 
 
 def test_a_file_is_no_folder_for_results(engine: dict[str, str], tmp_path: Path) -> None:
