@@ -6,7 +6,9 @@ Nothing but gRPC: no checks, no aggregation, no log. Payloads travel in messages
 import asyncio
 import multiprocessing
 import time
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import grpc
@@ -23,16 +25,26 @@ def time_echo(clients: int, payload_bytes: int, rounds: int) -> list[float]:
     """Seconds of each of `rounds` rounds: all clients sent to, all echoes back."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    server = spawn.Process(target=_server_process, args=(theirs, clients, payload_bytes, rounds))
-    start(server)
-    port = ours.recv()
-    echoers = [forked_client("echo", _client_process, port, needs_torch=False) for _ in range(clients)]
-    for echoer in echoers:
-        start(echoer)
-    durations_s: list[float] = ours.recv()
-    for process in (*echoers, server):
-        process.join()
+    with ExitStack() as ending:
+
+        def begin(process: BaseProcess) -> None:
+            ending.callback(_end, process)
+            start(process)
+
+        begin(spawn.Process(target=_server_process, args=(theirs, clients, payload_bytes, rounds)))
+        theirs.close()
+        port = ours.recv()
+        for _ in range(clients):
+            begin(forked_client("echo", _client_process, port, needs_torch=False))
+        durations_s: list[float] = ours.recv()
     return durations_s
+
+
+def _end(process: BaseProcess) -> None:
+    """End a process that may wait for others, which were not begun where all is interrupted."""
+    if process.pid is not None:
+        process.kill()
+        process.join()
 
 
 def _server_process(results: "Connection[Any, Any]", clients: int, payload_bytes: int, rounds: int) -> None:
