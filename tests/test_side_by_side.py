@@ -13,7 +13,7 @@ import pytest
 
 import pausefl
 from pausefl.campaigns import side_by_side
-from pausefl.campaigns.campaign import OneByOne, Planned, is_finished
+from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne, Planned, is_finished
 from pausefl.campaigns.side_by_side import SideBySide
 from pausefl.campaigns.sweep import run_sweep
 from pausefl.cli import main
@@ -98,6 +98,22 @@ def test_an_interrupt_ends_all_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert f"interrupted after 0 of 2 runs were finished; go on with: pausefl compare --resume {folder}" in err
     assert not any(is_finished(run_dir) for run_dir in run_dirs)
     assert all((run_dir / "summary.json").exists() for run_dir in run_dirs)  # each ended in order
+
+
+def test_an_interrupt_while_a_process_is_started_lets_no_run_be_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_worker = side_by_side._new_worker
+
+    def interrupted_worker() -> side_by_side._Worker:
+        worker = new_worker()
+        signal.raise_signal(signal.SIGINT)
+        return worker
+
+    monkeypatch.setattr(side_by_side, "_new_worker", interrupted_worker)
+    with pytest.raises(CampaignInterrupted, match="interrupted after 0 of 1 runs"):
+        SideBySide(1, pytest.fail).play([Planned("only", experiment())], tmp_path, "")
+    assert not is_finished(tmp_path / "only")
 
 
 def test_the_library_plays_side_by_side(tmp_path: Path) -> None:

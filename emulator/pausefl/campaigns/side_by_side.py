@@ -102,6 +102,8 @@ class _Campaign:
         worker.run = run.name
         self.playing.append(worker)
         self.estimate.began(run.name, is_resumed=(self.folder / run.name).exists())
+        if self.is_interrupted:  # while it was started: who was to ask it did not know it yet
+            worker.process.terminate()
         with suppress(BrokenPipeError):  # it was killed meanwhile, as `_note` will find
             worker.line.send((run.experiment, self.folder / run.name))
 
