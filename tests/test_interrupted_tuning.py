@@ -1,17 +1,22 @@
 """Searches of parameters that were killed or interrupted at awkward moments, and go on."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from pausefl.campaigns import campaign
 from pausefl.campaigns import tuning as tuning_module
 from pausefl.campaigns.tuning import resume_tuning, tune_experiment
 from pausefl.campaigns.tuning import study as study_module
 from pausefl.campaigns.tuning.fresh import FrontPoint
+from pausefl.campaigns.tuning.measure import measure_by_run
 from pausefl.campaigns.tuning.plan import TuningPlan
 from pausefl.campaigns.tuning.space import SearchChoices, published_point
 from pausefl.exit_status import RunInterrupted
+from pausefl.runtime.fleet import SILENT
+from pausefl_proto.errors import PauseflError
 from test_tuning import SMALL, plan
 
 
@@ -63,3 +68,16 @@ def test_real_seeds_that_were_asked_for_later_are_played_by_the_next_resume_as_w
     monkeypatch.setattr(tuning_module, "on_real_clock", noted)
     resume_tuning(tmp_path, Console(quiet=True))
     assert seeds == [range(4, 6)], "as the line said that the interrupted search ended with"
+
+
+def test_a_setting_whose_run_could_not_be_played_is_told_without_a_command_that_there_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise PauseflError("the server ended unexpectedly")
+
+    monkeypatch.setattr(campaign, "run_experiment", failing)
+    asked = plan(source=SMALL.replace('model = "synthetic"', 'model = "mlp"'), by="run")
+    measure = measure_by_run(asked, tmp_path, lambda _: nullcontext(SILENT))
+    with pytest.raises(PauseflError, match=r"^runs/[0-9a-f]+-seed1: the server ended unexpectedly$"):
+        measure({}, 1)

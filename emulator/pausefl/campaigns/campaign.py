@@ -58,7 +58,8 @@ class Player(Protocol):
         """Play every run that is not finished yet and return all run directories, in order.
 
         ConfigError, before any is played, where a finished run is not the planned one. `go_on` is the command that
-        goes on with the campaign. CampaignInterrupted when the user ends a run: none of the others is begun.
+        goes on with the campaign, empty where errors are to name none. CampaignInterrupted when the user ends a
+        run: none of the others is begun.
         """
 
 

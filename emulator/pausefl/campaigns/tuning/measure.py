@@ -51,7 +51,7 @@ def measure_by_run(plan: TuningPlan, folder: Path, show: Show) -> Measure:
         # One setting is played once, however it was found.
         name = sha256(experiment.to_toml().encode()).hexdigest()[:12]
         planned = Planned(f"runs/{name}-seed{seed}", experiment)
-        (run_dir,) = OneByOne(show).play([planned], folder, "tune")
+        (run_dir,) = OneByOne(show).play([planned], folder, go_on="")  # a search goes on by itself
         return run_dir
 
     def by_run(point: Point, seed: int) -> Figures:
