@@ -110,6 +110,19 @@ async def test_the_experiment_is_shown_to_those_who_may_say_hello(files: Path) -
             await fetch_offer(f"127.0.0.1:{port}", None, "wrong", patience_s=10.0)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_request_for_the_experiment_that_does_not_come_holds_no_stream(files: Path, *, is_known: bool) -> None:
+    admission = Admission(tokens=read_token_digests(str(files / "tokens.txt")))
+    token = read_token(str(files / "clients/a.token")) if is_known else "a guess"
+    bounds = ConnectionBounds(hello_timeout_s=0.2 if is_known else 60.0)  # a stranger is not waited for
+    async with (
+        listening(admission=admission, bounds=bounds, offer="{}") as port,
+        raw_stream(port, token, "Offer") as call,
+        asyncio.timeout(20),
+    ):
+        assert await call.code() is (grpc.StatusCode.UNAVAILABLE if is_known else grpc.StatusCode.PERMISSION_DENIED)
+
+
 @pytest.mark.parametrize(
     ("client_id", "reason"),
     [

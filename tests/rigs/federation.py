@@ -165,11 +165,13 @@ def log_of(folder: Path) -> list[RoundRecord]:
 
 
 @asynccontextmanager
-async def raw_stream(port: int, token: str = "") -> AsyncIterator["grpc.aio.StreamStreamCall[bytes, bytes]"]:
+async def raw_stream(
+    port: int, token: str = "", method: str = "Join"
+) -> AsyncIterator["grpc.aio.StreamStreamCall[bytes, bytes]"]:
     """A stream without any of our client's code, nor its limits."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{method}")(
             metadata=(("authorization", f"Bearer {token}"),) if token else None
         )
         try:

@@ -51,22 +51,27 @@ class ClientStreamHandler:
         self._admission = admission or Admission()
         self._clock = clock
         self._hellos = HelloLimiter(hello_timeout_s)
-        self._pending_goodbyes = StreamQuota()  # gRPC keeps a stream until its goodbye is taken, or its connection ends
+        self._ending = StreamQuota()  # gRPC keeps a stream until its last message is taken, or its connection ends
         self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was let in once
-
-    def check_known(self, peer: PeerIdentity) -> None:
-        """WireError from one who can be no id's owner."""
-        self._admission.check_known(peer.names, peer.token)
 
     async def handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
         """Serve one stream from its hello to its end, or until it breaks."""
         with contextlib.suppress(ConnectionError):
             await self._handle(stream, peer)
 
+    async def show(self, offer: bytes, stream: StreamToClient, peer: PeerIdentity) -> None:
+        """Send `offer` to a peer that may say hello and asks in time; WireError says why another gets none."""
+        with contextlib.suppress(ConnectionError):
+            self._admission.check_known(peer.names, peer.token)
+            async with self._hellos.slot(peer.connection):
+                await stream.read()
+            with self._ending.reserved(peer.connection):
+                await stream.write(offer)
+
     async def _handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
         try:
             # Nothing is read from a client that can be no id's owner: however many they are, no owner waits for them.
-            self.check_known(peer)
+            self._admission.check_known(peer.names, peer.token)
             async with self._hellos.slot(peer.connection):
                 hello = _hello(await stream.read())
             is_owner = self._admission.check(hello.client_id, peer.names, peer.token)
@@ -85,7 +90,7 @@ class ClientStreamHandler:
         """Say goodbye, without a word where too many peers have not taken theirs."""
         is_final = not isinstance(error, ActorStopped | TryLaterError | DamageError)
         goodbye = pb.Goodbye(reason=str(error), final=is_final)
-        with contextlib.suppress(TryLaterError), self._pending_goodbyes.reserved(peer.connection):
+        with contextlib.suppress(TryLaterError), self._ending.reserved(peer.connection):
             await stream.write(encode(pb.ServerMessage(goodbye=goodbye)))
 
     async def _serve(

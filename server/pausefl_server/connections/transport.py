@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 
 from pausefl_proto.endpoint import listen, make_server
-from pausefl_proto.errors import WireError
+from pausefl_proto.errors import TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, encode
@@ -55,7 +55,8 @@ class FederationServer:
         bounds = bounds or ConnectionBounds()
         self._server = make_server(bounds.dead_after_s, _limits(bounds.most_clients, bounds.hello_timeout_s))
         join: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._join)
-        show: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self._show_offer)
+        # A stream too: gRPC would read the request of a unary call before the handler could refuse it, for ever.
+        show: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._show_offer)
         handlers = {"Join": join, "Offer": show}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -72,13 +73,14 @@ class FederationServer:
         """Give clients `grace_s` to close their streams after the goodbye, then cut them off."""
         await self._server.stop(grace_s)
 
-    async def _show_offer(self, _: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+    async def _show_offer(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         """The experiment, for those who may say hello."""
         try:
-            self._handler.check_known(_peer(context))
+            await self._handler.show(self._offer, GrpcStreamToClient(context), _peer(context))
+        except TryLaterError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except WireError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        return self._offer
 
     async def _join(self, _: Any, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         await self._handler.handle(GrpcStreamToClient(context), _peer(context))
