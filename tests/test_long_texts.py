@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,14 +10,19 @@ import grpc
 import pytest
 
 from pausefl_client.transport import connect, fetch_offer
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_proto.wire import PROTOCOL_VERSION
+from pausefl_server.clients import ClientTable
+from pausefl_server.rounds.admission import check_hello
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.session import SessionRig
+from rigs.settings import server_settings
 
 LONGEST = 200
 LONGEST_AT_A_CLIENT = 1100
 """Its own words around the server's among them."""
+LONGEST_OF_A_HELLO = 500
 COMMANDS = "\x1b]0;owned\x07\x1b[2J\nforged line" * 50_000
 
 
@@ -53,6 +59,34 @@ async def test_more_statistics_than_a_data_set_has_labels_are_rejected(statistic
         await rig.dispatch()
         rig.stream.give(upload(vector(5), statistics=statistics)[0])
         assert "reports statistics" in (await rig.refused()).reason
+
+
+async def test_the_name_of_a_rejected_statistic_is_printable() -> None:
+    async with ClientActorRig().running() as rig:
+        await rig.dispatch()
+        rig.stream.give(upload(vector(5), statistics={COMMANDS[:60]: math.nan})[0])
+        assert is_short_and_clean((await rig.refused()).reason)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        pb.Hello(agreement={COMMANDS: "1"}),
+        pb.Hello(agreement={"workload.epochs": COMMANDS}),
+        pb.Hello(ledger=pb.Ledger(schedule=COMMANDS)),
+        pb.Hello(manifest=pb.Manifest(tensors=[pb.Tensor(name=COMMANDS, shape=[1], dtype=COMMANDS)])),
+    ],
+    ids=["key", "value", "schedule", "tensor"],
+)
+def test_what_is_told_of_a_hello_that_is_refused_is_cut(hello: pb.Hello) -> None:
+    settings = server_settings(1, agreement={})
+    greeting = pb.Hello(protocol_version=PROTOCOL_VERSION, client_id="a", n_examples=1)
+    if not hello.HasField("manifest"):
+        greeting.manifest.CopyFrom(settings.manifest.to_message())
+    greeting.MergeFrom(hello)
+    with pytest.raises(WireError, match="owned") as refused:
+        check_hello(greeting, settings, ClientTable(1), ())
+    assert is_short_and_clean(str(refused.value), LONGEST_OF_A_HELLO)
 
 
 async def test_a_servers_reason_for_dismissing_is_cut() -> None:

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.errors import DamageError, WireError
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -34,6 +35,8 @@ MAX_STATISTICS = 1024
 """So many statistics fit beside a frame; clients of data sets with more labels disclose no label counts."""
 
 _DTYPE = np.dtype("<f4")
+# What is told of a name that the other side wrote, in characters.
+_LONGEST_NAME = 100
 # A mean of such values is still finite.
 _GREATEST = np.float32(1e30)
 # The name of a control variate's tensor is that of the model's tensor after this.
@@ -89,7 +92,8 @@ class Manifest:
         """The manifest as it arrived; WireError for a dtype other than float32."""
         for tensor in message.tensors:
             if tensor.dtype != "float32":
-                raise WireError(f"tensor {tensor.name!r} has dtype {tensor.dtype!r}, only float32 travels")
+                name, dtype = (shown(text, _LONGEST_NAME) for text in (tensor.name, tensor.dtype))
+                raise WireError(f"tensor {name!r} has dtype {dtype!r}, only float32 travels")
         return Manifest(tuple(TensorSpec(t.name, tuple(t.shape)) for t in message.tensors))
 
     def split(self, vector: Vector) -> dict[str, Vector]:

@@ -2,6 +2,7 @@
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.errors import WireError
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_STATISTICS
 from pausefl_server.clients import GREATEST_STATED
@@ -38,7 +39,7 @@ def statistics_of(result: pb.Result) -> dict[str, float]:
         raise WireError(f"reports statistics of more than {MAX_STATISTICS} labels, or of too long names")
     for name, value in result.statistics.items():
         if not abs(value) <= GREATEST_STATED:  # NaN neither
-            raise WireError(f"reports {name} = {value}: must be a number, at most {GREATEST_STATED:g}")
+            raise WireError(f"reports {shown(name)} = {value}: must be a number, at most {GREATEST_STATED:g}")
     return dict(result.statistics)
 
 

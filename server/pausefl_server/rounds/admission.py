@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from pausefl_proto.errors import TryLaterError, WireError
 from pausefl_proto.excerpts import excerpt, excerpts
+from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Manifest
 from pausefl_server.clients import ClientTable
@@ -20,6 +21,8 @@ _MOST_EXAMPLES = 10**9
 _LONGEST_ID = 128
 # Of differences.
 _MOST_NAMED = 4
+# More than a schedule has.
+_LONGEST_SCHEDULE = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         raise WireError("the client's model is not this run's: its tensors differ in name, shape or order")
     schedule = privacy.schedule if privacy else ""
     if hello.ledger.schedule != schedule:
-        raise WireError(f"privacy differs: the client agreed to {hello.ledger.schedule!r}, the run has {schedule!r}")
+        theirs = shown(hello.ledger.schedule, _LONGEST_SCHEDULE)
+        raise WireError(f"privacy differs: the client agreed to {theirs!r}, the run has {schedule!r}")
     row = table.row_of.get(hello.client_id)
     proven = int(table.proven[row]) if row is not None else 0
     check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, privacy.budget if privacy else None, proven)
@@ -100,7 +104,7 @@ def _differences(client: Mapping[str, str], run: Mapping[str, str]) -> list[str]
     for key in sorted(client.keys() | run.keys()):
         if client.get(key) != run.get(key):
             theirs, ours = excerpts(client.get(key, "not stated"), run.get(key, "not stated"))
-            found.append(f"{excerpt(key)} is {theirs} at the client, {ours} in the run")
+            found.append(f"{shown(excerpt(key))} is {shown(theirs)} at the client, {ours} in the run")
     return found
 
 
