@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pausefl.config.loading import parse_experiment
+from pausefl.results import accounting
 from pausefl.results.accounting import tighter_epsilon
 from pausefl.results.reading import CLIENTS
 from pausefl.results.tally import RunTally
@@ -322,6 +323,20 @@ def test_the_tighter_figure_is_a_bound_and_never_above_the_sum(unit: Any) -> Non
     assert tighter_epsilon(BUDGET, unit, 100, 1e-5) < 0.7 * BUDGET.spent(100)  # type: ignore[operator]
     loose, tight = (tighter_epsilon(BUDGET, unit, 100, delta) for delta in (1e-3, 1e-9))
     assert loose < tight  # type: ignore[operator]
+
+
+def test_the_tighter_figure_takes_bounded_time_however_many_releases_are_claimed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = tighter_epsilon(BUDGET, "coordinate", 100, 1e-5)
+    monkeypatch.setattr(accounting, "_MOST_COMPOSED", 50)
+    begun = tighter_epsilon(BUDGET, "coordinate", 50, 1e-5)
+    assert whole is not None
+    assert begun is not None
+    for participations in (100, 2**32 - 1):
+        bounded = tighter_epsilon(BUDGET, "coordinate", participations, 1e-5)
+        assert bounded == pytest.approx(begun + BUDGET.spent(participations) - BUDGET.spent(50))
+        assert bounded >= whole  # type: ignore[operator]
 
 
 def test_the_tighter_figure_is_the_one_of_a_single_laplace_release() -> None:

@@ -9,7 +9,7 @@ from rigs.coordinator import BUDGET, MakeRig
 
 async def test_what_a_stranger_claimed_keeps_the_ids_holder_neither_out_nor_poor(rig: MakeRig) -> None:
     async with rig(rounds=1).running() as r:
-        stranger = await r.join("b", manual=True, released=5000)
+        stranger = await r.join("b", manual=True, released=2500)
         await r.lose(stranger)
         await r.join("a")
         await r.join("b")

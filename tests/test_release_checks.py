@@ -47,3 +47,10 @@ def test_a_ledger_older_than_the_log_is_refused() -> None:
         check_ledger(2, BUDGET.spent(2), BUDGET, proven=3)
     with pytest.raises(WireError, match="the schedule says"):
         check_ledger(3, BUDGET.spent(2), BUDGET, proven=0)
+
+
+def test_a_ledger_counts_no_more_releases_than_its_schedule_has() -> None:
+    floor = replace(BUDGET, epsilon_floor=BUDGET.epsilon(5))
+    check_ledger(7, BUDGET.spent(7), floor, proven=0)  # made under another floor: it will be retired
+    with pytest.raises(WireError, match="counts 4294967295 releases, more than its schedule has"):
+        check_ledger(2**32 - 1, BUDGET.spent(2**32 - 1), BUDGET, proven=0)

@@ -26,6 +26,9 @@ def check_ledger(released: int, epsilon_spent: float, budget: Budget | None, pro
             f"the client's ledger says {epsilon_spent} epsilon is spent after {released} releases,"
             f" the schedule says {spent}"
         )
+    # Its floor may be another run's, and higher than this one's.
+    if budget and released and not budget.epsilon(released) > 0:
+        raise WireError(f"the client's ledger counts {released} releases, more than its schedule has an epsilon for")
     if released < proven:
         raise WireError(
             f"the client's ledger counts {released} releases, the server knows of {proven}:"
