@@ -11,7 +11,6 @@ import pytest
 from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, call, frame, message, opening
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import unpack
-from pausefl_server.connections.hello_limits import MOST_WAITING
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
 from pausefl_server.model.norm_bound import UpdateLimits
@@ -100,26 +99,42 @@ async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
         assert again.taken[0].WhichOneof("kind") == "welcome"
 
 
-async def test_goodbyes_that_nobody_takes_are_few() -> None:
-    """A peer may set its windows to 0; gRPC then keeps each stream with an unsent message, also a cancelled one."""
-    opened = MOST_WAITING + 72
-    async with stream_handler() as handler:
+@pytest.mark.parametrize(("connections", "kept"), [(1, 16), (64, 32)])
+async def test_goodbyes_that_nobody_takes_are_few(connections: int, kept: int) -> None:
+    """A peer may set its windows to 0; gRPC then keeps each stream with an unsent message, also a cancelled one.
+
+    Such a stream keeps its connection, and strangers must not keep all the 64 that are spare.
+    """
+    opened = 64
+    ended: asyncio.Queue[int] = asyncio.Queue()
+    async with stream_handler() as handler, asyncio.timeout(20):
         server = FederationServer(handler)
-        reader, writer = await asyncio.open_connection("127.0.0.1", await server.start("127.0.0.1", 0))
+        port = await server.start("127.0.0.1", 0)
+        peers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
+        readers = [asyncio.create_task(note_ends(*peer, ended)) for peer in peers]
         try:
-            writer.write(opening(struct.pack(">HI", 4, 0)))
-            for stream in range(1, 2 * opened, 2):
-                writer.write(call(stream) + message(stream, b"no hello"))
-            async with asyncio.timeout(20):
-                ended = 0
-                while ended < opened - MOST_WAITING // 2:
-                    head = await reader.readexactly(9)
-                    kind, flags = head[3], head[4]
-                    payload = await reader.readexactly(int.from_bytes(head[:3]))
-                    ended += kind == HEADERS and bool(flags & END_STREAM)
-                    if kind == PING and not flags:
-                        writer.write(frame(PING, 1, 0, payload))
-                    assert kind != DATA
+            for _, writer in peers:
+                writer.write(opening(struct.pack(">HI", 4, 0)))
+                for stream in range(1, 2 * opened // connections, 2):
+                    writer.write(call(stream) + message(stream, b"no hello"))
+            for _ in range(opened - kept):
+                await ended.get()
         finally:
-            writer.transport.abort()
+            for reader, (_, writer) in zip(readers, peers, strict=True):
+                reader.cancel()
+                writer.transport.abort()
+            await asyncio.gather(*readers, return_exceptions=True)
             await server.stop(0)
+
+
+async def note_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ended: asyncio.Queue[int]) -> None:
+    """Put each stream that the server ends into `ended`; it has sent no data."""
+    while True:
+        head = await reader.readexactly(9)
+        kind, flags = head[3], head[4]
+        payload = await reader.readexactly(int.from_bytes(head[:3]))
+        if kind == HEADERS and flags & END_STREAM:
+            ended.put_nowait(int.from_bytes(head[5:]))
+        if kind == PING and not flags:
+            writer.write(frame(PING, 1, 0, payload))
+        assert kind != DATA

@@ -28,12 +28,15 @@ _MOST_AT_ONCE = 64
 MOST_WAITING = 128
 """Streams whose hello has not come, half of them of one connection. gRPC buffers about a megabyte of each, whether or
 not it is read."""
+MOST_ENDING = 32
+"""Streams whose last message is not taken, half of them of one connection. Nothing ends such a stream but its
+connection, which is then not idle: they may hold half of the connections that are spare at most."""
 
 
 class StreamQuota:
     """Bounds a number of streams; a connection has at most as many as are left, so that a few cannot take all."""
 
-    def __init__(self, most: int = MOST_WAITING) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._held: Counter[str] = Counter()
 
@@ -58,7 +61,7 @@ class HelloLimiter:
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(_MOST_AT_ONCE)
         self._slots_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._waiting = StreamQuota()
+        self._waiting = StreamQuota(MOST_WAITING)
 
     @asynccontextmanager
     async def slot(self, connection: str) -> AsyncIterator[None]:

@@ -11,7 +11,13 @@ from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import decode, encode
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
-from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, HelloLimiter, StreamQuota
+from pausefl_server.connections.hello_limits import (
+    HELLO_TIMEOUT_S,
+    MAX_HELLO_BYTES,
+    MOST_ENDING,
+    HelloLimiter,
+    StreamQuota,
+)
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.model.norm_bound import UpdateLimits
 from pausefl_server.rounds.admission import Admission
@@ -51,7 +57,7 @@ class ClientStreamHandler:
         self._admission = admission or Admission()
         self._clock = clock
         self._hellos = HelloLimiter(hello_timeout_s)
-        self._ending = StreamQuota()  # gRPC keeps a stream until its last message is taken, or its connection ends
+        self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps them until their last message is taken
         self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was let in once
 
     async def handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
