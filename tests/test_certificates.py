@@ -1,5 +1,6 @@
 """`pausefl certs`: what it makes is private and trusted, and what is there is kept."""
 
+import hashlib
 import stat
 import time
 from datetime import UTC, datetime
@@ -80,12 +81,24 @@ def test_the_server_knows_tokens_by_their_digests_alone(tmp_path: Path) -> None:
     assert Admission(tokens=digests).check("a", (), token)
 
 
-@pytest.mark.parametrize("text", ["", "a\n", "a 12\n", "a zz\n", f"{'0' * 64}\n"])
+OF_NO_TOKEN = hashlib.sha256().hexdigest()
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "a 12\n", "a zz\n", f"{'0' * 64}\n", f"a {OF_NO_TOKEN}\n"])
 def test_a_file_that_holds_no_digests_is_bad_input(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.txt"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"admission\.tokens = .*tokens\.txt"):
         read_token_digests(str(path))
+
+
+def test_an_empty_token_is_given_no_digest(tmp_path: Path) -> None:
+    """With it every stranger would be that client."""
+    make_certificates(tmp_path, ["server.lab"], ["a", "b"])
+    (tmp_path / "clients/b.token").write_text("\n")
+    with pytest.raises(ConfigError, match=r"clients/b\.token.*holds no token"):
+        make_certificates(tmp_path, ["server.lab"], ["a", "b"])
+    assert OF_NO_TOKEN not in (tmp_path / "tokens.txt").read_text()
 
 
 @pytest.mark.parametrize("text", ["", " \n", "a\tb", "schlüssel"])

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from pausefl_process.tokens import read_token
 from pausefl_proto.errors import ConfigError
 
 _AUTHORITY_DAYS = 3650
@@ -119,7 +120,7 @@ def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurve
 
 def _write_digests(folder: Path, said: list[str]) -> None:
     lines = [
-        f"{path.stem} {hashlib.sha256(path.read_text('utf-8').strip().encode()).hexdigest()}"
+        f"{path.stem} {hashlib.sha256(read_token(str(path)).encode()).hexdigest()}"
         for path in sorted((folder / "clients").glob("*.token"))
     ]
     if lines:

@@ -1,8 +1,11 @@
 """Files of tokens: a client's own, and the server's with a digest of each."""
 
+import hashlib
 from pathlib import Path
 
 from pausefl_proto.errors import ConfigError
+
+_OF_NO_TOKEN = hashlib.sha256().digest()
 
 
 def read_token(path: str) -> str:
@@ -14,7 +17,10 @@ def read_token(path: str) -> str:
 
 
 def read_token_digests(path: str) -> dict[str, bytes]:
-    """SHA-256 of each client's token by its id, from lines of id and hexadecimal digest; ConfigError for others."""
+    """SHA-256 of each client's token by its id, from lines of id and hexadecimal digest; ConfigError for others.
+
+    An empty token is none: every stranger shows as much.
+    """
     digests = {}
     for number, line in enumerate(_read("admission.tokens", path).splitlines(), 1):
         client_id, _, digest = line.rpartition(" ")
@@ -24,6 +30,8 @@ def read_token_digests(path: str) -> dict[str, bytes]:
             digests[client_id] = b""
         if not client_id or len(digests[client_id]) != 32:
             raise ConfigError(f'admission.tokens = "{path}": line {number} is no id and digest; see pausefl certs')
+        if digests[client_id] == _OF_NO_TOKEN:
+            raise ConfigError(f'admission.tokens = "{path}": line {number} is the digest of an empty token')
     if not digests:
         raise ConfigError(f'admission.tokens = "{path}": holds no client')
     return digests
