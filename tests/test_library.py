@@ -93,6 +93,13 @@ def test_open_reads_the_same_run(run: pausefl.Run) -> None:
     assert pausefl.open(run.path).summary == run.summary
 
 
+def test_a_damaged_model_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path) -> None:
+    copied = pausefl.open(shutil.copytree(run.path, tmp_path / "run"))
+    (copied.path / "model.safetensors").write_bytes((run.path / "model.safetensors").read_bytes()[:20])
+    with pytest.raises(pausefl.ConfigError, match=r"model\.safetensors: cannot be read as a model"):
+        copied.model()
+
+
 def test_what_is_no_run_or_no_table_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path) -> None:
     with pytest.raises(pausefl.ConfigError, match=r"not a run directory"):
         pausefl.open(tmp_path)

@@ -97,7 +97,11 @@ class Run:
         return self._frame("breakdown")
 
     def model(self, which: Literal["model", "best_model"] = "model") -> Mapping[str, NDArray[np.float32]]:
-        """The last model, or the one that did best on validation data: float32 arrays by parameter name."""
+        """The last model, or the one that did best on validation data: float32 arrays by parameter name.
+
+        ConfigError where there is none, or its file is damaged.
+        """
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         if which not in ("model", "best_model"):
@@ -105,7 +109,10 @@ class Run:
         path = self.path / f"{which}.safetensors"
         if not path.is_file():
             raise ConfigError(f"{path}: there is none; the run goes on, or no model was evaluated")
-        return load_file(path)
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ConfigError(f"{path}: cannot be read as a model ({error})") from error
 
     def _frame(self, table: str) -> "pd.DataFrame":
         try:
