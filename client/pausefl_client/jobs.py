@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pausefl_client.privacy.release import Released
 from pausefl_client.training.withdrawal import Withdrawn
 from pausefl_process.host_monitor import HostReport
-from pausefl_process.plugins import OWN_CODE_ERRORS
+from pausefl_process.plugins import OWN_CODE_ERRORS, for_future
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler
 
@@ -130,10 +130,10 @@ class Withdrawals:
 def computed(executor: Executor | None, work: Callable[..., Work], *arguments: Any) -> "asyncio.Future[Work]":
     """The work done by the executor; without one it is done here, and the future is done."""
     if executor is not None:
-        return asyncio.wrap_future(executor.submit(work, *arguments))
+        return asyncio.wrap_future(executor.submit(for_future, work, *arguments))
     future: asyncio.Future[Work] = asyncio.get_running_loop().create_future()
     try:
-        future.set_result(work(*arguments))
+        future.set_result(for_future(work, *arguments))
     except OWN_CODE_ERRORS as error:
         future.set_exception(error)
     return future

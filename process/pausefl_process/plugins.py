@@ -5,12 +5,14 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from pausefl_proto.errors import PauseflError
+
+Result = TypeVar("Result")
 
 # Errors are seldom made where a library raises them: the code that called it is what a user can change.
 _OURS = frozenset({"pausefl", "pausefl_client", "pausefl_process", "pausefl_proto", "pausefl_server"})
@@ -38,14 +40,29 @@ def is_library(package: str, file: str) -> bool:
     return package in _OURS | sys.stdlib_module_names or file.startswith(_INSTALLED)
 
 
+def for_future(function: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of code that may be a user's. A StopIteration becomes a RuntimeError.
+
+    No future of asyncio's can hold a StopIteration: whoever waits for such a future would wait for ever.
+    """
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError("an iterator was at its end") from error
+
+
 def in_one_line(error: BaseException) -> str:
     """An error as the last line of its traceback says it, whose message may have several lines."""
-    said = " ".join(str(error).split())
+    try:
+        said = " ".join(str(error).split())
+    except OWN_CODE_ERRORS:  # the error's class may be a user's own
+        said = "<exception str() failed>"
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def with_place(error: BaseException, names: Iterable[str] = ()) -> str:
     """An error in one line, and in parentheses FILE:LINE of the code a user brought, where it comes from there."""
+    error = _first_raised(error)
     return in_one_line(error) + _in_parentheses(where_raised(error, names))
 
 
@@ -57,12 +74,14 @@ def errors_of_own_code() -> Iterator[None]:
     except PauseflError:
         raise
     except OWN_CODE_ERRORS as error:
-        leaf: BaseException = error
-        while isinstance(leaf, BaseExceptionGroup):
-            leaf = leaf.exceptions[0]
-        if isinstance(leaf, PauseflError) or not where_raised(leaf):
+        errors: list[BaseException] = [error]
+        while isinstance(group := errors[-1], BaseExceptionGroup):
+            errors.append(group.exceptions[0])
+        # Those in a group that a user's code has made were never raised, and have no place.
+        placed = next((each for each in reversed(errors) if where_raised(_first_raised(each))), None)
+        if placed is None or isinstance(errors[-1], PauseflError):
             raise
-        raise PauseflError(with_place(leaf)) from error
+        raise PauseflError(with_place(placed)) from error
 
 
 def where_raised(error: BaseException, names: Iterable[str] = ()) -> str:
@@ -82,6 +101,12 @@ def where_raised(error: BaseException, names: Iterable[str] = ()) -> str:
         if code is not None:
             return f"{code.co_filename}:{code.co_firstlineno}"
     return ""
+
+
+def _first_raised(error: BaseException) -> BaseException:
+    """The StopIteration that a coroutine or `for_future` has made a RuntimeError of; any other error as it is."""
+    cause = error.__cause__
+    return cause if isinstance(error, RuntimeError) and isinstance(cause, StopIteration) else error
 
 
 def _is_brought(frame: FrameType) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
+from pausefl_process.plugins import for_future
 from pausefl_proto.endpoint import failure, listen, make_server, open_channel
 from pausefl_proto.errors import ConfigError, EvaluatorLost, EvaluatorStuck, PauseflError, WireError
 from pausefl_proto.foreign_text import shown
@@ -100,7 +101,7 @@ class EvaluatorServer:
             except (WireError, DecodeError) as error:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             await self._turn.acquire()  # a call that is given up here takes its model with it
-            work = self._thread.submit(self._evaluate, theta, splits, header.evaluate.subset)
+            work = self._thread.submit(for_future, self._evaluate, theta, splits, header.evaluate.subset)
             work.add_done_callback(partial(self._end_turn, asyncio.get_running_loop()))
             return await asyncio.shield(asyncio.wrap_future(work))
 

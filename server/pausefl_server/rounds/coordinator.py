@@ -91,7 +91,7 @@ class Coordinator(Actor[_Message]):
     async def work(self) -> None:
         """Play the rounds that are left, then dismiss all clients. PauseflError when no round could begin."""
         # Compiling takes seconds the first time on a machine; no round waits for it.
-        await asyncio.gather(self._gather_clients(), asyncio.to_thread(self.state.policy.warm_up))
+        await asyncio.gather(self._gather_clients(), off_loop(False, self.state.policy.warm_up))
         with self._stopwatch.watching():
             while not self.stopped_because:
                 await self._play_next()

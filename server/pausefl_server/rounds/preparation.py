@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pausefl_process.plugins import for_future
 from pausefl_proto.wire import MAX_FRAME_BYTES, pack_job
 from pausefl_server.model.global_model import GlobalModel
 from pausefl_server.rounds.choosing import choose
@@ -62,4 +63,4 @@ class Preparer:
 
 async def off_loop(quick: bool, function: Callable[..., Result], *arguments: Any) -> Result:
     """Run in a thread while the event loop keeps listening, unless the hop would take longer than the work."""
-    return function(*arguments) if quick else await asyncio.to_thread(function, *arguments)
+    return function(*arguments) if quick else await asyncio.to_thread(for_future, function, *arguments)
