@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,16 @@ OWN = """
 def first():
     return next(x for x in () if x)
 
+def asked():
+    from concurrent.futures import Future
+    future = Future()
+    future.cancel()
+    future.result()
+
+def cancelled():
+    from asyncio import CancelledError
+    raise CancelledError
+
 class Mute(Exception):
     def __str__(self):
         return self.args[0]
@@ -34,11 +44,17 @@ def several():
     raise ExceptionGroup("two went wrong", [ValueError("one"), ValueError("other")])
 """
 ENDED, WAITED_S = "StopIteration", 20.0
+NOT_HELD = [
+    ("first", f"{ENDED} (FILE:3)"),
+    ("asked", "CancelledError (FILE:9)"),
+    ("cancelled", "CancelledError (FILE:13)"),
+]
+"""Functions that raise what no future of asyncio's holds as it is, and what is said of each."""
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of a user's: errors come from its lines 3, 10 and 13."""
+    """A module of a user's: errors come from its lines 3, 9, 13, 20 and 23."""
     (tmp_path / "own_errors.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("own_errors")
@@ -54,8 +70,8 @@ async def awaited(function: Any) -> Any:
     ("name", "said"),
     [
         ("first", "StopIteration (FILE:3)"),
-        ("mute", "Mute: <exception str() failed> (FILE:10)"),
-        ("several", "ExceptionGroup: two went wrong (2 sub-exceptions) (FILE:13)"),
+        ("mute", "Mute: <exception str() failed> (FILE:20)"),
+        ("several", "ExceptionGroup: two went wrong (2 sub-exceptions) (FILE:23)"),
     ],
 )
 @pytest.mark.parametrize("is_awaited", [False, True])
@@ -67,32 +83,38 @@ def test_an_error_is_one_line_with_its_place(own: ModuleType, name: str, said: s
 
 
 @pytest.mark.parametrize("quick", [True, False])
-async def test_an_iterator_at_its_end_ends_the_wait_of_a_server(own: ModuleType, quick: bool) -> None:
-    """No future of asyncio's takes a StopIteration: whoever waited for one waited for ever."""
+@pytest.mark.parametrize(("name", "said"), NOT_HELD)
+async def test_a_server_learns_of_an_error_that_no_future_holds(
+    own: ModuleType, name: str, said: str, quick: bool
+) -> None:
     with pytest.raises(RuntimeError) as error:
         async with asyncio.timeout(WAITED_S):
-            await off_loop(quick, own.first)
-    assert with_place(error.value) == f"{ENDED} ({own.__file__}:3)"
+            await off_loop(quick, getattr(own, name))
+    assert with_place(error.value) == said.replace("FILE", str(own.__file__))
 
 
 @pytest.mark.parametrize("in_thread", [True, False])
-async def test_an_iterator_at_its_end_ends_the_wait_of_a_client(own: ModuleType, in_thread: bool) -> None:
+@pytest.mark.parametrize(("name", "said"), NOT_HELD)
+async def test_a_client_learns_of_an_error_that_no_future_holds(
+    own: ModuleType, name: str, said: str, in_thread: bool
+) -> None:
     with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError) as error:
         async with asyncio.timeout(WAITED_S):
-            await computed(threads if in_thread else None, own.first)
-    assert with_place(error.value) == f"{ENDED} ({own.__file__}:3)"
+            await computed(threads if in_thread else None, getattr(own, name))
+    assert with_place(error.value) == said.replace("FILE", str(own.__file__))
 
 
-async def test_a_client_says_that_an_iterator_of_its_training_was_at_its_end() -> None:
+@pytest.mark.parametrize("error", [StopIteration, CancelledError])
+async def test_a_client_tells_of_a_training_that_ended_so(error: type[Exception]) -> None:
     rig = SessionRig()
-    rig.trainer.fails_in = {1: StopIteration()}
+    rig.trainer.fails_in = {1: error()}
     async with rig.running():
         stream = await rig.server.welcome()
         stream.give_job(rig.model, round=1)
         async with asyncio.timeout(WAITED_S):
             refusal = (await stream.heard()).result
     assert refusal.status == pb.STATUS_FAILED
-    assert refusal.reason.startswith(f"{ENDED} (")
+    assert refusal.reason.startswith(f"{error.__name__} (")
 
 
 POLICY = """

@@ -1,5 +1,7 @@
 """Code that users bring as "package.module:name": how it is imported, and how its errors are told in one line."""
 
+import asyncio
+import concurrent.futures
 import importlib
 import os
 import sys
@@ -22,6 +24,7 @@ _LIBRARIES = frozenset(
 )
 OWN_CODE_ERRORS = (Exception, SystemExit)
 """What code that users bring may raise, and ends nothing but itself: sys.exit() in it is an error like any other."""
+_NOT_HELD = (StopIteration, asyncio.CancelledError, concurrent.futures.CancelledError)
 
 _INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib"))
 
@@ -41,14 +44,14 @@ def is_library(package: str, file: str) -> bool:
 
 
 def for_future(function: Callable[..., Result], *arguments: Any) -> Result:
-    """The result of code that may be a user's. A StopIteration becomes a RuntimeError.
+    """The result of code that may be a user's. What no future of asyncio's can hold becomes a RuntimeError.
 
-    No future of asyncio's can hold a StopIteration: whoever waits for such a future would wait for ever.
+    Whoever waits for a StopIteration waits for ever; whoever gets a CancelledError takes itself for cancelled.
     """
     try:
         return function(*arguments)
-    except StopIteration as error:
-        raise RuntimeError("an iterator was at its end") from error
+    except _NOT_HELD as error:
+        raise RuntimeError("not for a future") from error
 
 
 def in_one_line(error: BaseException) -> str:
@@ -104,9 +107,9 @@ def where_raised(error: BaseException, names: Iterable[str] = ()) -> str:
 
 
 def _first_raised(error: BaseException) -> BaseException:
-    """The StopIteration that a coroutine or `for_future` has made a RuntimeError of; any other error as it is."""
+    """The error that a coroutine or `for_future` has made a RuntimeError of; any other as it is."""
     cause = error.__cause__
-    return cause if isinstance(error, RuntimeError) and isinstance(cause, StopIteration) else error
+    return cause if isinstance(error, RuntimeError) and isinstance(cause, _NOT_HELD) else error
 
 
 def _is_brought(frame: FrameType) -> bool:

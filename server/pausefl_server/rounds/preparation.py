@@ -63,4 +63,4 @@ class Preparer:
 
 async def off_loop(quick: bool, function: Callable[..., Result], *arguments: Any) -> Result:
     """Run in a thread while the event loop keeps listening, unless the hop would take longer than the work."""
-    return function(*arguments) if quick else await asyncio.to_thread(for_future, function, *arguments)
+    return for_future(function, *arguments) if quick else await asyncio.to_thread(for_future, function, *arguments)
