@@ -4,6 +4,7 @@ import csv
 import importlib.metadata
 import inspect
 import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -98,6 +99,17 @@ def test_a_damaged_model_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path
     (copied.path / "model.safetensors").write_bytes((run.path / "model.safetensors").read_bytes()[:20])
     with pytest.raises(pausefl.ConfigError, match=r"model\.safetensors: cannot be read as a model"):
         copied.model()
+
+
+def test_results_are_found_from_another_working_directory(
+    run: pausefl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run.path, "copy")
+    opened, simulation = pausefl.open("copy"), pausefl.simulate(pausefl.load("demo", SIX), 20, "simulated")
+    monkeypatch.chdir("/")
+    assert opened.summary == pickle.loads(pickle.dumps(opened)).summary == run.summary
+    assert (simulation.folder / "simulation.json").exists()
 
 
 def test_what_is_no_run_or_no_table_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path) -> None:

@@ -253,8 +253,8 @@ def _path(name: str, path: str | Path) -> Path:
 
 @contextmanager
 def _folder(command: str, folder: str | Path | None, name: str = "folder") -> Iterator[Path]:
-    """The folder asked for, or a new one by default, which is removed where nothing was written there."""
-    path = _path(name, folder) if folder is not None else default_folder(command)
+    """The folder asked for, or a new one by default, which is removed where nothing was written there; absolute."""
+    path = (_path(name, folder) if folder is not None else default_folder(command)).absolute()
     try:
         yield path
     finally:

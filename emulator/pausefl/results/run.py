@@ -47,7 +47,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         """ConfigError when `path` is no run directory."""
-        self.path = path
+        self.path = path.absolute()  # its tables are read later, when the working directory may be another
         with open_database(path):
             pass
 
