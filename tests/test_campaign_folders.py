@@ -38,6 +38,7 @@ def sweep(folder: Path, values: Sequence[int] = (1,), seeds: int = 1, *overrides
 
 def test_a_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
     played = pausefl.compare(experiment(), ["random"], folder=tmp_path, progress=False)
+    assert played.folder == tmp_path
     begun = (tmp_path / CAMPAIGN_PLAN).read_text()
     for other, policies, seeds in (
         (experiment("experiment.rounds=3"), ["random"], 1),

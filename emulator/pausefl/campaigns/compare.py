@@ -1,6 +1,7 @@
 """Runs one experiment under several policies and seeds, and compares them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -65,7 +66,7 @@ def compare_runs(run_dirs: Sequence[Path], labels: Sequence[str], folder: Path) 
     by_label: dict[str, list[Path]] = {label: [] for label in labels}
     for label, run_dir in zip(labels, run_dirs, strict=True):
         by_label[label].append(run_dir)
-    comparison = compare(by_label)
+    comparison = replace(compare(by_label), folder=folder)
     where = {label: [str(run_dir.absolute()) for run_dir in dirs] for label, dirs in by_label.items()}
     begin(folder, Plan(OF_RUNS, "", {"runs": where}))
     write_comparison(comparison, folder)
@@ -84,7 +85,7 @@ def _play(runs: Sequence[tuple[str, Planned]], folder: Path, player: Player) -> 
     go_on = resume_campaign("compare", folder)
     with told_how_to_go_on(folder, go_on):
         directories = player.play([planned for _, planned in runs], folder, go_on)
-        comparison = compare(_by_policy(runs, directories))
+        comparison = replace(compare(_by_policy(runs, directories)), folder=folder)
         write_comparison(comparison, folder)
     return comparison
 

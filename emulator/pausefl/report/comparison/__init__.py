@@ -45,6 +45,8 @@ class Comparison:
     """The greatest accuracy every run reached at some evaluation; None where some run failed or was never evaluated."""
     rows: Sequence[Row]
     """The figures of each policy, in the order they were given."""
+    folder: Path | None = None
+    """Where comparison.html, its figures and the runs lie; None where nothing was written."""
 
     @property
     def metric(self) -> str:
