@@ -259,6 +259,7 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "a setting": (lambda _: pausefl.load("demo", "selection.m=2"), r"^overrides = 'selection\.m=2': must be values by"),
     "pairs": (lambda _: pausefl.load("demo", [("selection.m", 2)]), r"^overrides = \[\('sel"),  # type: ignore[list-item] # on purpose
     "a number": (lambda _: pausefl.load("demo", 3), r"^overrides = 3: must be values by"),  # type: ignore[arg-type] # on purpose
+    "an experiment": (pausefl.load, r"^source = Experiment\(.{1,70}: must be a TOML file"),  # type: ignore[dict-item] # on purpose
     "a key": (lambda _: pausefl.load("demo", {3: 2}), r"^overrides = \{3: 2\}: must be"),  # type: ignore[dict-item] # on purpose
 }
 
@@ -272,9 +273,17 @@ def test_a_wrong_argument_is_refused_in_one_line(wrong: str, tmp_path: Path, mon
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    changed = pausefl.load("demo", {"selection.m": np.int64(2), "latency.time_scale": np.float64(0.5)})
+def test_numbers_and_arrays_of_numpy_and_paths_are_values(tmp_path: Path) -> None:
+    given = {
+        "selection.m": np.int64(2),
+        "latency.time_scale": np.float64(0.5),
+        "selection.pause": {"rho": np.array([0.25, 0.5]), "reward": "R2", "clusters": 3},
+        "privacy.ledger_dir": tmp_path,
+    }
+    changed = pausefl.load("demo", given)
     assert (changed.selection.m, changed.latency.time_scale) == (2, 0.5)
+    assert changed.selection.parameters("pause")["rho"] == [0.25, 0.5]
+    assert changed.privacy.ledger_dir == str(tmp_path)
 
 
 def test_a_simulation_replaces_no_results(run: pausefl.Run, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def load(source: str | Path, overrides: Overrides = ()) -> Experiment:
 
     `overrides` are values by dotted key, `{"experiment.rounds": 20}`. ConfigError says in one line what is wrong.
     """
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"source = {source!r:.80}: must be a TOML file or the name of a preset")
     experiment = load_experiment(str(source), overrides)
     check_policies(experiment)
     check_observers(experiment.experiment.observers)

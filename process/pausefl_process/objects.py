@@ -17,6 +17,10 @@ def as_toml(value: Any, key: str) -> Any:
 
     Every process of a run imports these by name. ConfigError, which begins with `key`, for what none could import.
     """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, Path):
+        value = str(value)
     if isinstance(value, type | FunctionType):
         return name_of(value, key)
     if is_dataclass(value) and not isinstance(value, type):
@@ -34,8 +38,6 @@ def as_toml(value: Any, key: str) -> Any:
         raise _of_main(key, value.partition(":")[2])
     if value is None or isinstance(value, str | int | float):
         return value
-    if isinstance(value, np.generic):
-        return value.item()
     raise ConfigError(
         f"{key} = {type(value).__name__} object: other processes cannot be given it; give its class or a function by"
         " which each makes its own, or make it a dataclass of its parameters"
