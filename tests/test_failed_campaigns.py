@@ -116,5 +116,5 @@ def test_a_run_that_failed_in_python_says_where_it_lies(tmp_path: Path, monkeypa
     with pytest.raises(pausefl.PauseflError) as failed:
         pausefl.run(experiment, progress=False)
     (run_dir,) = (tmp_path / "runs").iterdir()
-    assert str(failed.value).endswith(f"_python.py:7); go on with: pausefl run --resume runs/{run_dir.name}")
+    assert str(failed.value).endswith(f"_python.py:7); go on with: pausefl run --resume {run_dir}")
     assert rounds_in(run_dir) == 2
