@@ -95,7 +95,8 @@ def test_clients_retire_at_the_floor_of_their_budget() -> None:
     budget = Budget(100.0, 0.5, epsilon_floor=5.0)
     result = simulate(Pause(4), published(10, budget=budget), 100)
     assert budget.participations == 5
-    assert result.chosen.tolist() == [5] * 10
+    assert result.chosen.max() == 5
+    assert (result.chosen < 5).sum() < 4, "fewer than m are left"
     assert result.round[-1] < 20
 
 

@@ -63,6 +63,25 @@ def test_a_simulated_round_ends_as_a_runs(changes: Mapping[str, Any], tmp_path: 
     assert result.total_latency_s == pytest.approx(run_s, rel=1e-3)
 
 
+@pytest.mark.parametrize("over_selection", [0.0, 0.25])
+def test_budgets_end_a_simulation_in_the_round_in_which_they_end_a_run(over_selection: float, tmp_path: Path) -> None:
+    """Once fewer clients may release than a round takes, not when the last of them has retired."""
+    budgets = {
+        "experiment.rounds": 40,
+        "privacy.eta": 0.5,
+        "privacy.epsilon_budget": 100.0,
+        "privacy.epsilon_floor": 1.5,  # seven releases
+        "selection.policy": "pause",
+        "selection.m": 4,
+        "selection.over_selection": over_selection,
+    }
+    experiment = pausefl.load("demo", {**STEADY, "privacy.enabled": True, **budgets})
+    play_virtually(server_plan(experiment, "run"), client_plan(experiment), tmp_path, lambda _: None)
+    result = simulate(selected_policy(experiment.selection), setting_of(experiment), 40)
+    assert result.round[-1] == len(log_of(tmp_path)) < 40
+    assert result.chosen.min() < 7, "some could still release"
+
+
 def test_stated_steps_take_their_time(tmp_path: Path) -> None:
     """However many a client's examples need, `workload.max_steps` at most."""
     steps = {"workload.model": "mlp", "workload.examples": 600, "workload.epochs": 1, "workload.step_s": 0.1}

@@ -25,6 +25,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord, Signal, Timing
 from pausefl_server.rounds.backoff import selectable_rows
+from pausefl_server.rounds.budget_exhaustion import too_few_left
 from pausefl_server.rounds.deadline import LEAST_S, answers_needed, derived_deadline_s
 from pausefl_server.selection import Context, Oracle, Policy, Selection, checked
 from pausefl_server.selection.observed import seen_by_policy
@@ -133,7 +134,7 @@ def simulate(
 ) -> SimulationResult:
     """Run `policy` for `rounds` rounds, one call of it a round, against the genie that weighs as it does.
 
-    Ends early if every client's budget has retired it; a round without clients passes.
+    Ends early, as a run does, once budgets leave fewer clients than a round takes; a round without clients passes.
 
     Without regret, or where no genie weighs as the policy does, reward and both regrets are NaN, and a policy that
     needs no oracle costs no expectation of a law. `watch` is shown every selection. ConfigError for a policy that needs
@@ -160,7 +161,7 @@ def simulate(
                 clock=time.monotonic,
                 weight_share_max=setting.weight_share_max,
             )
-            if len(table) == len(ids) and table.retired.all():
+            if too_few_left(table, policy.m - setting.spare):
                 return curves.result(table, missed, penalty_s)
             if not context.eligible.size:
                 curves.add(t, np.zeros((1, 4)), np.array([table.epsilon_spent.max()]))

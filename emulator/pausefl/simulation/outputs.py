@@ -231,7 +231,7 @@ def _summary(
 
 def _early_end(played: int, rounds: int) -> str:
     """What to say of a simulation of fewer rounds than were asked for; empty for one that played all."""
-    return f"ended after {played} of {rounds} rounds, as all budgets were spent" if played < rounds else ""
+    return f"ended after {played} of {rounds} rounds, as budgets were spent" if played < rounds else ""
 
 
 def _weights(genie: Genie) -> dict[str, Any]:
