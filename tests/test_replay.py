@@ -184,6 +184,15 @@ def test_a_round_without_an_update_is_tried_again_as_often_as_a_server_does() ->
     assert all(chosen == (IDS[0],) for chosen in estimate.first)
 
 
+def test_budgets_end_an_estimate_where_they_end_a_run() -> None:
+    """Once fewer clients may release than a round takes, not when the last of them has retired."""
+    five_releases = "[privacy]\nepsilon_budget = 100.0\neta = 0.5\nepsilon_floor = 5.0"
+    estimate = play_on_log(experiment_of("random", five_releases), played("random", 20), draws=3)
+    ends = estimate.asked.argmin(axis=1)
+    assert (ends > 10).all()
+    assert all((asked[:end] == 4).all() and not asked[end:].any() for asked, end in zip(estimate.asked, ends, strict=True))
+
+
 def test_only_a_job_that_was_refused_spends_nothing() -> None:
     log = played("all", 5, silent=IDS)
     kinds: tuple[tuple[MissKind, int], ...] = (("refused", 0), ("rejected", 5), ("timeout", 5), ("lost", 5))

@@ -26,7 +26,7 @@ from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_proto.draws import generator
 from pausefl_server.clients import ClientTable, only_labels
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
-from pausefl_server.rounds.budget_exhaustion import used_up
+from pausefl_server.rounds.budget_exhaustion import too_few_left, used_up
 from pausefl_server.rounds.choosing import choose
 from pausefl_server.rounds.deadline import answers_needed
 from pausefl_server.selection.base import Oracle, Policy
@@ -116,6 +116,11 @@ class _ImaginedRun:
         state = RunState.start(policy, seed, tau_min_s=settings.tau_min_s, examples_max=settings.examples_max)
         return cls(settings, oracle, outcomes, state, outcomes.resampled(rng), rng)
 
+    @property
+    def _needed(self) -> int:
+        """How many clients a round takes, of those that it asks."""
+        return self.state.policy.m - self.settings.spare
+
     def play(self, records: Sequence[RoundRecord]) -> _PlayedDraw:
         """The rounds of these records."""
         rounds = [self._round(record) for record in records]
@@ -127,7 +132,7 @@ class _ImaginedRun:
         state.before_round(record.round, _events(record, state.table))
         for attempt in range(first, first + self.settings.rounds_without_update_max):
             state.before_round(record.round, used_up(state.table, self.settings.budget))
-            if not state.table.eligible().size:
+            if too_few_left(state.table, self._needed) or not state.table.eligible().size:
                 return played
             imagined = self._attempt(record.round, attempt, played)
             (state.after_round if imagined.observations else state.after_failed_attempt)(imagined)
@@ -159,7 +164,7 @@ class _ImaginedRun:
     ) -> RoundRecord:
         """The attempt as the server would have written it down: it ends with the answer that is the last one needed."""
         settings = self.settings
-        needed = answers_needed(len(answers), self.state.policy.m - settings.spare, settings.spare, settings.quorum)
+        needed = answers_needed(len(answers), self._needed, settings.spare, settings.quorum)
         came_s = sorted(a.latency_s for a in answers.values() if isinstance(a, Observation) or is_open(a))
         is_answered = len(came_s) >= needed
         waited_s = came_s[needed - 1] if is_answered else max(answer.latency_s for answer in answers.values())
