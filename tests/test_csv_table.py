@@ -16,6 +16,15 @@ def test_a_table_is_read_back_as_it_was(tmp_path: Path) -> None:
         assert list(csv.reader(file)) == [["name", "value"], ['comma, quote"', "0.1"], ["ε", ""]]
 
 
+def test_no_text_is_a_formula_to_a_spreadsheet(tmp_path: Path) -> None:
+    """Texts of clients stand in tables, and one of them may be `=HYPERLINK(...)`; numbers stay numbers."""
+    texts = ["=1+1", "+1", "-1", "@a", "a=1", ""]
+    write_csv(tmp_path / "a.csv", ["value"], [[value] for value in [*texts, -0.5]])
+    with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        values = [row[0] for row in csv.reader(file)][1:]
+    assert values == ["'=1+1", "'+1", "'-1", "'@a", "a=1", "", "-0.5"]
+
+
 def test_records_have_a_column_for_each_name_that_any_of_them_has(tmp_path: Path) -> None:
     write_records(tmp_path / "a.csv", [{"a": 1}, {"b": 2, "a": 3}])
     assert (tmp_path / "a.csv").read_text("utf-8") == "a,b\n1,\n3,2\n"
