@@ -190,7 +190,9 @@ def test_budgets_end_an_estimate_where_they_end_a_run() -> None:
     estimate = play_on_log(experiment_of("random", five_releases), played("random", 20), draws=3)
     ends = estimate.asked.argmin(axis=1)
     assert (ends > 10).all()
-    assert all((asked[:end] == 4).all() and not asked[end:].any() for asked, end in zip(estimate.asked, ends, strict=True))
+    assert all(
+        (asked[:end] == 4).all() and not asked[end:].any() for asked, end in zip(estimate.asked, ends, strict=True)
+    )
 
 
 def test_only_a_job_that_was_refused_spends_nothing() -> None:

@@ -12,8 +12,8 @@ _FORMULA = ("=", "+", "-", "@")
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     """Replace the file at `path` by a table, once it is whole; OSError leaves what was there before.
 
-    UTF-8; a line ends in a newline alone, and None is an empty field. A text that a spreadsheet would take for a formula
-    has an apostrophe before it: ids and reasons come from clients.
+    UTF-8; a line ends in a newline alone, and None is an empty field. A text that a spreadsheet would take for a
+    formula has an apostrophe before it: ids and reasons come from clients.
     """
     fresh = path.with_name(f".{path.name}.new")
     try:
