@@ -61,7 +61,7 @@ batch_size = 20
 [evaluation]
 every = 5
 """
-# How far somebody gets who trusts the evaluator: to the first byte of HTTP/2, or not. An argument: a certificate to show.
+# How far somebody gets who trusts the evaluator: to the first byte of HTTP/2, or not. Its argument: a certificate.
 SHAKE_HANDS = """
 import pathlib, socket, ssl, sys
 context = ssl.create_default_context(cafile="/run/secrets/ca")
