@@ -1,6 +1,11 @@
 """Fixtures that several test files share: a tap on the wire, certificates, telemetry of no run, a coordinator, runs."""
 
 import os
+
+from pausefl_process.environment import grpc_defaults
+
+os.environ.update(grpc_defaults())  # as every process of a run has it, before anything imports gRPC
+
 import shutil
 import signal
 import subprocess

@@ -5,20 +5,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
+from pausefl_process.environment import added_to_environment, environment_of_children
 from pausefl_process.preloaded import VARIABLE
 from pausefl_proto.errors import ConfigError
 
 # Of the 108 bytes that the address of a Unix socket has, what multiprocessing adds to this folder leaves so many.
 _LONGEST_FOLDER_BYTES = 70
-
-_ENVIRONMENT = threading.Lock()
-"""Held by the thread that changes this process's environment for the start of a server."""
 
 
 class ForkedProcess(ForkServerProcess):
@@ -30,9 +28,7 @@ class ForkedProcess(ForkServerProcess):
         There is one, begun when the first of its processes is started: later ones change nothing of it. What cannot be
         imported is left out.
         """
-        with _ENVIRONMENT:
-            environment = dict(os.environ)
-        super().__init__(target=_in_environment, args=(environment, work, *arguments), name=name)
+        super().__init__(target=_in_environment, args=(environment_of_children(), work, *arguments), name=name)
         self.imports = list(imports)
 
 
@@ -43,7 +39,8 @@ def begin_fork_server(imports: Sequence[str]) -> None:
     """
     if not can_fork():
         raise ConfigError(f"TMPDIR = {tempfile.gettempdir()}: for a socket, {_LONGEST_FOLDER_BYTES} bytes at most")
-    with _ENVIRONMENT, _environment_of_server(imports):
+    # Nothing comes from the working directory, where Python looks first.
+    with added_to_environment(PYTHONSAFEPATH="1", **{VARIABLE: ",".join(imports)}):
         forkserver.set_forkserver_preload(["pausefl_process.preloaded"])
         try:
             forkserver.ensure_running()
@@ -72,22 +69,6 @@ def _await_end(pid: int) -> None:
     """Wait until a child has ended, or it would stay a zombie."""
     with suppress(ChildProcessError):  # it was the child of the process that forked this one
         os.waitpid(pid, 0)
-
-
-@contextmanager
-def _environment_of_server(imports: Sequence[str]) -> Iterator[None]:
-    """What a server begun in the block imports; nothing comes from the working directory, where Python looks first."""
-    added = {"PYTHONSAFEPATH": "1", VARIABLE: ",".join(imports)}
-    before = {name: os.environ.get(name) for name in added}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _in_environment(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:

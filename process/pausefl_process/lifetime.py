@@ -12,6 +12,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
+from pausefl_process.environment import added_to_environment
 from pausefl_process.forking import ForkedProcess, begin_fork_server, forget_fork_server
 from pausefl_proto.errors import PauseflError
 
@@ -43,7 +44,8 @@ def start(process: "multiprocessing.process.BaseProcess") -> None:
             if isinstance(process, ForkServerProcess):
                 _fork(process)
             else:
-                process.start()
+                with added_to_environment():
+                    process.start()
     finally:
         main.__dict__.update(hidden)
 

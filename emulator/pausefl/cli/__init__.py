@@ -10,13 +10,13 @@ from pausefl.cli import ends, experiments, offline, tools
 from pausefl.cli.arguments import make_parser, parse
 from pausefl.exit_status import exit_with_status, while_output_is_read
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
+from pausefl_process.environment import grpc_defaults
 from pausefl_process.logs import ask_for
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; the exit status is as `exit_status` and docs/events.md say."""
-    # Else gRPC writes a line for each handshake that fails: as many as strangers like, and before ours that says why.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.update(grpc_defaults())
     # Children inherit it: SIGUSR1 is answered by who waits in an event loop, and ends nobody else.
     with sigterm_as_interrupt(), signals_to(signal.SIG_IGN, signal.SIGUSR1), while_output_is_read():
         options = parse(parser(), arguments)
