@@ -218,3 +218,20 @@ def test_a_job_that_computes_while_all_ends_does_not_wait_for_ever() -> None:
     workers.shutdown(wait=False)
     may_end.set()
     assert ended.wait(10)
+
+
+def test_time_goes_on_after_a_job_that_stood_still_was_let_go() -> None:
+    """A server's time goes on when its clients are gone, as while its metrics stay up."""
+
+    def job() -> str:
+        pace().wait(2.0)
+        return "ended"
+
+    async def main(workers: Workers) -> tuple[str, float]:
+        future = asyncio.wrap_future(workers.submit(job))
+        await asyncio.sleep(1.0)
+        workers.shutdown()
+        await asyncio.sleep(5.0)
+        return await future, workers.now_s
+
+    assert run(main) == ("ended", 6.0)

@@ -78,6 +78,9 @@ class Workers(Executor):
         self._submitted.clear()
         with self._changed:
             self._is_shut = True
+            # Who stands still goes on now, and is due again only at its end.
+            self._due = [(due_s, number) for due_s, number in self._due if number in self._done]
+            heapq.heapify(self._due)
             for job in self._jobs.values():
                 job.may_go_on.set()
         self._threads.shutdown(wait=wait)
