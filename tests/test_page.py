@@ -117,7 +117,7 @@ def test_a_reader_is_shown_what_is_there_then_what_changes_then_the_end(make_tel
         assert (next_frame(stream) or {})["round"] == 0
         state = replay(All(2), 1, [record(1, ["a", "b"])], telemetry.round_committed)
         assert (next_frame(stream) or {})["round"] == 1
-        telemetry.finished(state, "all rounds done")
+        telemetry.finished(state, "all rounds done", ())
         page.close()
         assert (next_frame(stream) or {})["status"] == "finished: all rounds done"
         assert next_frame(stream) is None
@@ -140,7 +140,7 @@ def test_a_reader_that_takes_nothing_holds_nobody_up(make_telemetry: MakeTelemet
         asleep, awake = get(address, "/events"), get(address, "/events")
         state = replay(All(400), 1, [record(1, names)], telemetry.round_committed)
         assert (next_frame(awake) or {})["round"] in {0, 1}
-        telemetry.finished(state, "all rounds done")
+        telemetry.finished(state, "all rounds done", ())
         while (shown := next_frame(awake)) is not None and not shown["status"].startswith("finished"):
             pass
         assert shown is not None

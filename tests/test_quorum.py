@@ -108,6 +108,7 @@ async def test_a_dropped_late_update_is_paid_for_and_counted(rig: MakeRig) -> No
         await peers["a"].answer(2)
         await r.played()
         assert ("late", "b") in r.events()
+        assert r.telemetry.now.late == 1, "also where no later round tells of it"
         assert r.spent("b") == (1, BUDGET.spent(1))
         assert r.rejected() == 0
         assert r.coordinator.state.table.used.tolist() == [2, 0]

@@ -1,6 +1,8 @@
 """The one interface through which a run tells what happens in it, and the fan-out to several observers."""
 
-from pausefl_server.records import Evaluation, RoundRecord
+from collections.abc import Sequence
+
+from pausefl_server.records import Evaluation, LogEvent, RoundRecord
 from pausefl_server.state import RunState
 
 
@@ -40,8 +42,8 @@ class RunObserver:
     def noticed(self, message: str) -> None:
         """Something happened that a person should read."""
 
-    def finished(self, state: RunState, reason: str) -> None:
-        """No further round is played; `state` includes what clients spent since the last one."""
+    def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
+        """No further round is played; `events` came after the last one, and `state` includes what they spent."""
 
 
 class Observers(RunObserver):
@@ -100,7 +102,7 @@ class Observers(RunObserver):
         for observer in self._observers:
             observer.noticed(message)
 
-    def finished(self, state: RunState, reason: str) -> None:
+    def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
         """Pass it on to every observer."""
         for observer in self._observers:
-            observer.finished(state, reason)
+            observer.finished(state, reason, events)

@@ -5,7 +5,7 @@ without a lock. A round costs a few copies of small arrays; whatever is dear is 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -15,7 +15,7 @@ import numpy as np
 
 from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import ACCURACY, Evaluation, EventKind, Observation, RoundRecord, Timing
+from pausefl_server.records import ACCURACY, Evaluation, EventKind, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.state import RunState
 
 PARTS = (
@@ -212,8 +212,8 @@ def after_round(now: RunSnapshot, record: RoundRecord, state: RunState, *, total
         total_latency_s=state.total_latency_s,
         clients=clients,
         missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
-        late=now.late + _count(record, "late"),
-        withdrawn=now.withdrawn + _count(record, "withdrawn"),
+        late=now.late + _count(record.events, "late"),
+        withdrawn=now.withdrawn + _count(record.events, "withdrawn"),
         measured_latency_s=state.measured_latency_s,
         censored_rounds=state.censored_rounds,
         clamped=int(state.table.clamped.sum()),
@@ -232,14 +232,24 @@ def after_failed_attempt(now: RunSnapshot, record: RoundRecord, state: RunState)
         total_latency_s=state.total_latency_s,
         clients=now.clients.after_round((), state.table),
         missed=Counter(now.missed) + Counter(miss.kind for miss in record.misses),
-        late=now.late + _count(record, "late"),
-        withdrawn=now.withdrawn + _count(record, "withdrawn"),
+        late=now.late + _count(record.events, "late"),
+        withdrawn=now.withdrawn + _count(record.events, "withdrawn"),
         failed_attempts=now.failed_attempts + 1,
     )
 
 
-def _count(record: RoundRecord, kind: EventKind) -> int:
-    return sum(event.kind == kind for event in record.events)
+def after_end(now: RunSnapshot, events: Sequence[LogEvent], state: RunState) -> RunSnapshot:
+    """The snapshot with what came after the last round, which `state` has taken already."""
+    return replace(
+        now,
+        clients=now.clients.after_round((), state.table),
+        late=now.late + _count(events, "late"),
+        withdrawn=now.withdrawn + _count(events, "withdrawn"),
+    )
+
+
+def _count(events: Sequence[LogEvent], kind: EventKind) -> int:
+    return sum(event.kind == kind for event in events)
 
 
 def greatest_and_median(values: FloatArray) -> tuple[float, float]:

@@ -1,12 +1,18 @@
 """The current snapshot of a run, for metrics and the live page."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from pausefl_server.monitoring.observer import RunObserver
-from pausefl_server.monitoring.snapshot import RunSnapshot, after_evaluation, after_failed_attempt, after_round
-from pausefl_server.records import Evaluation, RoundRecord
+from pausefl_server.monitoring.snapshot import (
+    RunSnapshot,
+    after_end,
+    after_evaluation,
+    after_failed_attempt,
+    after_round,
+)
+from pausefl_server.records import Evaluation, LogEvent, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
@@ -71,10 +77,9 @@ class Telemetry(RunObserver):
             self.evaluated(number, evaluation)
         self.now = replace(self.now, status="waiting for clients", budgets_end=budgets_end)
 
-    def finished(self, state: RunState, reason: str) -> None:
-        """Take in what was spent since the last round, and why the run ended."""
-        clients = self.now.clients.after_round((), state.table)
-        self.now = replace(self.now, clients=clients, status=f"finished: {reason}")
+    def finished(self, state: RunState, reason: str, events: Sequence[LogEvent]) -> None:
+        """Take in what came after the last round, and why the run ended."""
+        self.now = replace(after_end(self.now, events, state), status=f"finished: {reason}")
 
     def kept(self) -> None:
         """Note that the run has ended in order and its results are written."""

@@ -396,5 +396,5 @@ class Coordinator(Actor[_Message]):
         number, events = self.state.round + 1, self._unlogged.events.take()
         await self._store.ask(SaveLateEvents(number, events, is_end=True))
         self.state.before_round(number, events)
-        self._observer.finished(self.state, self.stopped_because)
+        self._observer.finished(self.state, self.stopped_because, events)
         self._members.dismiss_all(self.stopped_because)
