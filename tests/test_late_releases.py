@@ -34,6 +34,18 @@ def test_each_is_told_of_once_and_what_was_spent_before_the_run_is_none(tmp_path
     assert rows == [(2, "a", 1, 0.5), (2, "b", 1, 0.5), (3, "b", 2, 1.0)]
 
 
+def test_one_that_came_while_its_client_answered_the_next_round_is_late(tmp_path: Path) -> None:
+    """What came meanwhile stands before the round after: the answer, with the later release, stands before it."""
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1, answer("b", 1), events=(told("joined", "a", 0), told("joined", "b", 0))))
+    store.commit_round(record(2, answer("a", 2)))
+    store.commit_round(record(3, answer("a", 3), events=(told("reconciled", "a", 1),)))
+    store.close()
+    late = late_releases(tmp_path)
+    rows = list(zip(*(late[name].tolist() for name in ("round", "client_id", "releases", "epsilon")), strict=True))
+    assert rows == [(3, "a", 1, 0.5)]
+
+
 def test_those_of_rounds_that_were_taken_back_are_late(tmp_path: Path) -> None:
     store = Store(tmp_path / "run.db")
     store.commit_round(record(1, answer("a", 3), events=(told("joined", "a", 2),)))

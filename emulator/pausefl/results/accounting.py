@@ -15,23 +15,32 @@ from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import STILL_AT_WORK, LogEvent, RoundRecord
 
-# Events of a round come before its answers. A client's first hello tells of what it had spent before the run.
+# A client's first hello tells of what it had spent before the run. A message that tells of n releases tells of all so
+# far: late are those that no earlier message told of, and whose updates never came in time. It may come after the
+# answer with a later release.
 _LATE_RELEASES = """
 WITH told AS (
-    SELECT round, client_id, participation AS released, epsilon_spent, 1 AS in_time, 0 AS sequence FROM observations
+    SELECT round, sequence, client_id, released, epsilon_spent FROM events WHERE kind IN ('joined', 'reconciled')
     UNION ALL
-    SELECT round, client_id, released, epsilon_spent, 0, sequence FROM events WHERE kind IN ('joined', 'reconciled')
-    UNION ALL
-    SELECT 0, hello.key, json_extract(hello.value, '$[0]'), json_extract(hello.value, '$[1]'), 1, 0
+    SELECT 0, 0, hello.key, json_extract(hello.value, '$[0]'), json_extract(hello.value, '$[1]')
     FROM meta, json_each(meta.value) AS hello WHERE meta.key = 'first hellos'
 ), known AS (
-    SELECT *, max(released) OVER before AS released_before, max(epsilon_spent) OVER before AS spent_before FROM told
-    WINDOW before AS (PARTITION BY client_id ORDER BY round, in_time, sequence
-                      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    SELECT *, max(released) OVER (PARTITION BY client_id ORDER BY round, sequence
+                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS released_before FROM told
+), releases AS (
+    SELECT round, client_id, released, epsilon_spent, 0 AS in_time, 0.0 AS epsilon FROM known
+    WHERE released_before IS NULL OR released > released_before
+    UNION ALL
+    SELECT round, client_id, participation, epsilon_spent, 1, epsilon FROM observations WHERE participation > 0
+), so_far AS (
+    SELECT *, released - sum(in_time) OVER up_to AS late, epsilon_spent - sum(epsilon) OVER up_to AS late_epsilon
+    FROM releases WINDOW up_to AS (PARTITION BY client_id ORDER BY released)
+), since AS (
+    SELECT *, late - lag(late) OVER before AS more, late_epsilon - lag(late_epsilon) OVER before AS more_epsilon
+    FROM so_far WHERE NOT in_time WINDOW before AS (PARTITION BY client_id ORDER BY released)
 )
-SELECT min(round, (SELECT max(round) FROM rounds)) AS round, client_id,
-       released - released_before AS releases, epsilon_spent - spent_before AS epsilon
-FROM known WHERE NOT in_time AND released > released_before ORDER BY round, client_id
+SELECT min(round, (SELECT max(round) FROM rounds)) AS round, client_id, more AS releases, more_epsilon AS epsilon
+FROM since WHERE more > 0 ORDER BY round, client_id
 """
 # The loss distribution of all releases together stands on so many points.
 _POINTS = 20_000
