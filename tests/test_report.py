@@ -21,7 +21,7 @@ from pausefl.results.reading import VIEWS, read_run
 from pausefl_proto.errors import ConfigError
 from pausefl_server.host_limits import ADVICE, advice
 from pausefl_server.pings import Ping
-from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.records import Evaluation, LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.storage import store
 from rigs.log import changing_log
 
@@ -151,6 +151,21 @@ def test_the_waterfall_is_of_the_median_round(reported: Path) -> None:
     assert axes.get_title(loc="left") == "Round 1, of median latency"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["<script>", "$x$"]
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(0.505)
+
+
+def test_the_waterfall_names_those_whom_the_committed_attempt_gave_up(tmp_path: Path) -> None:
+    """Not those of an earlier attempt, of whom one was asked again and answered."""
+    run_dir, last = write_run(tmp_path / "run", rounds=7), records()[0]
+    for t in range(4, 8):  # so many that they hold the median
+        attempt = replace(last, round=t, chosen=("<script>", "b"), events=(), suspect=())
+        missed = tuple(Miss(client_id, "timeout", 0.25, 0.25) for client_id in attempt.chosen)
+        log = store.Store(run_dir / "run.db")
+        log.save_failed_attempt(replace(attempt, observations=(), misses=missed))
+        late = (Miss("b", "timeout", 0.5, 0.5),)
+        log.commit_round(replace(attempt, attempt=2, observations=last.observations[:1], misses=late))
+        log.close()
+    (text,) = draw_all(read_run(run_dir))["waterfall"].axes[0].texts
+    assert text.get_text() == "given up: b after 0.5 s"
 
 
 def test_idle_pings_stand_beside_what_was_measured(reported: Path) -> None:

@@ -243,15 +243,12 @@ def breakdown(run: RunData) -> Figure:
 def waterfall(run: RunData) -> Figure:
     """One round, the one of median latency: each chosen client's exchange, part after part."""
     number = _median_round(run)
-    table, misses = run.breakdown.of_round(number), run.censored_latencies.of_round(number)
+    table, missed = run.breakdown.of_round(number), _given_up(run, number)
     order = np.argsort(table["exchange_s"])
     ids = table["client_id"][order]
     height = max(2.6, min(7.0, 1.4 + 0.3 * len(ids)))
     figure, axes = new_figure(f"Round {number}, of median latency", _in_seconds(run, "since framing began"), "", height)
     suspect = run.suspect_rounds["reason"][run.suspect_rounds["round"] == number]
-    missed = [
-        f"{c} after {waited_s:.3g} s" for c, waited_s in zip(misses["client_id"], misses["waited_s"], strict=True)
-    ]
     doubts = [f"suspect: {', '.join(suspect)}"] * bool(suspect.size)
     doubts += [f"given up: {', '.join(missed[:MOST_NAMED])}"] * bool(missed)
     if doubts:
@@ -267,6 +264,15 @@ def waterfall(run: RunData) -> Figure:
         axes.set_yticks(range(len(ids)), ids)
     _legend_of_parts(figure, axes, reverse=False)
     return figure
+
+
+def _given_up(run: RunData, number: int) -> list[str]:
+    """Whom the committed attempt at a round did not wait for any longer, and after how long; others may have misses."""
+    chosen, answered = (table.of_round(number)["client_id"] for table in (run.choices, run.breakdown))
+    misses = run.censored_latencies.of_round(number)
+    rows = zip(misses["attempt"], misses["client_id"], misses["waited_s"], strict=True)
+    last = {client_id: waited_s for _, client_id, waited_s in sorted(rows)}
+    return [f"{c} after {last[c]:.3g} s" for c in chosen if c in last and c not in answered]
 
 
 _NOTE: Mapping[str, Any] = {"fontsize": 9, "fontweight": "normal", "color": MUTED.light}

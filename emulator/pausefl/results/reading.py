@@ -138,7 +138,7 @@ class RunData:
     breakdown: ExchangeTable
     leakage: Columns
     censored_latencies: ExchangeTable
-    choices: Columns
+    choices: ExchangeTable
     records: Collection[RoundRecord]
     """The log itself, for what is a fold over it; each pass may read it anew."""
 
