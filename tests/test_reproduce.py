@@ -25,6 +25,7 @@ from pausefl.published import find_reproduction, read_reproductions, reproductio
 from pausefl.results.reading import read_run
 from pausefl.results.reproduction import ClusterTerm
 from pausefl_proto.errors import ConfigError
+from test_report import CLIENTS, write_run
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = (
@@ -288,6 +289,13 @@ def test_the_cluster_term_is_that_of_the_log_and_known_of_policies_without_clust
     assert ClusterTerm({}, 0.5).of_run(run) == 0
     assert summary["series"]["fastest"]["cluster_term_s"]["mean"] >= 0
     assert "δ_τ term of eq. (22) (s)" in results_page([summary])
+
+
+def test_a_client_that_was_drawn_twice_is_one_member_of_its_cluster(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    twice = replace(run, records=[replace(record, chosen=record.chosen * 2) for record in run.records])
+    term = ClusterTerm(dict.fromkeys(CLIENTS, 0), 0.5)
+    assert (term.of_run(run), term.of_run(twice)) == (0.5, 0.5)
 
 
 def test_without_a_policy_under_r2_there_is_no_cluster_term(tmp_path: Path) -> None:

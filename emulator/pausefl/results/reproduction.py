@@ -52,7 +52,7 @@ class ClusterTerm:
             cluster = {c: stable_hash(seed, "tie", c) % clusters for c in ids}
         else:
             cluster = {c: clusters.get(c, -1 - alone) for alone, c in enumerate(ids)}
-        sets = ([cluster[client_id] for client_id in record.chosen] for record in run.records)
+        sets = ([cluster[client_id] for client_id in {*record.chosen}] for record in run.records)
         return self.delta_tau_s * sum(len(chosen) - len(set(chosen)) for chosen in sets)
 
 
