@@ -67,6 +67,14 @@ def test_a_resumed_run_tells_at_once_what_its_log_knows(make_telemetry: MakeTele
     assert gone_on.now.status.startswith("waiting")
 
 
+def test_the_first_model_took_no_latency(make_telemetry: MakeTelemetry) -> None:
+    """A run that ended before its first round has evaluated it, and goes on."""
+    telemetry = make_telemetry(private(), SIZE)
+    replay(All(2), 1, records(), telemetry.replayed, tau_min_s=TAU_MIN_S)
+    telemetry.resumed([(0, Evaluation("test", True, 100, 0.125, 2.0))], budgets_end=None)
+    assert telemetry.now.accuracy["test"].points.tolist() == [[0, 0, 0.125]]
+
+
 def samples_of(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     return {(s.name, frozenset(s.labels.items())): s.value for m in registry.collect() for s in m.samples}
 

@@ -287,6 +287,8 @@ def _injected_s(timing: Timing, *, total_delays: bool) -> float:
 
 def _total_latency_at(now: RunSnapshot, round: int) -> float:
     """Σ of eq. (3) up to a round, as well as the thinned curve knows it."""
+    if not round:
+        return 0.0
     if round >= now.round or not len(now.leakage.points):
         return now.total_latency_s
     return float(np.interp(round, now.leakage.points[:, 0], now.leakage.points[:, 1]))
