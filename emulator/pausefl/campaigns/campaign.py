@@ -51,6 +51,10 @@ Show = Callable[[str], AbstractContextManager[View]]
 class Player(Protocol):
     """Plays the runs of a campaign."""
 
+    @property
+    def options(self) -> Sequence[str]:
+        """The options of a command that has its runs played so."""
+
     def check(self, runs: Sequence[Planned]) -> None:
         """ConfigError for runs that it cannot play, before anything is written."""
 
@@ -68,6 +72,7 @@ class OneByOne:
     """Plays one run after the other, each on a display of its own."""
 
     show: Show
+    options: Sequence[str] = ()
 
     def check(self, runs: Sequence[Planned]) -> None:
         """Return: every run can be played alone."""
@@ -167,9 +172,9 @@ def finished(runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
     return [folder / run.name for run in runs]
 
 
-def resume_campaign(command: str, folder: Path) -> str:
-    """The command that goes on with a comparison, a sweep or a search."""
-    return shlex.join(["pausefl", command, "--resume", str(folder)])
+def resume_campaign(command: str, folder: Path, options: Sequence[str] = ()) -> str:
+    """The command that goes on with a comparison, a sweep or a search; `options` as its player has them."""
+    return shlex.join(["pausefl", command, "--resume", str(folder), *options])
 
 
 def is_finished(run_dir: Path) -> bool:

@@ -82,7 +82,7 @@ def print_comparison(comparison: Comparison, folder: Path, console: Console) -> 
 
 
 def _play(runs: Sequence[tuple[str, Planned]], folder: Path, player: Player) -> Comparison:
-    go_on = resume_campaign("compare", folder)
+    go_on = resume_campaign("compare", folder, player.options)
     with told_how_to_go_on(folder, go_on):
         directories = player.play([planned for _, planned in runs], folder, go_on)
         comparison = replace(compare(_by_policy(runs, directories)), folder=folder)

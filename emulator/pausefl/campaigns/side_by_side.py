@@ -35,6 +35,11 @@ class SideBySide:
         if self.jobs < 1:
             raise ConfigError(f"--jobs {self.jobs}: must be at least 1")
 
+    @property
+    def options(self) -> Sequence[str]:
+        """As of `Player`."""
+        return "--jobs", str(self.jobs)
+
     def check(self, runs: Sequence[Planned]) -> None:
         """ConfigError for runs on the real clock, which would hold each other up."""
         if any(run.experiment.experiment.clock == "real" for run in runs):

@@ -101,7 +101,7 @@ def _listed(key: str, values: object) -> list[Any]:
 
 
 def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder: Path, player: Player) -> Sweep:
-    go_on = resume_campaign("sweep", folder)
+    go_on = resume_campaign("sweep", folder, player.options)
     with told_how_to_go_on(folder, go_on):
         directories = player.play([planned for _, planned in runs], folder, go_on)
         return _gather(runs, directories, grid, folder)

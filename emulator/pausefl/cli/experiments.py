@@ -72,11 +72,12 @@ def compare(options: argparse.Namespace) -> None:
     from pausefl.runtime.run_dir import new_run_dir
 
     console = plain_console()
+    player = player_of(options.jobs, console)
     check_one_given({"CONFIG": options.config, "--runs": options.runs, "--resume DIR": options.resume})
     if options.resume:
         refuse_beside(options, "--resume", "--jobs")
         folder = Path(options.resume)
-        comparison = resume_comparison(folder, player_of(options.jobs, console))
+        comparison = resume_comparison(folder, player)
     elif options.runs:
         refuse_beside(options, "--runs", "--labels", "--run-dir")
         run_dirs = [Path(run_dir) for run_dir in options.runs]
@@ -88,11 +89,11 @@ def compare(options: argparse.Namespace) -> None:
             raise ConfigError(f"--labels {options.labels}: goes with --runs")
         policies, seeds = policies_of(options), at_least_1("--seeds", options.seeds)
         folder = new_run_dir(f"compare-{config_name(options)}", options.run_dir)
-        comparison = compare_policies(experiment_of(options), policies, seeds, folder, player_of(options.jobs, console))
+        comparison = compare_policies(experiment_of(options), policies, seeds, folder, player)
     print_comparison(comparison, folder, console)
     if not options.runs:  # which were played before
         run_dirs = [run.path for runs in comparison.runs.values() for run in runs]
-        check_all_played(run_dirs, resume_campaign("compare", folder))
+        check_all_played(run_dirs, resume_campaign("compare", folder, player.options))
 
 
 def sweep(options: argparse.Namespace) -> None:
@@ -114,7 +115,8 @@ def sweep(options: argparse.Namespace) -> None:
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
-    check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], resume_campaign("sweep", sweep.folder))
+    go_on = resume_campaign("sweep", sweep.folder, player.options)
+    check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], go_on)
 
 
 def reproduce(options: argparse.Namespace) -> None:

@@ -35,10 +35,11 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
     check_own_budgets([run for _, run in runs])
     player.check([run for _, run in runs])
     write_plan(request.folder, _plan(request, experiments))
-    with told_how_to_go_on(request.folder, request.go_on):
-        directories = player.play([run for _, run in runs], request.folder, request.go_on)
+    go_on = request.go_on(player.options)
+    with told_how_to_go_on(request.folder, go_on):
+        directories = player.play([run for _, run in runs], request.folder, go_on)
         # That a model diverges is a figure of the attack, and no failure.
-        check_all_played([d for d in directories if not has_diverged(read_summary(d))], request.go_on)
+        check_all_played([d for d in directories if not has_diverged(read_summary(d))], go_on)
         found: dict[str, list[RunData]] = {series: [] for series in experiments}
         for (series, _), run_dir in zip(runs, directories, strict=True):
             found[series].append(read_run(run_dir))

@@ -1,6 +1,7 @@
 """A published figure as it was asked for: what its series play, and what that leaves out."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,10 +35,9 @@ class Request:
         words += ["--series", ",".join(self.series)]
         return shlex.join([*words, *(word for override in self.overrides for word in ("--set", override))])
 
-    @property
-    def go_on(self) -> str:
-        """The command that goes on with it."""
-        return f"{self.command} --resume --out {shlex.quote(str(self.folder))}"
+    def go_on(self, options: Sequence[str]) -> str:
+        """The command that goes on with it; `options` as its player has them."""
+        return f"{self.command} {shlex.join(['--resume', '--out', str(self.folder), *options])}"
 
     def experiment(self, series: str) -> Experiment:
         """What one series plays, with its first seed; ConfigError."""
