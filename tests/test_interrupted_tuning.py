@@ -13,7 +13,7 @@ from pausefl.campaigns.tuning import study as study_module
 from pausefl.campaigns.tuning.fresh import FrontPoint
 from pausefl.campaigns.tuning.measure import measure_by_run
 from pausefl.campaigns.tuning.plan import TuningPlan
-from pausefl.campaigns.tuning.space import SearchChoices, published_point
+from pausefl.campaigns.tuning.space import Point, SearchChoices, published_point
 from pausefl.exit_status import RunInterrupted
 from pausefl.runtime.fleet import SILENT
 from pausefl_proto.errors import PauseflError
@@ -81,3 +81,34 @@ def test_a_setting_whose_run_could_not_be_played_is_told_without_a_command_that_
     measure = measure_by_run(asked, tmp_path, lambda _: nullcontext(SILENT))
     with pytest.raises(PauseflError, match=r"^runs/[0-9a-f]+-seed1: the server ended unexpectedly$"):
         measure({}, 1)
+
+
+def test_a_trial_that_a_full_disk_ended_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a setting was refused for good, also once there was room on the disk."""
+    wanted: list[Point] = []
+
+    def full(_: TuningPlan, point: Point, *more: object) -> None:
+        wanted.append(point)
+        raise PauseflError("the run's log cannot be written: database or disk is full")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(study_module, "tried", full)
+        with pytest.raises(PauseflError, match=f"disk is full; go on with: pausefl tune --resume {tmp_path}$"):
+            tune_experiment(plan(trials=3), tmp_path, Console(quiet=True))
+    found = resume_tuning(tmp_path, Console(quiet=True)).tried
+    assert len(wanted) == 1, "the others would have met the same disk"
+    assert found.trials[0].point == wanted[0]
+    assert (len(found.trials) + found.pruned, found.refused) == (3, [])
+
+
+def test_a_front_that_a_full_disk_keeps_from_fresh_seeds_is_compared_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise PauseflError("the run's log cannot be written: database or disk is full")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(tuning_module, "compared", full)
+        with pytest.raises(PauseflError, match=f"disk is full; go on with: pausefl tune --resume {tmp_path}$"):
+            tune_experiment(plan(trials=2), tmp_path, Console(quiet=True))
+    assert resume_tuning(tmp_path, Console(quiet=True)).front[-1].name == "published"

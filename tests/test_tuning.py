@@ -291,7 +291,7 @@ class FailingAt:
 
     def __init__(self, *failing: tuple[float | None, int], error: PauseflError | None = None) -> None:
         self._failing = failing
-        self._error = error or PauseflError("runs/ab12: the run failed (too few updates)")
+        self._error = error or measure_module.SettingRefused("runs/ab12: the run failed (too few updates)")
 
     def __call__(self, point: Point, seed: int) -> Figures:
         alpha = point.get("selection.pause.alpha")

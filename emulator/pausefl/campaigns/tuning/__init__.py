@@ -13,14 +13,15 @@ from rich.console import Console
 
 from pausefl.campaigns.campaign import Plan, Show, begin, read_plan, resume_campaign, write_plan
 from pausefl.campaigns.tuning.fresh import FrontPoint, compared, on_real_clock
-from pausefl.campaigns.tuning.measure import measure_by_run, measure_of
+from pausefl.campaigns.tuning.measure import SettingRefused, measure_by_run, measure_of
 from pausefl.campaigns.tuning.plan import TuningPlan
 from pausefl.campaigns.tuning.study import SearchResult, search
-from pausefl.exit_status import RunInterrupted
+from pausefl.exit_status import RunInterrupted, with_way_on
 from pausefl.extras import require
 from pausefl.runtime.fleet import View
 from pausefl.runtime.terminal import make_view
 from pausefl_process.files import locked
+from pausefl_proto.errors import PauseflError
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Tuning:
 def tune_experiment(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
     """Search, compare the front with the published setting on fresh seeds, and write both to `folder`.
 
-    ConfigError for bad input, RunInterrupted when the user ends it.
+    ConfigError for bad input, RunInterrupted when the user ends it, PauseflError for what is wrong with no setting.
     """
     require("tune", "report")
     _ = plan.space  # ConfigError before there is a folder
@@ -85,6 +86,10 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
             write_tuning(tuning)
     except (KeyboardInterrupt, RunInterrupted):  # the latter by a run, which does not know its search
         raise RunInterrupted(f"interrupted; go on with: {resume_campaign('tune', folder)}") from None
+    except SettingRefused:
+        raise
+    except PauseflError as error:  # of the machine, or of the user's own code
+        raise with_way_on(error, resume_campaign("tune", folder)) from error
     return tuning
 
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pausefl.campaigns.tuning.measure import REACHED, Figures, Measure
+from pausefl.campaigns.tuning.measure import REACHED, Figures, Measure, SettingRefused
 from pausefl.campaigns.tuning.plan import Objective, TuningPlan
 from pausefl.campaigns.tuning.space import Point
 from pausefl.campaigns.tuning.study import SearchResult
-from pausefl.exit_status import RunInterrupted
 from pausefl.results.statistics import ZERO, Interval, relative_difference
 from pausefl_proto.arrays import FloatArray
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError
 
 PUBLISHED = "published"
 REAL_CLOCK: Point = {"experiment.clock": "real"}
@@ -43,7 +42,7 @@ def compared(plan: TuningPlan, tried: SearchResult, measure: Measure, say: TellL
     """The front on fresh seeds, the recommended setting first, and the published setting last.
 
     The search has picked the best of many means, which flatters them (the winner's curse); fresh seeds do not.
-    A setting with a run that failed is left out. PauseflError where the published setting's failed, or every one's.
+    A setting with a run that failed is left out. SettingRefused where the published setting's failed, or every one's.
     """
     seeds = plan.unseen_seeds
     published = _published({}, seeds, measure)
@@ -53,7 +52,7 @@ def compared(plan: TuningPlan, tried: SearchResult, measure: Measure, say: TellL
         if found is not None:
             points.append(_front_point(plan.objectives, trial.point, found, published))
     if not points:
-        raise PauseflError("every setting of the front had a run that failed on a fresh seed")
+        raise SettingRefused("every setting of the front had a run that failed on a fresh seed")
     points.sort(key=lambda point: _rank(point, plan.objectives))
     return [*(replace(p, name=_name(i)) for i, p in enumerate(points)), _published_point(plan.objectives, published)]
 
@@ -61,7 +60,7 @@ def compared(plan: TuningPlan, tried: SearchResult, measure: Measure, say: TellL
 def on_real_clock(plan: TuningPlan, recommended: Point, measure: Measure, say: TellLeftOut) -> list[FrontPoint]:
     """The recommended and the published setting on the real clock, under seeds that nothing has seen before.
 
-    The recommended one is left out where a run of it failed. PauseflError where the published one's failed.
+    The recommended one is left out where a run of it failed. SettingRefused where the published one's failed.
     """
     seeds = plan.real_clock_seeds
     if not seeds:
@@ -77,20 +76,16 @@ def _published(point: Point, seeds: Sequence[int], measure: Measure) -> list[Fig
     """The published setting's figures under every seed, without which there is nothing to compare with."""
     try:
         return [measure(point, seed) for seed in seeds]
-    except (RunInterrupted, ConfigError):
-        raise
-    except PauseflError as error:
+    except SettingRefused as error:
         again = "to play it again, delete that folder, then go on with --resume"
-        raise PauseflError(f"the published setting failed on a fresh seed: {error}; {again}") from error
+        raise SettingRefused(f"the published setting failed on a fresh seed: {error}; {again}") from error
 
 
 def _measured_or_none(point: Point, seeds: Sequence[int], measure: Measure, say: TellLeftOut) -> list[Figures] | None:
     """The figures under every seed; None for a setting with a run that failed, which the search survives as well."""
     try:
         return [measure(point, seed) for seed in seeds]
-    except RunInterrupted:
-        raise
-    except PauseflError as error:
+    except (ConfigError, SettingRefused) as error:
         say(f"left out, as it failed on a fresh seed: {point} ({error})")
         return None
 

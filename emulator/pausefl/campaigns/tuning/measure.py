@@ -18,11 +18,16 @@ from pausefl.simulation.engine import is_compiled, simulate, simulate_pause
 from pausefl.simulation.outputs import setting_of
 from pausefl_proto.errors import PauseflError
 
+
+class SettingRefused(PauseflError):
+    """A setting, or every one, was played and cannot be compared with others."""
+
+
 Figures = Mapping[str, float]
 """What a run came to, by the objectives' names."""
 Measure = Callable[[Point, int], Figures]
-"""Plays a setting under a seed. ConfigError for a setting that is no experiment, PauseflError for a run that failed and
-for one whose budgets ended it before they end the published setting."""
+"""Plays a setting under a seed. ConfigError for a setting that is no experiment, SettingRefused for a run that failed
+and for one whose budgets ended it before they end the published setting. Other errors are not the setting's."""
 
 ROUNDS = "rounds"
 """The figure that says how many rounds were played, fewer than asked for where budgets were spent."""
@@ -86,7 +91,7 @@ def _held_to_published_end(plan: TuningPlan, measure: Measure) -> Measure:
             return found
         rounds = experiment_at(plan.source, point, seed).experiment.rounds
         if found[ROUNDS] < rounds and found[ROUNDS] < (published := published_rounds(point, seed)):
-            raise PauseflError(
+            raise SettingRefused(
                 f"ended after {found[ROUNDS]:.0f} of {rounds} rounds, as budgets were spent; the experiment's own"
                 f" setting plays {published:.0f}: total latencies do not compare"
             )
@@ -134,7 +139,7 @@ def figures_of_run(run_dir: Path, target_accuracy: float | None) -> Figures:
     run = read_run(run_dir)
     accuracy, total_s = run.summary["final_accuracy"], run.summary["total_latency_s"]
     if run.summary["outcome"] == "failed" or accuracy is None:
-        raise PauseflError(f"{run_dir}: the run failed ({run.summary['stopped_because']})")
+        raise SettingRefused(f"{run_dir}: the run failed ({run.summary['stopped_because']})")
     found = {
         "total_latency_s": total_s,
         "max_epsilon_spent": run.summary["max_epsilon_spent"] or 0.0,  # none without privacy

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pausefl.campaigns.tuning.measure import Figures, Measure
+from pausefl.campaigns.tuning.measure import Figures, Measure, SettingRefused
 from pausefl.campaigns.tuning.plan import Objective, TuningPlan
 from pausefl.campaigns.tuning.space import Point, published_point
-from pausefl.exit_status import RunInterrupted
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -61,9 +60,7 @@ def search(plan: TuningPlan, folder: Path, measure: Measure, console: Console) -
             finished = [each.values for each in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
             try:
                 values = tried(plan, point, measure, finished)
-            except RunInterrupted:
-                raise
-            except PauseflError as error:  # a setting that is no experiment, or whose run failed
+            except (ConfigError, SettingRefused) as error:  # another error leaves the trial to be taken up again
                 trial.set_user_attr(_REFUSED, str(error))
                 study.tell(trial, state=TrialState.FAIL)
                 continue
@@ -168,7 +165,7 @@ def _result(study: "Study", plan: TuningPlan) -> SearchResult:
     refused = [f"{t.params} {t.user_attrs[_REFUSED]}" for t in ended if _REFUSED in t.user_attrs]
     if not trials:
         why = f": {refused[0]}" if refused else ""
-        raise PauseflError(f"none of {plan.trials} settings could be played{why}")
+        raise SettingRefused(f"none of {plan.trials} settings could be played{why}")
     return SearchResult(trials, front, _pruned(study), refused)
 
 
