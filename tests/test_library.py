@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,10 +221,27 @@ m = 2
     assert not (tmp_path / "out").exists()
 
 
+def test_a_whole_number_of_numpy_is_one(tmp_path: Path) -> None:
+    seeds: Any = np.int64(2)
+    rounds: Any = np.int64(3)
+    simulated = pausefl.simulate(pausefl.load("demo", SIX), rounds, tmp_path / "s", policies=["random"], seeds=seeds)
+    assert simulated.summary["rounds"] == 3
+    assert len([*(tmp_path / "s").glob("random-seed*")]) == 2
+    swept = pausefl.sweep(pausefl.load("demo", TINY), {"selection.m": [1]}, seeds, tmp_path / "w", progress=False)
+    assert len(swept.rows) == 2
+
+
+class Deaf(pausefl.Observer):
+    def on_event(self) -> None:  # type: ignore[override] # on purpose
+        pytest.fail("is never called")
+
+
 WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "rounds": (lambda e: pausefl.simulate(e, 0), r"^rounds = 0: must be a whole number of at least 1$"),
     "a text for a number": (lambda e: pausefl.simulate(e, "10"), r"^rounds = '10': must be"),  # type: ignore[arg-type] # on purpose
     "seeds": (lambda e: pausefl.simulate(e, 10, seeds=0), r"^seeds = 0: must be"),
+    "a truth for seeds": (lambda e: pausefl.compare(e, ["all"], seeds=True), r"^seeds = True: must be a whole number"),
+    "a float for seeds": (lambda e: pausefl.compare(e, ["all"], seeds=2.0), r"^seeds = 2\.0: must be a whole"),  # type: ignore[arg-type] # on purpose
     "trials": (lambda e: pausefl.tune(e, trials=0), r"^trials = 0: must be a whole number of at least 1$"),
     "jobs": (lambda e: pausefl.compare(e, ["random"], jobs=0), r"^jobs = 0: must be"),
     "one policy": (lambda e: pausefl.compare(e, "pause"), r"^policies = 'pause': must be a list of names$"),
@@ -252,6 +270,11 @@ WRONG: dict[str, tuple[Callable[[pausefl.Experiment], object], str]] = {
     "an observer's name": (lambda e: pausefl.run(e, observers="mlflow"), r"^observers = 'mlflow': must be a list of"),  # type: ignore[arg-type] # on purpose
     "its class": (lambda e: pausefl.run(e, observers=[pausefl.Observer]), r"^observers = \[<class.*: must be a list"),  # type: ignore[list-item] # on purpose
     "an object": (lambda e: pausefl.run(e, observers=[object()]), r": must be a list of pausefl\.Observer objects$"),  # type: ignore[list-item] # on purpose
+    "its method": (
+        lambda e: pausefl.run(e, observers=[Deaf()]),
+        r"^observers: Deaf: its `on_event` must take \(event\);",
+    ),
+    "a table": (lambda _: pausefl.load("demo", {"privacy": {"eta": 1}}), r'^"privacy": must .* such as privacy\.eta$'),
     "an unknown observer": (
         lambda _: pausefl.load("demo", {"experiment.observers": ["nomod:X"]}),
         r'^experiment\.observers: "nomod:X": cannot be imported',

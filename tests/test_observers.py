@@ -82,6 +82,11 @@ class Exiting(Failing):
     error = SystemExit(2)
 
 
+class Deaf(Observer):
+    def begin(self, run_dir: Path) -> None:  # type: ignore[override] # on purpose
+        pass
+
+
 def unmakeable() -> Observer:
     raise LookupError("no such thing")
 
@@ -135,6 +140,10 @@ def test_one_that_takes_for_ever_holds_up_nothing(tmp_path: Path, monkeypatch: p
         ("nothing", 'must be one of mlflow, tensorboard, or "module:name"'),
         ("no_such_module:Noting", "cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"),
         ("test_observers:unmakeable", '"test_observers:unmakeable": cannot be made: LookupError: no such thing ('),
+        (
+            "test_observers:Deaf",
+            'experiment.observers: "test_observers:Deaf": its `begin` must take (run_dir, settings);',
+        ),
         ("builtins:dict", 'experiment.observers: "builtins:dict": makes no pausefl.Observer'),
     ],
 )

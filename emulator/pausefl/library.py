@@ -1,10 +1,11 @@
 """What `import pausefl` offers: load and run experiments, compare policies, sweep settings, simulate, read results."""
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from pausefl.campaigns.campaign import OneByOne, Player, Show
 from pausefl.campaigns.side_by_side import SideBySide
@@ -14,7 +15,7 @@ from pausefl.config.loading import load_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import Overrides
 from pausefl.exit_status import with_way_on
-from pausefl.observers import Observer, check_observers
+from pausefl.observers import Observer, check_methods, check_observers
 from pausefl.report.comparison import Comparison
 from pausefl.results.run import Run
 from pausefl.runtime.fleet import SILENT, View
@@ -71,6 +72,8 @@ def run(
     _check(experiment)
     if not (isinstance(observers, Sequence) and all(isinstance(observer, Observer) for observer in observers)):
         raise ConfigError(f"observers = {observers!r:.80}: must be a list of pausefl.Observer objects")
+    for observer in observers:
+        check_methods(observer, f"observers: {type(observer).__name__}")
     with _folder(experiment.selection.policy, run_dir, "run_dir") as folder, _show(progress)(experiment.title) as view:
         refuse_run_in(folder)
         try:
@@ -103,7 +106,8 @@ def compare(
     """
     from pausefl.campaigns.compare import compare_policies
 
-    _check(experiment, policies, seeds=seeds, jobs=jobs)
+    _check(experiment, policies)
+    seeds, jobs = _count("seeds", seeds), _count("jobs", jobs)
     if not policies:
         raise ConfigError(f"policies = {policies!r}: must name at least one")
     with _folder("compare", folder) as out:
@@ -126,7 +130,8 @@ def sweep(
     """
     from pausefl.campaigns.sweep import run_sweep
 
-    _check(experiment, seeds=seeds, jobs=jobs)
+    _check(experiment)
+    seeds, jobs = _count("seeds", seeds), _count("jobs", jobs)
     if not (isinstance(grid, Mapping) and all(isinstance(key, str) for key in grid)):
         raise ConfigError(f"grid = {grid!r:.80}: must be lists of values by key")
     with _folder("sweep", folder) as out:
@@ -149,7 +154,8 @@ def simulate(
     from pausefl.campaigns.simulations import refuse_results_in, run_simulations
     from pausefl.simulation.outputs import run_simulation
 
-    _check(experiment, policies, rounds=rounds, seeds=seeds)
+    _check(experiment, policies)
+    rounds, seeds = _count("rounds", rounds), _count("seeds", seeds)
     with _folder("simulate", folder) as out:
         refuse_results_in(out)
         if not policies and seeds == 1:
@@ -174,7 +180,7 @@ def replay(
     """
     from pausefl.offline.replay_outputs import replayed, write_replay
 
-    _check_counts(draws=draws)
+    draws = _count("draws", draws)
     if not (policy is None or isinstance(policy, str)):
         raise ConfigError(f"policy = {policy!r:.80}: must be the name of a policy")
     out = _path("folder", folder) if folder is not None else None
@@ -214,8 +220,9 @@ def tune(
     from pausefl.campaigns.tuning import tune_experiment
     from pausefl.campaigns.tuning.plan import By, TuningPlan
 
-    _check(experiment, trials=trials, seeds=seeds, fresh_seeds=fresh_seeds)
-    _check_counts(at_least=0, real_seeds=real_seeds)
+    _check(experiment)
+    trials, seeds, fresh_seeds = _count("trials", trials), _count("seeds", seeds), _count("fresh_seeds", fresh_seeds)
+    real_seeds = _count("real_seeds", real_seeds, at_least=0)
     _check_texts("search", search, "texts KEY=SPACE")
     if by not in get_args(By):
         raise ConfigError(f"by = {by!r:.80}: must be {' or '.join(get_args(By))}")
@@ -226,12 +233,11 @@ def tune(
         return tune_experiment(plan, out, plain_console(stderr=True))
 
 
-def _check(experiment: Experiment, policies: Sequence[str] = (), **counts: int) -> None:
+def _check(experiment: Experiment, policies: Sequence[str] = ()) -> None:
     """ConfigError for an argument of another kind than its annotation says, which Python does not check."""
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"experiment = {experiment!r:.80}: must be an Experiment, as pausefl.load returns it")
     _check_texts("policies", policies, "names")
-    _check_counts(**counts)
 
 
 def _check_texts(name: str, texts: Sequence[str], what: str) -> None:
@@ -239,10 +245,15 @@ def _check_texts(name: str, texts: Sequence[str], what: str) -> None:
         raise ConfigError(f"{name} = {texts!r:.80}: must be a list of {what}")
 
 
-def _check_counts(at_least: int = 1, **counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int) or count < at_least:
-            raise ConfigError(f"{name} = {count!r:.80}: must be a whole number of at least {at_least}")
+def _count(name: str, value: SupportsIndex, at_least: int = 1) -> int:
+    """The whole number that an argument is, one of numpy's too; ConfigError where it is none."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = at_least - 1
+    if isinstance(value, bool) or count < at_least:
+        raise ConfigError(f"{name} = {value!r:.80}: must be a whole number of at least {at_least}")
+    return count
 
 
 def _path(name: str, path: str | Path) -> Path:

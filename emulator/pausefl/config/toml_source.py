@@ -134,7 +134,8 @@ def _values(overrides: Overrides) -> Mapping[str, Any]:
 
 def _override(document: dict[str, Any], key: str, value: Any) -> None:
     if not (parts := parts_of_key(key)):
-        raise ConfigError(f'"{key}": must be table.key')
+        first = next(iter(value), None) if isinstance(value, dict) else None
+        raise ConfigError(f'"{key}": must be table.key{f", such as {key}.{first}" if first else ""}')
     *tables, name = parts
     for table in tables:
         document = document.setdefault(table, {})

@@ -4,7 +4,7 @@ May live here: observers, how they are found, and the thread that they run in.
 """
 
 from pausefl.observers.base import Observer
-from pausefl.observers.loading import check_observers, load_observers
+from pausefl.observers.loading import check_methods, check_observers, load_observers
 from pausefl.observers.observed import Observed
 
-__all__ = ["Observed", "Observer", "check_observers", "load_observers"]
+__all__ = ["Observed", "Observer", "check_methods", "check_observers", "load_observers"]

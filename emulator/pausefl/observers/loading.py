@@ -7,6 +7,7 @@ from typing import Any
 from pausefl.extras import require
 from pausefl.observers.base import Observer
 from pausefl_process.plugins import OWN_CODE_ERRORS, imported, with_place
+from pausefl_process.signatures import misfit
 from pausefl_proto.errors import ConfigError
 
 OBSERVERS: Mapping[str, str] = {
@@ -32,6 +33,13 @@ def check_observers(names: Sequence[str]) -> None:
             _find(name)
 
 
+def check_methods(observer: Observer, named: str) -> None:
+    """ConfigError, which begins as it is `named`, where a method takes other arguments than `Observer`'s."""
+    kind: type = type(observer)
+    if wrong := misfit(kind, Observer):
+        raise ConfigError(f"{named}: {wrong}")
+
+
 def _find(name: str) -> Callable[[], Any]:
     """What makes the observer."""
     if name not in OBSERVERS and ":" not in name:
@@ -55,4 +63,5 @@ def _load(name: str) -> Observer:
         raise ConfigError(f'{_KEY}: "{name}": cannot be made: {with_place(error, [name])}') from error
     if not isinstance(observer, Observer):
         raise ConfigError(f'{_KEY}: "{name}": makes no pausefl.Observer')
+    check_methods(observer, f'{_KEY}: "{name}"')
     return observer
