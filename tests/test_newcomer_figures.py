@@ -61,7 +61,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pausefl", "run", "experiment.toml", "--run-dir", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    export_csv(folder / "run")
+    export_csv(read_run(folder / "run"))
     return folder / "run"
 
 

@@ -344,6 +344,16 @@ def test_many_clients_are_numbered_not_named(reported: Path) -> None:
     assert not any("client" in label.get_text() for label in axes.get_xticklabels())
 
 
+def test_long_names_leave_the_figures_their_room(reported: Path) -> None:
+    run = read_run(reported)
+    ids = np.array([f"{'plant' * 12}-{k:03}" for k in range(3)])
+    crowd = replace(run, clients={"client_id": ids, "times_chosen": np.ones(3)})
+    axes = draw_all(crowd)["selections"].axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        f"plantplantplan…lantplant-00{k}" for k in range(3)
+    ]
+
+
 def test_csv_holds_every_view(reported: Path) -> None:
     assert {file.stem for file in (reported / "csv").iterdir()} == {
         *VIEWS,

@@ -10,7 +10,7 @@ from pausefl.report.csv_export import export_csv
 from pausefl.report.html import run_page
 from pausefl.report.plots import draw_all
 from pausefl.report.style import save_pdf, save_png
-from pausefl.results.reading import read_run
+from pausefl.results.reading import RunData, read_run
 from pausefl_process.files import write_durably
 
 __all__ = ["report_runs", "write_report"]
@@ -18,19 +18,26 @@ __all__ = ["report_runs", "write_report"]
 
 def write_report(run_dir: Path) -> Path:
     """Draw the run's figures into plots/ and write report.html; return the latter's path."""
-    run = read_run(run_dir)
-    figures = draw_all(run)
-    plots = run_dir / "plots"
+    return _write_report(read_run(run_dir))
+
+
+def _write_report(run: RunData) -> Path:
+    figures, plots = draw_all(run), run.path / "plots"
     plots.mkdir(exist_ok=True)
     for name, figure in figures.items():
         save_png(figure, plots / f"{name}.png")
         save_pdf(figure, plots / f"{name}.pdf")
-    page = run_dir / "report.html"
+    page = run.path / "report.html"
     write_durably(page, run_page(run, figures))
     return page
 
 
 def report_runs(run_dirs: Sequence[Path], csv: bool) -> list[Path]:
     """Report on each run, with its tables as CSV if asked; return what was written: pages and CSV folders."""
-    pages = [write_report(run_dir) for run_dir in run_dirs]
-    return [*pages, *(export_csv(run_dir) for run_dir in run_dirs)] if csv else pages
+    pages, folders = [], []
+    for run_dir in run_dirs:
+        run = read_run(run_dir)
+        pages.append(_write_report(run))
+        if csv:
+            folders.append(export_csv(run))
+    return [*pages, *folders]

@@ -7,20 +7,20 @@ from typing import Any
 
 from pausefl.report.learning import Learning, learning
 from pausefl.results.csv_table import write_csv
-from pausefl.results.reading import open_database, read_run
+from pausefl.results.reading import RunData, open_database
 
 _VIEWS = "SELECT name FROM sqlite_schema WHERE type = 'view'"
 
 
-def export_csv(run_dir: Path) -> Path:
-    """Write each view to RUN_DIR/csv/VIEW.csv, numbers as SQLite holds them; return the folder.
+def export_csv(run: RunData) -> Path:
+    """Write each view to csv/VIEW.csv in the run's directory, numbers as SQLite holds them; return the folder.
 
     A run under a policy with Fed-TS's posteriors has two tables more: posteriors.csv and drifts.csv.
     """
-    learnt = learning(read_run(run_dir))
-    folder = run_dir / "csv"
+    learnt = learning(run)
+    folder = run.path / "csv"
     folder.mkdir(exist_ok=True)
-    with open_database(run_dir) as database:
+    with open_database(run.path) as database:
         for (view,) in database.execute(_VIEWS).fetchall():
             rows = database.execute(f"SELECT * FROM {view}")
             write_csv(folder / f"{view}.csv", [column[0] for column in rows.description], rows)

@@ -18,6 +18,7 @@ from pausefl.report.style import (
     Look,
     capitalised,
     make_room,
+    name_places,
     new_figure,
     percent_axis,
 )
@@ -133,8 +134,7 @@ def _bars(axes: Axes, ids: list[str], times: NDArray[np.int64], colours: list[st
     axes.bar(range(len(ids)), times, width=0.76 if len(ids) <= MOST_NAMED else 1.0, color=colours, linewidth=0)
     axes.set(title="Each client, at the end", xlabel="client", ylabel="times chosen", xlim=(-0.8, len(ids) - 0.2))
     axes.locator_params(axis="y", integer=True)
-    if len(ids) <= MOST_NAMED:
-        axes.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
+    name_places(axes.xaxis, ids, rotation=90, fontsize=7)
 
 
 def _kind(group: GroupChoices) -> str:

@@ -27,6 +27,7 @@ from pausefl.report.style import (
     draw_times_chosen,
     make_room,
     name_clients,
+    name_places,
     new_figure,
     percent_axis,
 )
@@ -121,8 +122,7 @@ def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     axes.grid(axis="x")
     axes.set_ylim(len(ids) - 0.4, -0.6)
     axes.set_xlim(left=0)
-    if len(ids) <= MOST_NAMED:
-        axes.set_yticks(range(len(ids)), ids, fontsize=7)
+    name_places(axes.yaxis, ids, fontsize=7)
     return figure
 
 
@@ -161,8 +161,7 @@ def labels(held: LabelCounts) -> Figure:
     axes.set_ylim(n_clients - 0.4, -0.6)
     axes.set_xlim(-0.6, classes - 0.4)
     axes.locator_params(axis="x", integer=True, nbins=min(classes, 20))
-    if n_clients <= MOST_NAMED:
-        axes.set_yticks(range(n_clients), held.client_ids, fontsize=7)
+    name_places(axes.yaxis, held.client_ids, fontsize=7)
     return figure
 
 
@@ -260,8 +259,7 @@ def waterfall(run: RunData) -> Figure:
         left_s += width_s
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    if len(ids) <= MOST_NAMED:
-        axes.set_yticks(range(len(ids)), ids)
+    name_places(axes.yaxis, ids)
     _legend_of_parts(figure, axes, reverse=False)
     return figure
 

@@ -73,6 +73,7 @@ PARTS = {
 
 MOST_NAMED = 60
 """With more clients than this, an axis numbers them instead of naming each."""
+_LONGEST_NAME = 28  # of an axis: one of 64 characters would take the room of what is drawn
 
 COLOURS = (INK, MUTED, GRID, SURFACE, LIMIT, *SERIES, *(colour for _, colour in PARTS.values()))
 
@@ -184,11 +185,21 @@ def _power(value: float) -> str:
     return f"{value:,g}" if -3 <= exponent <= 4 else "10" + str(exponent).translate(_SUPERSCRIPTS)
 
 
+def name_places(axis: Axis, ids: Sequence[str] | NDArray[Any], **look: Any) -> None:
+    """Name a client at each of an axis's first places, where they are few; a long name leaves out its middle."""
+    if len(ids) <= MOST_NAMED:
+        axis.set_ticks(range(len(ids)), [_shortened(name) for name in ids], **look)
+
+
+def _shortened(name: str) -> str:
+    half = _LONGEST_NAME // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[1 - half :]}"
+
+
 def name_clients(axes: Axes, ids: Sequence[str] | NDArray[Any]) -> None:
     """Name each client under its place, or number them where they are many."""
-    if len(ids) <= MOST_NAMED:
-        axes.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
-    else:
+    name_places(axes.xaxis, ids, rotation=90, fontsize=7)
+    if len(ids) > MOST_NAMED:
         axes.locator_params(axis="x", integer=True)
     axes.set_xlim(-0.8, len(ids) - 0.2)
 

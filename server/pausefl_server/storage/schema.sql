@@ -150,7 +150,7 @@ CREATE TABLE optimizer_states (
 -- round_latency_s is at least measured_latency_s, the greatest latency of an update. Where it is more, a miss decided
 -- it (is_censored = 1). total_latency_s has the waits of failed attempts at a round as well, failed_latency_s. It ends
 -- with the last committed round: the waits of failed attempts after that, which ended the run, stand in failed_attempts
--- alone, and count in summary.json's total_latency_s.
+-- alone, and count in summary.json's total_latency_s. misses counts those of failed attempts at the round as well.
 CREATE VIEW round_latency AS
 WITH measured AS (SELECT round, max(latency_s) AS latency_s FROM observations GROUP BY round),
      missed AS (SELECT round, count(*) AS clients FROM misses GROUP BY round),
