@@ -8,8 +8,9 @@ import pytest
 
 from pausefl_client.jobs import Withdrawals
 from pausefl_client.link import Delays
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import MOST_ROUNDS
+from pausefl_proto.wire import MOST_ROUNDS, PROTOCOL_VERSION
 from rigs.session import SessionRig
 
 FLOOD = 20
@@ -41,6 +42,20 @@ def test_jobs_that_are_never_answered_are_forgotten() -> None:
     last = withdrawals.begin(pb.Job(round=999))
     withdrawals.withdraw(pb.Withdraw(round=999))
     assert last.is_set()
+
+
+async def test_a_name_of_a_run_that_would_fill_the_ledger_is_not_taken() -> None:
+    rig = SessionRig()
+    async with rig.running() as session:
+        stream = await rig.server.accept()
+        await stream.heard()
+        stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run" * 101))
+        stream = await rig.server.accept()
+        await stream.heard()
+        rig.clock.advance(100.0)
+        stream.say(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id="run" * 101))
+        with pytest.raises(PauseflError, match="cannot be reached: its name of the run has 303 characters"):
+            await session
 
 
 @pytest.mark.parametrize("round_", [0, MOST_ROUNDS + 1, 2**32 - 1])

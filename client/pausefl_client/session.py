@@ -26,6 +26,7 @@ log = logging.getLogger("pausefl.client")
 _LONGEST_RETRY_S = 5.0
 # An honest server gives one job at a time; those before it may be withdrawn and not answered yet.
 _MOST_WAITING = 4
+_LONGEST_RUN_ID = 300  # a folder's name and what makes it unique; each entry of a ledger holds it
 # Where writing has failed, a goodbye may still be on its way.
 _LAST_WORDS_S = 1.0
 
@@ -129,6 +130,8 @@ class ClientSession:
         match message.WhichOneof("kind"):
             case "welcome" if (version := message.welcome.protocol_version) != PROTOCOL_VERSION:
                 raise OSError(f"it speaks protocol version {version}, this client {PROTOCOL_VERSION}")
+            case "welcome" if len(message.welcome.run_id) > _LONGEST_RUN_ID:
+                raise OSError(f"its name of the run has {len(message.welcome.run_id)} characters")
             case "welcome":
                 self._run_id = message.welcome.run_id
             case "goodbye" if message.goodbye.final:
