@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pausefl_proto.budget import Budget
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
@@ -117,6 +118,28 @@ async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> Non
             assert (refusal.round, refusal.reason, refusal.rejected) == (t, "sorry", False)
             assert refusal.exhausted == (status == pb.STATUS_BUDGET_EXHAUSTED)
         await rig.accepts_the_next_job()
+
+
+@pytest.mark.parametrize(("afforded", "is_believed"), [(3, True), (4, False), (None, False)])
+async def test_a_budget_is_spent_only_where_its_schedule_bears_it_out(afforded: int | None, is_believed: bool) -> None:
+    """Two releases at hello, and one that may have been under way: three at most, when its first job comes."""
+    budget = Budget(10.0, 0.1)
+    rig = ClientActorRig(budget=Budget(10.0, 0.1, budget.epsilon(afforded)) if afforded else budget)
+    async with rig.running():
+        await rig.dispatch()
+        result = pb.Result(round=1, attempt=1, status=pb.STATUS_BUDGET_EXHAUSTED, reason="spent")
+        rig.stream.give(pb.ClientMessage(result=result).SerializeToString())
+        refusal = await rig.refused()
+        assert (refusal.exhausted, refusal.rejected) == (is_believed, not is_believed)
+        assert ("affords more" in refusal.reason) == (not is_believed)
+        await rig.accepts_the_next_job()
+
+
+def test_a_budget_is_spent_where_its_floor_or_its_noise_allows_no_more() -> None:
+    budget = Budget(10.0, 0.1)
+    assert [budget.may_be_spent(n) for n in (0, 200, 210, 1000)] == [False, False, True, True]
+    with_floor = Budget(10.0, 0.1, budget.epsilon(3))
+    assert [with_floor.may_be_spent(n) for n in (1, 2, 3, 4)] == [False, False, True, True]
 
 
 # -- what is rejected: (what it sends instead of a sound answer, the reason given)

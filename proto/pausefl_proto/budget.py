@@ -56,6 +56,14 @@ class Budget:
         """Whether the i-th participation may happen: its ε_i is above 0 and not below the floor."""
         return self.epsilon(i) > 0 and self.epsilon(i) >= self.epsilon_floor
 
+    def may_be_spent(self, participations: int) -> bool:
+        """Whether nothing may be left after so many: no further one may happen, or all but rounding is spent.
+
+        An ε so small asks for more noise than an update can hold.
+        """
+        is_spent = is_same_epsilon(self.spent(participations), self.epsilon_budget)
+        return is_spent or not self.affords(participations + 1)
+
     @property
     def participations(self) -> int | None:
         """How many participations the floor leaves a client in all; None without a floor."""

@@ -206,7 +206,8 @@ def _stream_handler(
     endpoints: Endpoints,
     clock: Callable[[], float],
 ) -> ClientStreamHandler:
-    limits = UpdateLimits(model_size, settings.privacy.norm_bound if settings.privacy else None, settings.encoding)
+    bound = settings.privacy.norm_bound if settings.privacy else None
+    limits = UpdateLimits(model_size, bound, settings.encoding, settings.budget)
     return ClientStreamHandler(
         coordinator, limits, endpoints.admission, hello_timeout_s=endpoints.hello_timeout_s, clock=clock
     )

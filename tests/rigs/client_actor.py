@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pausefl_proto.actor import Actor
+from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
 from pausefl_server.connections.client_actor import ClientActor
@@ -31,12 +32,13 @@ class FakeCoordinator(Actor[Any]):
 class ClientActorRig:
     """A client's actor between a stream and a coordinator that are the test's."""
 
-    def __init__(self, size: int = 5) -> None:
+    def __init__(self, size: int = 5, budget: Budget | None = None) -> None:
         self.size = size
         self.clock = Clock()
         self.stream = FakeStream(self.clock)
         self.coordinator = FakeCoordinator()
-        self.actor = ClientActor("client-1", self.stream, self.coordinator, UpdateLimits(size), self.clock, released=2)
+        limits = UpdateLimits(size, budget=budget)
+        self.actor = ClientActor("client-1", self.stream, self.coordinator, limits, self.clock, released=2)
         self.reason: asyncio.Task[str] | None = None
 
     @asynccontextmanager

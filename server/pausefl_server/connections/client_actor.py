@@ -369,11 +369,13 @@ class ClientActor(Actor[_Order]):
             self._rate_limit.count_rejection(reason)
 
     async def _relay_refusal(self, result: pb.Result) -> None:
-        exhausted = result.status == pb.STATUS_BUDGET_EXHAUSTED
+        round_, attempt = result.round, result.attempt
+        is_spent, budget = result.status == pb.STATUS_BUDGET_EXHAUSTED, self._limits.budget
+        if is_spent and budget is not None and not budget.may_be_spent(self._most_released - 1):  # but for this job's
+            await self._reject("says that its budget is spent, its schedule affords more", (round_, attempt), Release())
+            return
         reason = shown(result.reason, LONGEST_TEXT)
-        refusal = Refusal(
-            self.client_id, result.round, reason, rejected=False, exhausted=exhausted, attempt=result.attempt
-        )
+        refusal = Refusal(self.client_id, round_, reason, rejected=False, exhausted=is_spent, attempt=attempt)
         await self._coordinator.tell(refusal)
 
 

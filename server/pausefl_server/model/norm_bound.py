@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.errors import WireError
 from pausefl_proto.privacy_unit import PrivacyUnit
@@ -62,11 +63,13 @@ class NormBound:
 
 @dataclass(frozen=True, slots=True)
 class UpdateLimits:
-    """What every update must keep to."""
+    """What every answer must keep to."""
 
     size: int
-    """How many values it has: as many as the model."""
+    """How many values an update has: as many as the model."""
     norm_bound: NormBound | None = None
     """What the mechanism cannot have made is rejected; None: nothing is."""
     encoding: Encoding = FLOAT32
     """How its values travel."""
+    budget: Budget | None = None
+    """A client that can be within it does not say that it is spent; None: any may say so."""
