@@ -157,6 +157,7 @@ SAMPLES = [
     ("pausefl_selection_seconds_sum", {}, 0.009),
     ("pausefl_selection_seconds_bucket", {"le": "0.005"}, 3),
     ("pausefl_suspect_rounds_total", {"reason": "server loop_lag_s"}, 3),
+    ("pausefl_suspect_rounds_total", {"reason": "clients steal_share"}, 0),
     ("pausefl_round_trip_seconds_sum", {}, 1.125),
     *(("pausefl_exchange_part_seconds_sum", {"part": part}, 5 * seconds) for part, seconds in PARTS_S.items()),
     ("pausefl_exchange_part_seconds_sum", {"part": "propagation"}, 1.125 - 5 * 0.228),

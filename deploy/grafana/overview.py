@@ -118,7 +118,7 @@ def overview() -> Dashboard:
                 third,
                 no_data="None",
             ),
-            Query('sum by (reason) (pausefl_suspect_rounds_total{run="$run"}) or on () vector(0)', "{{reason}}"),
+            Query('sum by (reason) (pausefl_suspect_rounds_total{run="$run"}) > 0 or on () vector(0)', "{{reason}}"),
         ),
         lines(
             About(

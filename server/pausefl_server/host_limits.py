@@ -17,6 +17,8 @@ ADVICE = {
     ' latency.signal = "communication" or raise latency.time_scale',
 }
 """What to do about each doubt, by the name of its limit."""
+DOUBTS = tuple(f"{host} {name}" for host in ("server", "clients") for name in ADVICE)
+"""Every doubt there is."""
 _SERVER_COMPUTES = "the server's own work made up the round: choose fewer clients a round, or a smaller model"
 _values = attrgetter(*ADVICE)
 

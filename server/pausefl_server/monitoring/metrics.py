@@ -21,6 +21,7 @@ from pausefl_process.http_server import Response, Route
 from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_proto.budget import Budget
 from pausefl_proto.privacy_unit import vector_epsilon
+from pausefl_server.host_limits import DOUBTS
 from pausefl_server.monitoring.snapshot import EXCHANGE, PARTS, SECONDS, Clients, RunSnapshot, greatest_and_median
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import MissKind
@@ -126,7 +127,8 @@ def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     text = "Latencies below τ_min, which count as equally fast"
     yield _counter("clamped_latencies", text, (), [((), now.clamped)])
     yield _histogram("selection_seconds", "Time the policy took to choose", {(): selection})
-    doubts = [((reason,), count) for reason, count in now.doubts.items()]
+    # From 0 on: Prometheus sees no increase from nothing to 1.
+    doubts = [((reason,), now.doubts.get(reason, 0)) for reason in DOUBTS]
     yield _counter("suspect_rounds", "Rounds whose measurements are in doubt", ("reason",), doubts)
 
 
