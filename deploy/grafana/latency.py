@@ -159,7 +159,10 @@ def latency() -> Dashboard:
         ),
         lines(
             About(
-                "Traffic", "Models sent and updates received, over the clients that have series.", BYTES_PER_S, third
+                "Traffic",
+                "Models sent and updates received, of updates that came in time, over the clients that have series.",
+                BYTES_PER_S,
+                third,
             ),
             Query('sum(rate(pausefl_client_down_bytes_total{run="$run"}[$__rate_interval]))', "sent to clients"),
             Query('sum(rate(pausefl_client_up_bytes_total{run="$run"}[$__rate_interval]))', "received"),

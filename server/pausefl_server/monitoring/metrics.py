@@ -172,8 +172,9 @@ def _each_client(clients: Clients, rows: IntArray) -> Iterator[Metric]:
     yield _gauge("client_latency_seconds", text, label, of(clients.latency_s))
     text = "Last idle round trip of an empty message"
     yield _gauge("client_ping_seconds", text, label, of(clients.ping_s))
-    yield _counter("client_down_bytes", "Bytes of jobs sent to a client", label, of(clients.bytes_down))
-    yield _counter("client_up_bytes", "Bytes of updates received from a client", label, of(clients.bytes_up))
+    text = "Bytes of jobs sent to a client that it answered in time"
+    yield _counter("client_down_bytes", text, label, of(clients.bytes_down))
+    yield _counter("client_up_bytes", "Bytes of updates received from a client in time", label, of(clients.bytes_up))
     yield _counter("client_selections", "Times a client was chosen", label, of(clients.chosen))
 
 
