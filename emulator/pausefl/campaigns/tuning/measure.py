@@ -9,7 +9,7 @@ import numpy as np
 
 from pausefl.campaigns.campaign import OneByOne, Planned, Show
 from pausefl.campaigns.tuning.plan import LATENCY, TuningPlan
-from pausefl.campaigns.tuning.space import Point, experiment_at
+from pausefl.campaigns.tuning.space import Point, changes_of, experiment_at
 from pausefl.config.experiment import Experiment
 from pausefl.config.server_records import selected_policy
 from pausefl.results.reading import read_run
@@ -52,8 +52,8 @@ def measure_by_run(plan: TuningPlan, folder: Path, show: Show) -> Measure:
     """Measures by runs, which lie in `folder`/runs; finished ones are not played again."""
 
     def played(point: Point, seed: int) -> Path:
-        experiment = experiment_at(plan.source, point, seed)
-        # One setting is played once, however it was found.
+        # One setting is played once, however it was found: runs of the same one differ by their noise.
+        experiment = experiment_at(plan.source, changes_of(plan.experiment, point), seed)
         name = sha256(experiment.to_toml().encode()).hexdigest()[:12]
         planned = Planned(f"runs/{name}-seed{seed}", experiment)
         (run_dir,) = OneByOne(show).play([planned], folder, go_on="")  # a search goes on by itself

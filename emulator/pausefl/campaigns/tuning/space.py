@@ -1,7 +1,7 @@
 """Where a search looks: a key of the experiment, and a range or a list of its values."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,8 @@ def parse_search(settings: Sequence[str], experiment: Experiment) -> SearchSpace
             raise ConfigError(f"--search {setting}: must be KEY=SPACE such as {_FOR_EXAMPLE}")
         if parts_of_key(key.strip()) in map(parts_of_key, space):
             raise ConfigError(f"--search {key.strip()}: is given twice")
+        if parts_of_key(key.strip()) == ["experiment", "seed"]:
+            raise ConfigError("--search experiment.seed: each trial plays seeds of its own, see --seeds")
         space[key.strip()] = _dimension(setting, text.strip())
     source = experiment.to_toml()
     for key, dimension in space.items():
@@ -105,9 +107,15 @@ def published_point(experiment: Experiment, space: SearchSpace) -> Point | None:
     return point if all(space[key].holds(value) for key, value in point.items()) else None
 
 
-def values_of(experiment: Experiment, space: SearchSpace) -> Point:
-    """The experiment's own values of the keys searched, wherever they lie."""
-    return {key: _value_of(experiment, key) for key in space}
+def values_of(experiment: Experiment, keys: Iterable[str]) -> Point:
+    """The experiment's own values of these keys, wherever they lie."""
+    return {key: _value_of(experiment, key) for key in keys}
+
+
+def changes_of(experiment: Experiment, point: Point) -> Point:
+    """What of a point is not the experiment's own; of numbers, 5 and 5.0 are the same."""
+    own = values_of(experiment, point)
+    return {key: value for key, value in point.items() if value != own[key]}
 
 
 def _default(experiment: Experiment) -> list[str]:

@@ -1,5 +1,6 @@
 """Searches with Optuna: several objectives, several seeds a trial, in a study on disk that can be gone on with."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,15 @@ class SearchResult:
     """Each setting that could not be played, and why."""
 
 
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Optuna warns of choices that are tables or lists. The journal is JSON, which keeps both."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Choices for a categorical distribution", UserWarning)
+        yield
+
+
+@_without_warnings()
 def search(plan: TuningPlan, folder: Path, measure: Measure, console: Console) -> SearchResult:
     """Try settings until the plan's number of trials is there, and return all; goes on with what `folder` has."""
     from optuna.trial import TrialState

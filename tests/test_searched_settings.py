@@ -1,0 +1,83 @@
+"""Settings that a search tries: the published one is played once, and the seed is none."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pausefl.campaigns.campaign import OneByOne, Planned
+from pausefl.campaigns.tuning import measure as measure_module
+from pausefl.campaigns.tuning import tune_experiment
+from pausefl.campaigns.tuning.fresh import PUBLISHED, REAL_CLOCK, compared, on_real_clock
+from pausefl.campaigns.tuning.measure import Figures, measure_by_run
+from pausefl.campaigns.tuning.plan import TuningPlan
+from pausefl.campaigns.tuning.space import parse_search
+from pausefl.campaigns.tuning.study import SearchResult, TrialResult
+from pausefl.config.loading import parse_experiment
+from pausefl_proto.errors import ConfigError
+
+SMALL = """
+[experiment]
+rounds = 30
+clock = "virtual"
+[clients]
+count = 8
+[selection]
+m = 2
+"""
+SEARCH = ["selection.pause.alpha=log:1..1000", "selection.m=1,2,3"]
+OWN = {"selection.pause.alpha": 100, "selection.m": 2}  # as Optuna draws it of whole numbers; the default is 100.0
+
+
+@pytest.fixture
+def folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What was played, once each; every further run has other figures, as fresh noise makes them."""
+    played: list[Path] = []
+
+    def play(_: OneByOne, runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
+        paths = [folder / run.name for run in runs]
+        played.extend(path for path in paths if path not in played)
+        return paths
+
+    def figures(run_dir: Path, target_accuracy: float | None) -> Figures:
+        place = 1.0 + played.index(run_dir)
+        return {"total_latency_s": place, "max_epsilon_spent": place, "final_accuracy": 0.5 / place, "rounds": 30}
+
+    monkeypatch.setattr(OneByOne, "play", play)
+    monkeypatch.setattr(measure_module, "figures_of_run", figures)
+    return played
+
+
+def test_a_setting_that_is_the_published_one_is_played_once_and_differs_in_nothing(
+    tmp_path: Path, folders: list[Path]
+) -> None:
+    plan = TuningPlan(SMALL, SEARCH, by="run", seeds=1, fresh_seeds=2, real_seeds=1)
+    measure = measure_by_run(plan, tmp_path, lambda _: pytest.fail("shows nothing"))
+    (trial,) = front = [TrialResult(OWN, [1.0, 1.0, 0.5])]
+    found, published = compared(plan, SearchResult(front, front, 0, []), measure, pytest.fail)
+    assert (published.name, found.figures) == (PUBLISHED, published.figures)
+    assert {change.mean for change in found.changes.values()} == {0.0}
+    assert len(folders) == 2, "one for each fresh seed"
+    found, published = on_real_clock(plan, trial.point, measure, pytest.fail)
+    assert (published.name, found.figures) == (PUBLISHED, published.figures)
+    assert len(folders) == 3
+    measure({**OWN, "selection.m": 3, **REAL_CLOCK}, 1)
+    assert len(folders) == 4, "another setting"
+
+
+def test_a_search_of_the_seed_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^--search experiment\.seed: each trial plays seeds of its own"):
+        parse_search(["experiment.seed=1..5"], parse_experiment(SMALL))
+
+
+def test_choices_may_be_tables_and_nothing_warns_of_them(tmp_path: Path) -> None:
+    laws = 'latency.delay={kind="exponential",mean_s=0.1},{kind="exponential",mean_s=0.2}'
+    plan = TuningPlan(SMALL, [laws], trials=2, seeds=1, fresh_seeds=2)
+    for _ in range(2):  # the second time goes on with the first one's journal
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            tuning = tune_experiment(plan, tmp_path, Console(quiet=True))
+        assert not [str(warning.message) for warning in warned]
+    assert {trial.point["latency.delay"]["kind"] for trial in tuning.tried.trials} == {"exponential"}
