@@ -15,7 +15,7 @@ from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
 from pausefl_server.release_checks import Release
-from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update
+from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update, Withdraw
 from rigs.client_actor import ClientActorRig, upload, vector
 
 BIG = MAX_FRAME_BYTES // 4 + 100
@@ -310,6 +310,24 @@ async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
         refusal = await rig.refused()
     assert refusal.rejected
     assert refusal.release == Release(1, 2.0, 2.0)  # spent all the same
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_job_that_was_answered_cannot_be_dropped_unpaid_as_well(is_late: bool) -> None:
+    rig = ClientActorRig()
+    withdrawn = pb.Result(round=1, attempt=1, status=pb.STATUS_WITHDRAWN)
+    async with rig.running():
+        await rig.dispatch()
+        for is_before in (True, False):
+            if is_before == is_late:
+                assert rig.actor.offer(Withdraw(1, 1))
+            if is_before:
+                rig.stream.give(upload(vector(5))[0])
+                assert isinstance(await rig.told(), Update)
+        rig.stream.give(pb.ClientMessage(result=withdrawn).SerializeToString())
+        refusal = await rig.refused()
+        assert (refusal.rejected, refusal.round) == (True, 1)
+        await rig.accepts_the_next_job()
 
 
 async def test_a_late_answer_to_an_earlier_round_leaves_the_job_at_hand_alone() -> None:

@@ -118,7 +118,7 @@ class ClientActor(Actor[_Order]):
         self._exchange: _Exchange | None = None
         self._late: dict[tuple[int, int], _Exchange] = {}  # withdrawn jobs whose updates may have been paid for before
         self._receiving: _Exchange | None = None  # the one that the last update began to come for
-        self._withdrawn: set[tuple[int, int]] = set()
+        self._withdrawn: set[tuple[int, int]] = set()  # and not answered
         self._nonce = 0  # the last ping's
         self._pinged_s: float | None = None  # when it was sent; None once it is answered, or followed by a job
         self._rate_limit = rate_limit or ClientRateLimit(clock)
@@ -136,7 +136,7 @@ class ClientActor(Actor[_Order]):
 
     def offer(self, message: _Order) -> bool:
         """Take a message as every actor does. A job that is withdrawn while it waits for its turn is not sent."""
-        if isinstance(message, Withdraw):
+        if isinstance(message, Withdraw) and (self._exchange or (message.round, message.attempt) != self._last_job):
             self._withdrawn.add((message.round, message.attempt))
             if len(self._withdrawn) > _MOST_LATE:
                 self._withdrawn.remove(min(self._withdrawn))
@@ -236,7 +236,6 @@ class ClientActor(Actor[_Order]):
             self._receiving.result = self._receiving.frames = None
             self._receiving = None
         if result.status == pb.STATUS_WITHDRAWN and answered in self._withdrawn:
-            self._withdrawn.remove(answered)
             self._end(answered)
             await self._coordinator.tell(JobWithdrawn(self.client_id, *answered))
         elif exchange is None or (exchange is self._exchange and answered != self._last_job):
@@ -264,6 +263,7 @@ class ClientActor(Actor[_Order]):
         if self._exchange is not None and self._exchange.key == job:
             self._exchange = None
         self._late.pop(job, None)
+        self._withdrawn.discard(job)
 
     def _keep_late(self, exchange: _Exchange) -> None:
         """Remember a withdrawn job while the next one is under way; a client that answers none keeps a few at most.
