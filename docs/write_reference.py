@@ -26,7 +26,18 @@ from pausefl.reference.types import type_in_words
 from pausefl.results.stored_summary import Summary
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import TRAINING_METHODS
-from pausefl_server.selection import POLICIES
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import Miss
+from pausefl_server.selection import (
+    POLICIES,
+    Context,
+    Inspection,
+    Oracle,
+    Policy,
+    PolicyObservation,
+    PolicyRound,
+    Selection,
+)
 
 FOLDER = Path(__file__).parent / "reference"
 
@@ -85,6 +96,18 @@ This page is written from the code: `python docs/write_reference.py` writes it, 
 emulated scale. Every ε is in the unit that `privacy_unit` names. Without privacy, the keys about ε are null.
 """
 
+_OF_POLICIES = """# What a policy gets and returns
+
+This page is written from the docstrings. [A policy of your own](../selection.md#a-policy-of-your-own) shows the names
+in use. `pausefl_server.selection` has all of them but `ClientTable` (`pausefl_server.clients`) and `Miss`
+(`pausefl_server.records`). ε is in the unit that `privacy.unit` names, and latencies are at the emulated scale.
+"""
+# The methods of the others change them, which is no policy's to do.
+_WITH_METHODS = (Policy,)
+_RECORDS_OF_POLICIES = (
+    *_WITH_METHODS, Context, ClientTable, PolicyRound, PolicyObservation, Miss, Selection, Inspection, Oracle,
+)  # fmt: skip
+
 
 def pages() -> dict[str, str]:
     """The pages by file name, as the code is now."""
@@ -93,7 +116,19 @@ def pages() -> dict[str, str]:
         "commands.md": commands(),
         "api.md": api(),
         "summary.md": summary(),
+        "policies.md": of_policies(),
     }
+
+
+def of_policies() -> str:
+    """The page of what a policy's methods get and return."""
+    parts = (_record(record, methods=record in _WITH_METHODS) for record in _RECORDS_OF_POLICIES)
+    return "\n".join((_OF_POLICIES, *(line for part in parts for line in part)))
+
+
+def _record(record: type[Any], *, methods: bool) -> Iterator[str]:
+    yield f"## `{record.__name__}`\n\n{_outside_code(inspect.getdoc(record) or '')}\n"
+    yield from _attributes(_members(record, methods=methods))
 
 
 def summary() -> str:
@@ -126,9 +161,14 @@ def _public(name: str, value: Any) -> Iterator[str]:
     if not isinstance(value, type):
         yield f"```text\n{_signature(name, value)}\n```\n"
     yield f"{_outside_code(inspect.getdoc(value) or '')}\n"
-    if isinstance(value, type) and (members := list(_members(value))):
+    if isinstance(value, type):
+        yield from _attributes(_members(value))
+
+
+def _attributes(members: Iterable[str]) -> Iterator[str]:
+    if rows := list(members):
         yield "| attribute | what it is |\n|---|---|"
-        yield from members
+        yield from rows
         yield ""
 
 
@@ -154,13 +194,14 @@ def _annotation(annotation: Any) -> str:
     return re.sub(r"\b(?:[a-z_]+\.)+", "", inspect.formatannotation(annotation))
 
 
-def _members(record: type[Any]) -> Iterator[str]:
-    """A row for each public field, property and method of a record's own, with its docstring."""
+def _members(record: type[Any], *, methods: bool = True) -> Iterator[str]:
+    """A row for each public field, property and, with `methods`, method of a record's own, with its docstring."""
     fields = attribute_docstrings(record)
     for name, value in {**dict.fromkeys(inspect.get_annotations(record)), **vars(record)}.items():
         said = fields.get(name) or (value and inspect.getdoc(value)) or ""
-        if not name.startswith("_") and name != "model_config" and said:
-            call = "()" if inspect.isfunction(value) else ""
+        is_method = inspect.isfunction(value)
+        if not name.startswith("_") and name != "model_config" and said and (methods or not is_method):
+            call = "()" if is_method else ""
             yield f"| `{name}{call}` | {_cell(' '.join(said.split()))} |"
 
 

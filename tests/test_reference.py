@@ -1,11 +1,13 @@
 """The reference of configuration keys: docs/reference/configuration.md is what the code says, as is `validate`."""
 
+import dataclasses
 import importlib.util
 import inspect
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -24,7 +26,9 @@ from pausefl.reference.keys import Key, keys_of, sentence_of
 from pausefl.reference.listing import listing
 from pausefl_client.data.partition import PARTITIONERS
 from pausefl_client.registries import TRAINING_METHODS
-from pausefl_server.selection import POLICIES
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import Miss
+from pausefl_server.selection import POLICIES, Context, Inspection, PolicyObservation, PolicyRound, Selection
 
 DOCS = Path(__file__).parents[1] / "docs"
 RECORDS = [
@@ -91,6 +95,14 @@ def test_every_public_name_and_its_attributes_are_described(name: str) -> None:
     public = {n for n in (*vars(value), *inspect.get_annotations(value)) if not n.startswith(("_", "model_"))}
     if isinstance(value, type) and value is not pausefl.Experiment:  # its tables are in the reference of keys
         assert [n for n in public if f"| `{n}" not in section] == []
+
+
+@pytest.mark.parametrize("record", [Context, ClientTable, PolicyRound, PolicyObservation, Miss, Selection, Inspection])
+def test_everything_that_a_policy_gets_or_returns_is_described(record: type[Any]) -> None:
+    section = writer().of_policies().split(f"## `{record.__name__}`\n")[1].split("\n## ")[0]
+    fields = [field.name for field in dataclasses.fields(record)]
+    assert [name for name in fields if f"| `{name}` |" not in section] == []
+    assert "()` |" not in section, "a policy calls no method of it"
 
 
 def test_every_argument_of_a_command_has_a_meaning() -> None:

@@ -49,25 +49,33 @@ class ClientTable:
     """
 
     seed: int = 0
+    """The seed of `tie_key`."""
     tau_min_s: float | None = None
     """The configured τ_min; None: it is estimated, see `effective_tau_min_s`."""
     examples_max: int | None = None
     """The greatest |D_k| that counts; None: 5 times the median of what the connected clients state."""
     ids: list[str] = field(default_factory=list)
+    """Each row's client id."""
     row_of: dict[str, int] = field(default_factory=dict)
+    """The row of each client id."""
     estimated_tau_min_s: float = np.inf
     """τ_min from the latencies seen, for τ_min = "auto"."""
     n_examples: IntArray = _column(np.int64, 0)
     """|D_k| as it counts: what the client states, up to the cap."""
     stated_examples: IntArray = _column(np.int64, 0)
+    """|D_k| as the client states it."""
     joined_round: IntArray = _column(np.int64, 1)
+    """The round before which the client joined: 1 for those of the start."""
     chosen: IntArray = _column(np.int64, 0)
+    """How often a committed round chose the client; a client drawn twice counts twice."""
     measured: IntArray = _column(np.int64, 0)
+    """How many rounds measured its latency: those that it answered, and those that it missed."""
     missed: IntArray = _column(np.int64, 0)
     """How many of the measured rounds were misses."""
     misses_in_a_row: IntArray = _column(np.int64, 0)
     """Misses since the last answer; those of rounds that ended without it, as enough others had answered, apart."""
     last_missed_round: IntArray = _column(np.int64, 0)
+    """The round of the last of these misses; 0 before the first."""
     clamped: IntArray = _column(np.int64, 0)
     """How many latencies were below τ_min by more than rounding, so that their reward τ_min/τ was clamped at 1."""
     released: IntArray = _column(np.int64, 0)
@@ -77,16 +85,23 @@ class ClientTable:
     used: IntArray = _column(np.int64, 0)
     """i of the last release whose update was used."""
     inverse_latency_sum: FloatArray = _column(np.float64, 0.0)
+    """Σ min(1/τ, 1/τ_min) over the client's answers; a miss adds 0. The table keeps no mean latency."""
     censored_inverse_sum: FloatArray = _column(np.float64, 0.0)
+    """Σ min(1/d, 1/τ_min) over its misses, d the censored latency."""
     least_latency_s: FloatArray = _column(np.float64, np.inf)
     """The client's own least latency."""
     recent_round_trips_s: FloatArray = _column(np.float64, np.full(_RECENT, np.nan))
     """(K, 16) the client's last round trips in no particular order, NaN where there were fewer; no policy's to see."""
     epsilon_spent: FloatArray = _column(np.float64, 0.0)
+    """The ε that the client has spent."""
     last_loss: FloatArray = _column(np.float64, np.nan)
+    """The training loss that the client disclosed last; NaN where it disclosed none."""
     connected: BoolArray = _column(np.bool_, False)
+    """Whether the client is connected."""
     retired: BoolArray = _column(np.bool_, False)
+    """Whether its budget is used up, or its next ε lies below the floor: it is not asked again."""
     tie_key: IntArray = _column(np.int64, 0)
+    """A seeded hash of the id, to break ties."""
     label_counts: dict[int, FloatArray] = field(default_factory=dict)
     """Examples per label by row, only of clients that disclose them (statistics "label_0", "label_1", ...)."""
 

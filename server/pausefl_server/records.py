@@ -139,13 +139,16 @@ class Miss:
     """
 
     client_id: str
+    """Who missed the round."""
     kind: MissKind
+    """Why: "timeout", "lost", "refused", "rejected" or "unneeded"."""
     waited_s: float
     """From when the round's jobs were offered until the server waited no longer, on the server's clock."""
     latency_s: float
     """The same at the emulated scale, all of it counted as communication. That is a lower bound of the latency as far
     as the client did not compute meanwhile: nothing tells how much of the wait was device time."""
     reason: str = ""
+    """What was said about it; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)

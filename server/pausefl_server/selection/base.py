@@ -31,7 +31,9 @@ class Context:
     """
 
     round: int
+    """The round to choose for, from 1."""
     table: ClientTable
+    """What is known of all clients, from the rounds before this one."""
     eligible: IntArray
     """Rows that may be chosen, ascending, read-only; never empty. Clients that rest after misses are not among them."""
     rng: np.random.Generator
@@ -41,6 +43,7 @@ class Context:
     weight_share_max: float = 1.0
     """The greatest share of the data that one client counts for (`aggregation.weight_share_max`)."""
     oracle: Oracle | None = None
+    """The true latency laws; None for policies that do not need them (`Policy.needs_oracle`)."""
     clock: Callable[[], float] | None = None
     """Seconds, for policies with a time cap alone."""
 
@@ -64,7 +67,9 @@ class Selection:
     """
 
     rows: IntArray
+    """The chosen rows of the client table, int64, each one of `Context.eligible`."""
     weights: FloatArray | None = None
+    """One weight per row, float64, finite and above 0; None: by data size."""
     details: Mapping[str, float] = field(default_factory=dict)
     """What to log about the choice (energy, gap, steps): finite numbers by name."""
     cluster_penalty_s: float = 0.0

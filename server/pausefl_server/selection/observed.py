@@ -11,9 +11,11 @@ class PolicyObservation:
     """An accepted update, as far as a policy may know it."""
 
     client_id: str
+    """Whose update it is."""
     latency_s: float
     """The signal (`latency.signal`), at the emulated scale."""
     n_examples: int
+    """|D_k| as it counts, see `ClientTable.n_examples`."""
     epsilon: float
     """ε_i of this release; 0 in a run without privacy."""
     epsilon_spent: float
@@ -29,6 +31,7 @@ class PolicyRound:
     """A committed round, as far as a policy may know it."""
 
     round: int
+    """The round's number, from 1."""
     chosen: tuple[str, ...]
     """In selection order; repeats a client drawn twice."""
     observations: tuple[PolicyObservation, ...]
