@@ -111,7 +111,8 @@ def test_what_was_imported_in_place_of_a_users_module_is_named(tmp_path: Path, m
 def test_the_folders_are_named_in_which_a_module_was_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_python = [sysconfig.get_path(name) for name in ("stdlib", "purelib")]
     monkeypatch.setattr(sys, "path", [*of_python, "", str(tmp_path / "gone"), str(tmp_path)])
-    with pytest.raises(ConfigError, match=f"; searched besides Python's own folders: {tmp_path}/gone, {tmp_path}$"):
+    searched = f"searched besides Python's own folders: {tmp_path}/gone, {tmp_path}"
+    with pytest.raises(ConfigError, match=f"; {searched}; experiment.python_path can name others$"):
         THINGS.find("no_such_module:Thing", "some.thing")
 
 

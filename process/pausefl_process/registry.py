@@ -121,7 +121,8 @@ def _where_looked(module: str, error: BaseException | None) -> str:
     if isinstance(error, ModuleNotFoundError):
         paths = [path for path in sys.path if Path(path).is_absolute() and not path.endswith(".zip")]
         folders = [path for path in paths if not _is_of_python(path)]
-        return f"; searched besides Python's own folders: {', '.join(folders)}" if folders else ""
+        searched = f"; searched besides Python's own folders: {', '.join(folders)}" if folders else ""
+        return f"{searched}; experiment.python_path can name others"
     return ""
 
 
