@@ -1,9 +1,13 @@
-"""A client process tries to reach its server as often as its sessions mean to, not as seldom as gRPC would."""
+"""A client tries to reach its server as often as it means to, not as seldom as gRPC would, and says so in its log."""
 
 import asyncio
 from contextlib import suppress
 
-from pausefl_client.transport import connect
+import pytest
+
+from pausefl_client.transport import connect, fetch_offer
+from pausefl_proto.errors import PauseflError
+from rigs.session import SessionRig
 
 TRIES = 12
 
@@ -16,6 +20,42 @@ async def knock(port: int) -> None:
                 await stream.write(b"")
                 await stream.read()
         await asyncio.sleep(1.0)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "connect" in record.getMessage()]
+
+
+async def test_the_log_says_once_what_a_client_waits_for_before_it_gives_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rig = SessionRig()
+    rig.server.unreachable = True
+    async with rig.running() as task:
+        with pytest.raises(PauseflError, match="cannot be reached: nobody answers"):
+            await asyncio.wait_for(task, 20)
+    assert said(caplog) == ["client-007: no connection to the server (nobody answers); trying for up to 60 s"]
+
+
+async def test_the_log_says_that_a_client_lost_its_server_and_found_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rig = SessionRig()
+    async with rig.running():
+        (await rig.server.welcome()).give(OSError("reset"))
+        again = await rig.server.welcome()
+        again.give_job(rig.model)
+        await again.upload()
+    assert said(caplog) == [
+        "client-007: no connection to the server (reset); trying for up to 60 s",
+        "client-007: connected again",
+    ]
+
+
+async def test_the_log_says_once_that_a_client_waits_for_its_experiment(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with pytest.raises(PauseflError, match="cannot be reached"):
+        await fetch_offer("127.0.0.1:1", None, "", patience_s=1.5)
+    (line,) = said(caplog)
+    assert line.startswith("no connection to the server (")
 
 
 async def test_clients_of_one_process_do_not_wait_ever_longer_for_a_server_that_is_gone() -> None:

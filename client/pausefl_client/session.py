@@ -78,8 +78,9 @@ class ClientSession:
             self._withdrawals.withdraw_all()
 
     async def _run(self) -> str:
-        last_contact_s, jitter = self._host.clock(), random.Random(self._settings.client_id)
-        retry_s, is_damaged = self._settings.retry_every_s, False
+        who = self._settings.client_id
+        last_contact_s, jitter = self._host.clock(), random.Random(who)
+        retry_s, is_damaged, is_told = self._settings.retry_every_s, False, False
         while True:
             try:
                 async with contextlib.AsyncExitStack() as opened:
@@ -88,7 +89,9 @@ class ClientSession:
                         stream = await opened.enter_async_context(self._connect())
                         await self._say_hello(stream)
                     retry_s = retry_s if is_damaged else self._settings.retry_every_s
-                    is_damaged, self.is_connected = False, True
+                    if is_told:
+                        log.info("%s: connected again", who, extra={"client_id": who})
+                    is_damaged, is_told, self.is_connected = False, False, True
                     try:
                         await self._take_part(stream)
                     finally:
@@ -98,12 +101,15 @@ class ClientSession:
                 return str(goodbye)
             except DamageError as damage:
                 is_damaged = True  # the server has seen nothing wrong: a fresh stream makes it say all again
-                who = self._settings.client_id
                 log.warning("%s: the server %s; connecting again", who, damage, extra={"client_id": who})
             except OSError as error:
-                if self._host.clock() - last_contact_s > self._settings.give_up_after_s:
-                    reason = str(error) or "it gives no welcome"
+                reason, patience_s = str(error) or "it gives no welcome", self._settings.give_up_after_s
+                if self._host.clock() - last_contact_s > patience_s:
                     raise PauseflError(f"the server cannot be reached: {reason}") from error
+                if not is_told:
+                    told = "%s: no connection to the server (%s); trying for up to %g s"
+                    log.info(told, who, reason, patience_s, extra={"client_id": who})
+                    is_told = True
             # Clients that lost their server at one instant must not all come back at another.
             await asyncio.sleep(retry_s * jitter.uniform(0.5, 1.5))
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S)

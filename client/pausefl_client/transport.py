@@ -1,6 +1,7 @@
 """The client's only module that imports gRPC: bytes in, bytes out."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ from pausefl_proto.foreign_text import shown
 from pausefl_proto.tls import OutOfDateError, Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, decode
+
+log = logging.getLogger("pausefl.client")
 
 _RETRY_EVERY_S, _ANSWER_WITHIN_S = 0.5, 10.0
 
@@ -57,13 +60,16 @@ async def fetch_offer(address: str, tls: Tls | None, token: str, patience_s: flo
 
     ConfigError when it refuses or knows no such question, PauseflError when it cannot be reached for `patience_s`.
     """
-    give_up_s = time.monotonic() + patience_s
+    give_up_s, is_told = time.monotonic() + patience_s, False
     while True:
         try:
             return await _ask_for_offer(address, tls, token)
         except OSError as error:
             if time.monotonic() > give_up_s:
                 raise PauseflError(f"the server cannot be reached: {error}") from error
+            if not is_told:
+                log.info("no connection to the server (%s); trying for up to %g s", error, patience_s)
+                is_told = True
         await asyncio.sleep(_RETRY_EVERY_S)
 
 

@@ -75,11 +75,11 @@ def client(options: argparse.Namespace) -> None:
     from pausefl_process.waits import run_telling_waits
 
     check_address("--server", options.server)
+    set_up_log()
     experiment, ledgers = _experiment_of_client(options), Path(options.ledger_dir)
     _refuse_whole_runs(experiment, "client")
     allow_many_files()
     keep_freed_memory()
-    set_up_log()
     with (
         _clients_to_be(experiment, options) as client_ids,
         printed_events(f"clients of {config_name(options) if options.config else options.server}") as report,
