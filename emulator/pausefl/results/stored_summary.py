@@ -105,7 +105,7 @@ class Summary(TypedDict):
     clock: NotRequired[Literal["real", "virtual"]]
     """`experiment.clock`."""
     timing_error_s: TimingError | None
-    """Measured less drawn time: the median and the 99 % quantile over all exchanges, in real seconds."""
+    """Measured less drawn time, without sign: the median and the 99 % quantile over all exchanges, in real seconds."""
     privacy_unit: PrivacyUnit | None
     """What every ε here protects, but vector_epsilon_max; null: a run without privacy."""
     epsilon_budget: float | None

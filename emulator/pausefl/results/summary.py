@@ -203,7 +203,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     error = summary["timing_error_s"]
     if error["p50"] is not None:
         quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms"
-        table.add_row("measured − drawn", f"{quantiles}; {summary['rejected_updates']} updates rejected")
+        table.add_row("|measured − drawn|", f"{quantiles}; {summary['rejected_updates']} updates rejected")
     for reason in summary["suspect_because"].values():
         table.add_row("suspect", f"{reason['rounds']} rounds: {reason['advice']}")
     if "overruns" in summary:

@@ -89,13 +89,14 @@ class RunTally:
 
     @property
     def timing_error_s(self) -> dict[str, float | None]:
-        """Quantiles of measured minus drawn time: what the network and this software added.
+        """Quantiles of how far measured time was from drawn time, without sign: what network and software added.
 
-        Measured is communication; where delays are total, the round trip.
+        Measured is communication; where delays are total, the round trip. Less than was drawn cannot be: a client that
+        held its messages too short, or states delays that were not, would hide among the others with a sign.
         """
         if not self._errors_s:
             return {"p50": None, "p99": None}
-        p50, p99 = np.quantile(np.frombuffer(self._errors_s), (0.5, 0.99))
+        p50, p99 = np.quantile(np.abs(np.frombuffer(self._errors_s)), (0.5, 0.99))
         return {"p50": float(p50), "p99": float(p99)}
 
     @property
