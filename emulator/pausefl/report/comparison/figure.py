@@ -64,14 +64,10 @@ def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, c
     axes.set(title=title, xlabel="total latency (s)", ylabel=f"{split} {metric}")
     axes.set_xlim(left=0)
     percent_axis(axes)
+    if common_accuracy is not None:
+        label = f"common {metric} {common_accuracy:.1%}"
+        axes.axhline(common_accuracy, color=MUTED.light, linewidth=1, linestyle=":", label=label)
     axes.legend(loc="lower right", handlelength=3.2)
-    if common_accuracy is None:
-        return
-    axes.axhline(common_accuracy, color=MUTED.light, linewidth=1, linestyle=":")
-    axes.annotate(
-        f"common {metric} {common_accuracy:.1%}", (1, common_accuracy), xycoords=("axes fraction", "data"),
-        xytext=(0, 3), textcoords="offset points", color=MUTED.light, ha="right", fontsize=9,
-    )  # fmt: skip
 
 
 def draw_band(axes: Axes, curves: Sequence[PlottedCurve], look: Look, label: str) -> None:
