@@ -202,7 +202,7 @@ def _timing_sentences(run: RunData) -> Mapping[str, str]:
         "scale_sentence": _scale_sentence(s["time_scale"]),
         "error_sentence": "not known: nothing was measured"
         if error_s is None or error_s["p50"] is None
-        else f"p50 {_milliseconds(error_s['p50'])}, p99 {_milliseconds(error_s['p99'])}, in real time",
+        else f"p50 {_milliseconds(error_s['p50'])}, p99 {_milliseconds(error_s['p99'])} off what was drawn, real time",
         "propagation_sentence": _propagation_sentence(run),
     }
 

@@ -202,8 +202,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             table.add_row("NOT PRIVATE", "the noise was drawn from the seed: anyone who knows it can subtract it")
     error = summary["timing_error_s"]
     if error["p50"] is not None:
-        quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms"
-        table.add_row("|measured − drawn|", f"{quantiles}; {summary['rejected_updates']} updates rejected")
+        quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms off what was drawn"
+        table.add_row("timing error", f"{quantiles}; {summary['rejected_updates']} updates rejected")
     for reason in summary["suspect_because"].values():
         table.add_row("suspect", f"{reason['rounds']} rounds: {reason['advice']}")
     if "overruns" in summary:
