@@ -25,7 +25,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds, HelloLimiter
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.admission import Admission
 from rigs.federation import SIZE, answer_of, hello, raw_stream
 from rigs.one_job import OneJob
@@ -54,7 +54,7 @@ async def listening(
     """A server's port."""
     coordinator = OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    handler = ClientStreamHandler(coordinator, UpdateLimits(SIZE), admission, hello_timeout_s=bounds.hello_timeout_s)  # type: ignore[arg-type]
+    handler = ClientStreamHandler(coordinator, AnswerLimits(SIZE), admission, hello_timeout_s=bounds.hello_timeout_s)  # type: ignore[arg-type]
     server = FederationServer(handler, tls, offer=offer, bounds=bounds)
     try:
         yield await server.start("127.0.0.1", 0)

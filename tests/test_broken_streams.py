@@ -25,7 +25,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import PROTOCOL_VERSION, Vector, unpack
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Lost, Register, Shutdown
@@ -200,7 +200,7 @@ async def test_a_client_that_vanishes_between_hello_and_welcome_is_lost_like_any
     coordinator = SlowCoordinator()
     async with asyncio.TaskGroup() as group:
         group.create_task(coordinator.run())
-        server = FederationServer(ClientStreamHandler(coordinator, UpdateLimits(SIZE)))  # type: ignore[arg-type]
+        server = FederationServer(ClientStreamHandler(coordinator, AnswerLimits(SIZE)))  # type: ignore[arg-type]
         port = await server.start("127.0.0.1", 0)
         async with raw_stream(port) as call:
             await call.write(hello("shy"))

@@ -17,7 +17,7 @@ from pausefl_proto.wire import unpack
 from pausefl_server.connections.hello_limits import ConnectionBounds
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from rigs.federation import BIG, hello
 from rigs.one_job import OneJob
 
@@ -43,7 +43,7 @@ asyncio.run(main())
 
 SERVER = """
 import asyncio
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from rigs.federation import BIG
@@ -51,7 +51,7 @@ from rigs.one_job import OneJob
 
 async def main():
     coordinator = OneJob(BIG)
-    print(await FederationServer(ClientStreamHandler(coordinator, UpdateLimits(BIG))).start("127.0.0.1", 0), flush=True)
+    print(await FederationServer(ClientStreamHandler(coordinator, AnswerLimits(BIG))).start("127.0.0.1", 0), flush=True)
     await coordinator.run()
 
 asyncio.run(main())
@@ -83,7 +83,7 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
 async def test_a_client_that_is_stopped_in_a_round_is_found_dead() -> None:
     coordinator = OneJob(BIG)
     running = asyncio.ensure_future(coordinator.run())
-    handler = ClientStreamHandler(coordinator, UpdateLimits(BIG))  # type: ignore[arg-type]
+    handler = ClientStreamHandler(coordinator, AnswerLimits(BIG))  # type: ignore[arg-type]
     server = FederationServer(handler, bounds=ConnectionBounds(dead_after_s=DEAD_AFTER_S))
     async with python(CLIENT, await server.start("127.0.0.1", 0)) as client:
         assert await line_of(client) == "in a round"

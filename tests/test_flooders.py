@@ -9,7 +9,7 @@ import pytest
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.messages import Lost
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig
@@ -73,7 +73,7 @@ async def test_a_fresh_stream_brings_no_fresh_allowance() -> None:
     with pytest.raises(AbuseError, match="sent more messages than it was asked for"):
         for _ in range(100):
             actor = ClientActor(
-                "client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, rate_limit=rate_limit
+                "client-1", rig.stream, rig.coordinator, AnswerLimits(5), rig.clock, rate_limit=rate_limit
             )
             for message in (PONG, PONG, None):
                 rig.stream.give(message)

@@ -16,7 +16,7 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import digest, pack_job
 from pausefl_server.connections.client_actor import ClientActor
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.pings import PingSchedule
 from pausefl_server.records import Observation, RoundRecord
 from pausefl_server.rounds.messages import Dispatch, Pinged, SendPing, Update
@@ -99,7 +99,7 @@ class Listener(Actor[Any]):
 
 async def test_a_ping_is_timed_and_one_that_a_job_overtook_is_not() -> None:
     now_s, stream, listener = 0.0, Stream(), Listener()
-    actor = ClientActor("a", stream, listener, UpdateLimits(1), lambda: now_s)
+    actor = ClientActor("a", stream, listener, AnswerLimits(1), lambda: now_s)
     async with asyncio.TaskGroup() as group:
         group.create_task(listener.run())
         group.create_task(actor.run())

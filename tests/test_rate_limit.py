@@ -9,7 +9,7 @@ from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
 
@@ -18,7 +18,7 @@ async def test_a_client_whose_streams_always_end_in_garbage_has_to_rest() -> Non
     rig = ClientActorRig()
     rate_limit = ClientRateLimit(rig.clock)
     for _ in range(9):
-        actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, rate_limit=rate_limit)
+        actor = ClientActor("client-1", rig.stream, rig.coordinator, AnswerLimits(5), rig.clock, rate_limit=rate_limit)
         rig.stream.give(b"\xff\xff\xff")
         with pytest.raises((DamageError, AbuseError)) as caught:
             await actor.listen()
@@ -30,7 +30,7 @@ async def test_a_client_that_sends_too_much_that_is_rejected_rests_longer_each_t
     running = asyncio.ensure_future(rig.coordinator.run())
     rate_limit, rests_s = ClientRateLimit(rig.clock), []
     for _ in range(12):
-        actor = ClientActor("client-1", rig.stream, rig.coordinator, UpdateLimits(5), rig.clock, rate_limit=rate_limit)
+        actor = ClientActor("client-1", rig.stream, rig.coordinator, AnswerLimits(5), rig.clock, rate_limit=rate_limit)
         for _ in range(9):
             rig.stream.give(upload(vector(5))[0])
         with pytest.raises(AbuseError, match="which it was not asked for now, once too often: rests for"):

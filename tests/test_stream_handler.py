@@ -13,7 +13,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import unpack
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from rigs.federation import SIZE, hello
 from rigs.one_job import OneJob
 
@@ -50,7 +50,7 @@ async def stream_handler(coordinator: OneJob | None = None) -> AsyncIterator[Cli
     """A handler for a coordinator that gives every client a job."""
     coordinator = coordinator or OneJob(SIZE)
     running = asyncio.ensure_future(coordinator.run())
-    yield ClientStreamHandler(coordinator, UpdateLimits(SIZE))  # type: ignore[arg-type]
+    yield ClientStreamHandler(coordinator, AnswerLimits(SIZE))  # type: ignore[arg-type]
     coordinator.stop()
     await running
 

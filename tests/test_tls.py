@@ -21,7 +21,7 @@ from pausefl_proto.tls import Tls, is_no_servers
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.messages import Register
 from rigs.authority import Authority
 from rigs.waiting import wait_for
@@ -63,7 +63,7 @@ async def listening(tls: Tls | None) -> AsyncIterator[int]:
     """A server's port."""
     greeter = Greeter("greeter")
     running = asyncio.ensure_future(greeter.run())
-    server = FederationServer(ClientStreamHandler(greeter, UpdateLimits(1)), tls)  # type: ignore[arg-type]
+    server = FederationServer(ClientStreamHandler(greeter, AnswerLimits(1)), tls)  # type: ignore[arg-type]
     try:
         yield await server.start("127.0.0.1", 0)
     finally:

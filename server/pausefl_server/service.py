@@ -23,7 +23,7 @@ from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S, ConnectionB
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.interruption import Interruption, interruptible
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import exposition, make_registry
 from pausefl_server.monitoring.observer import Observers, RunObserver
@@ -207,7 +207,7 @@ def _stream_handler(
     clock: Callable[[], float],
 ) -> ClientStreamHandler:
     bound = settings.privacy.norm_bound if settings.privacy else None
-    limits = UpdateLimits(model_size, bound, settings.encoding, settings.budget)
+    limits = AnswerLimits(model_size, bound, settings.encoding, settings.budget)
     return ClientStreamHandler(
         coordinator, limits, endpoints.admission, hello_timeout_s=endpoints.hello_timeout_s, clock=clock
     )

@@ -12,7 +12,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
 from pausefl_server.connections.client_actor import ClientActor
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from rigs.clock import Clock
 from rigs.stream import FakeStream
@@ -37,7 +37,7 @@ class ClientActorRig:
         self.clock = Clock()
         self.stream = FakeStream(self.clock)
         self.coordinator = FakeCoordinator()
-        limits = UpdateLimits(size, budget=budget)
+        limits = AnswerLimits(size, budget=budget)
         self.actor = ClientActor("client-1", self.stream, self.coordinator, limits, self.clock, released=2)
         self.reason: asyncio.Task[str] | None = None
 

@@ -91,8 +91,8 @@ class RunTally:
     def timing_error_s(self) -> dict[str, float | None]:
         """Quantiles of how far measured time was from drawn time, without sign: what network and software added.
 
-        Measured is communication; where delays are total, the round trip. Less than was drawn cannot be: a client that
-        held its messages too short, or states delays that were not, would hide among the others with a sign.
+        Measured is communication; where delays are total, the round trip. With a sign, a client that held its messages
+        too short, or states delays that were not, would hide among the others.
         """
         if not self._errors_s:
             return {"p50": None, "p99": None}

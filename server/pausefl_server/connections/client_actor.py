@@ -19,7 +19,7 @@ from pausefl_server.connections.reported_values import (
     release_of,
     statistics_of,
 )
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.records import TIMING_TOLERANCE_S, Timing
 from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import (
@@ -102,7 +102,7 @@ class ClientActor(Actor[_Order]):
         client_id: str,
         stream: StreamToClient,
         coordinator: Actor[Any],
-        limits: UpdateLimits,
+        limits: AnswerLimits,
         clock: Callable[[], float],
         *,
         released: int = 0,

@@ -19,7 +19,7 @@ from pausefl_server.connections.hello_limits import (
     StreamQuota,
 )
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
-from pausefl_server.model.norm_bound import UpdateLimits
+from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Dismiss, Lost, Register
@@ -45,7 +45,7 @@ class ClientStreamHandler:
     def __init__(
         self,
         coordinator: Coordinator,
-        limits: UpdateLimits,
+        limits: AnswerLimits,
         admission: Admission | None = None,
         *,
         hello_timeout_s: float = HELLO_TIMEOUT_S,

@@ -62,7 +62,7 @@ class NormBound:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateLimits:
+class AnswerLimits:
     """What every answer must keep to."""
 
     size: int
