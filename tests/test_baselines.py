@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import LogEvent, Miss
+from pausefl_server.records import LogEvent, Miss, Observation
+from pausefl_server.selection import Policy
 from pausefl_server.selection.observed import PolicyObservation, PolicyRound
 from pausefl_server.selection.policies.clustered import Clustered
 from pausefl_server.selection.policies.fastest import Fastest
@@ -71,6 +72,20 @@ def test_power_of_choice_asks_for_the_greatest_loss() -> None:
     play.table.last_loss[3] = np.nan
     chosen = PowD(M, d=13).select(None, context_of(play.table, 1)).rows
     assert chosen.tolist() == [3, 10, 11, 12]
+
+
+def test_no_client_is_chosen_for_ever_because_it_reports_no_loss() -> None:
+    """One client answers, but reports no loss: it gains nothing by it."""
+
+    class LossOf3Kept(Play):
+        def observation(self, client_id: str, t: int) -> Observation:
+            observation = super().observation(client_id, t)
+            return dataclasses.replace(observation, loss=None) if client_id == IDS[3] else observation
+
+    policies: list[Policy] = [PowD(M, d=13), Oort(M, cutoff=0.0, known_speeds=False)]
+    for policy in policies:
+        chosen = LossOf3Kept(policy).rounds(120).table.chosen
+        assert chosen[3] < 2 * np.median(chosen), (policy, chosen)
 
 
 @pytest.mark.parametrize(("least", "explored"), [(0.0, [4, 2, 1, 0, 0, 0, 0]), (0.5, [4, 2, 2, 2, 2, 1, 0])])

@@ -1,4 +1,4 @@
-"""The three terms PAUSE weighs, as functions of the client table: g_k, p_k and the index ucb_k.
+"""What policies weigh, as functions of the client table: g_k, p_k and the index ucb_k of PAUSE, and losses.
 
 All take `rows`, the table rows asked about, (n,) int64, and return (n,) float64.
 """
@@ -36,6 +36,20 @@ def privacy(context: Context, rows: IntArray) -> FloatArray:
     if context.epsilon_budget is None:
         return np.ones(len(rows))
     return 1.0 - context.table.epsilon_spent[rows] / context.epsilon_budget
+
+
+def losses(context: Context, rows: IntArray) -> FloatArray:
+    """The loss that each client reported last; NaN for a client that was never chosen.
+
+    One that was chosen and reported none, or no number, counts as the median of the eligible clients' losses. Were it
+    taken for one never chosen, a client could be chosen for ever by reporting nothing.
+    """
+    table = context.table
+    loss: FloatArray = table.last_loss[rows]
+    reported = table.last_loss[context.eligible]
+    reported = reported[np.isfinite(reported)]
+    loss[np.isnan(loss) & (table.chosen[rows] > 0)] = np.median(reported) if reported.size else 0.0
+    return loss
 
 
 def upper_confidence(mean: FloatArray, count: FloatArray, rounds: float, m: int, zeta: float = 1.0) -> FloatArray:

@@ -10,7 +10,7 @@ from pausefl_proto.arrays import FloatArray, IntArray
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.observed import PolicyRound
-from pausefl_server.selection.terms import rows_in_tie_order
+from pausefl_server.selection.terms import losses, rows_in_tie_order
 
 _EXPLORATION_WINDOW = 5
 """Unseen clients are drawn among this many times as many of the most promising (the code's default)."""
@@ -46,6 +46,7 @@ class Oort(Policy):
       is the mean of its latency law, told in advance as the paper takes it from a device's model; see `known_speeds`.
     - T is a percentile of the durations, as in the code; in the paper it is a time. The pacer relaxes it when utility
       falls, as in the paper; the code also does so when utility is flat, and tightens it when utility jumps.
+    - A client that was chosen and reported no loss counts as the median one (there every client reports one).
     - Clients that were chosen often are not left out, and no more than m are asked for m updates (there 1.3 m).
     - Utilities are scaled over the clients seen, in the code also over the data sizes of those not seen.
     - The model averages by data size, eq. (2) of PAUSE: Oort leaves aggregation to the framework.
@@ -113,14 +114,15 @@ class Oort(Policy):
 
     def select(self, state: Pace, context: Context) -> Selection:
         """ε m unseen clients by size and speed, the others by utility."""
-        rows, table = rows_in_tie_order(context), context.table
+        rows = rows_in_tie_order(context)
         m = min(self.m, len(rows))
-        known = np.isfinite(table.last_loss[rows]) & (table.measured[rows] > 0)
+        loss = losses(context, rows)
+        known = np.isfinite(loss)
         share = max(self.exploration * self.exploration_decay ** (context.round - 1), self.exploration_min)
         explored = min(max(round(share * m), m - int(known.sum())), int((~known).sum()))
         speed = self._speed(state, context, rows)
         new = self._explored(context, rows[~known], speed[~known], explored)
-        seen = self._exploited(state, context, rows[known], speed[known], m - explored)
+        seen = self._exploited(state, context, rows[known], loss[known], speed[known], m - explored)
         return Selection(np.sort(np.concatenate((new, seen))))
 
     def _explored(self, context: Context, rows: IntArray, speed: FloatArray, count: int) -> IntArray:
@@ -129,12 +131,13 @@ class Oort(Policy):
         pool = np.argsort(-promise, kind="stable")[: _EXPLORATION_WINDOW * count]
         return _drawn(context.rng, rows[pool], promise[pool], count)
 
-    def _exploited(self, state: Pace, context: Context, rows: IntArray, speed: FloatArray, count: int) -> IntArray:
+    def _exploited(
+        self, state: Pace, context: Context, rows: IntArray, loss: FloatArray, speed: FloatArray, count: int
+    ) -> IntArray:
         """`count` rows, drawn in proportion to utility among those within the cutoff of the count-th greatest."""
         if count == 0:
             return rows[:0]
-        table = context.table
-        statistical: FloatArray = np.maximum(table.last_loss[rows], 0.0) * table.n_examples[rows]
+        statistical: FloatArray = np.maximum(loss, 0.0) * context.table.n_examples[rows]
         utility = scaled_utility(statistical, np.maximum(state.last_round[rows], 1), context.round) * speed
         last_admitted = np.partition(utility, len(utility) - count)[len(utility) - count]
         pool = np.flatnonzero(utility >= self.cutoff * last_admitted)

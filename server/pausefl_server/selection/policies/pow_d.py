@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pausefl_server.selection.base import Context, Policy, Selection
-from pausefl_server.selection.terms import rows_in_tie_order
+from pausefl_server.selection.terms import losses, rows_in_tie_order
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,9 @@ class PowD(Policy):
     """Draws d candidates with probabilities p_k = |D_k|/|D|, without replacement, and takes the m of greatest loss.
 
     The model averages them uniformly (the paper's update rule): data size counts once, in the draw. Losses are the last
-    ones reported (the paper's variant rpow-d: no extra round trip to ask candidates); a client that has reported none
-    counts as the greatest, as there. Deviation: with fewer than d eligible clients, all of them are candidates.
+    ones reported (the paper's variant rpow-d: no extra round trip to ask candidates); a client never chosen counts as
+    the greatest, as there. Deviations: a client that was chosen and reported no loss counts as the median one, and with
+    fewer than d eligible clients, all of them are candidates.
     """
 
     d: int = 10
@@ -34,6 +35,6 @@ class PowD(Policy):
         sizes = np.maximum(context.table.n_examples[rows], 1)
         d = min(max(self.d, self.m), len(rows))
         candidates = rows[np.sort(context.rng.choice(len(rows), d, replace=False, p=sizes / sizes.sum()))]
-        loss = np.nan_to_num(context.table.last_loss[candidates], nan=np.inf)
+        loss = np.nan_to_num(losses(context, candidates), nan=np.inf)
         chosen = np.sort(candidates[np.argsort(-loss, kind="stable")[: self.m]])
         return Selection(chosen, weights=np.full(len(chosen), 1.0 / len(chosen)))
