@@ -196,3 +196,18 @@ def test_a_single_label_has_no_diversity() -> None:
     diversity = LabelDiversity.of(context, context.eligible)
     assert diversity(np.array([0])) == pytest.approx(0.0, abs=1e-6)
     assert diversity(np.array([1])) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("stated", [np.full(10, 1e9), np.ones(1024), np.array([0.0, 1e12])])
+def test_no_client_makes_its_sets_diverse_by_what_it_states(stated: np.ndarray) -> None:
+    """Ten classes, of which each client holds one: a lie is worth no more than the uniform labels of a silent client."""
+    play = Play(policy_of("sa-pause labels")).rounds(1)
+    table = play.table
+    context = context_of(table, 2)
+    table.label_counts = {k: table.n_examples[k] * np.eye(10)[k % 10] for k in range(1, 13)}
+    honest, silent = np.array([1, 2]), np.array([1, 0])
+    of_silent = LabelDiversity.of(context, np.arange(13))
+    table.label_counts[0] = stated
+    of_liar = LabelDiversity.of(context, np.arange(13))
+    assert of_liar(honest) == pytest.approx(of_silent(honest))
+    assert of_liar(silent) <= of_silent(silent) + 1e-9

@@ -6,6 +6,7 @@ swap by swap instead of being computed anew for every proposal.
 """
 
 import inspect
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -142,14 +143,21 @@ class LabelDiversity:
 
     @classmethod
     def of(cls, context: Context, rows: IntArray) -> "LabelDiversity":
-        """From what clients disclosed under privacy.disclose = ["labels"]."""
+        """From what clients disclosed under privacy.disclose = ["labels"].
+
+        There are as many classes as the middle one of these clients has: of further labels nothing counts. A client
+        has no more examples than its |D_k| that counts. So no client can drown the others' labels in its own.
+        """
         table = context.table
         known = {row: counts for row in rows.tolist() if (counts := table.label_counts.get(row)) is not None}
-        classes = max([2, *(len(counts) for counts in known.values())])  # the logarithm of 1 divides nothing
+        stated = statistics.median_low([len(counts) for counts in known.values()]) if known else 0
+        classes = max(stated, 2)  # the logarithm of 1 divides nothing
         histograms = np.repeat(table.n_examples[rows, None] / classes, classes, axis=1)
         for i, row in enumerate(rows.tolist()):
             if row in known:
-                histograms[i] = np.pad(known[row], (0, classes - len(known[row])))
+                counts = known[row][:classes]
+                held = min(1.0, table.n_examples[row] / max(counts.sum(), 1.0))
+                histograms[i] = np.pad(counts * held, (0, classes - len(counts)))
         return cls(histograms)
 
     def __call__(self, rows: IntArray) -> float:
