@@ -200,7 +200,7 @@ def test_a_single_label_has_no_diversity() -> None:
 
 @pytest.mark.parametrize("stated", [np.full(10, 1e9), np.ones(1024), np.array([0.0, 1e12])])
 def test_no_client_makes_its_sets_diverse_by_what_it_states(stated: np.ndarray) -> None:
-    """Ten classes, of which each client holds one: a lie is worth no more than the uniform labels of a silent client."""
+    """Ten classes, of which each client holds one: a lie is worth no more than a silent client's uniform labels."""
     play = Play(policy_of("sa-pause labels")).rounds(1)
     table = play.table
     context = context_of(table, 2)

@@ -1,8 +1,13 @@
-"""What summary.json says about time: measured minus drawn, and the overruns of a run whose delays are totals."""
+"""What summary.json says about time: measured minus drawn, overruns of total delays, and who made rounds suspect."""
+
+import dataclasses
 
 import pytest
 
+from pausefl.results.summary import by_whom
 from pausefl.results.tally import RunTally
+from pausefl_process.host_monitor import HostReport
+from pausefl_server.host_limits import HostLimits
 from pausefl_server.records import Observation, RoundRecord, Timing
 
 
@@ -36,3 +41,20 @@ def test_delays_that_were_never_held_do_not_hide_behind_a_sign() -> None:
     assert found["p50"] == pytest.approx(0.02)
     assert found["p99"] is not None
     assert found["p99"] > 1e5
+
+
+def test_a_client_that_makes_rounds_suspect_is_named() -> None:
+    """What a client says of its host cannot be checked: one that says ill of it in each round is known by that."""
+    limits, busy = HostLimits(steal_share=0.2), HostReport(steal_share=0.3)
+    played = record(IN_TIME, IN_TIME, IN_TIME, drawn_s=0.5)
+    rounds = []
+    for who in ({0}, {0, 2}, {0}, set()):
+        seen = [dataclasses.replace(o, host=busy) if i in who else o for i, o in enumerate(played.observations)]
+        doubts = limits.doubts(HostReport(), [o.host for o in seen], "round_trip")
+        rounds.append(dataclasses.replace(played, observations=tuple(seen), suspect=doubts))
+    found = RunTally.of(rounds, limits=limits).suspect_because["clients steal_share"]
+    assert (found["rounds"], found["clients"]) == (3, {"c0": 3, "c2": 1})
+    assert by_whom(found["clients"]) == "; c0 (3), c2 (1)"
+    assert by_whom({f"c{i}": 9 - i for i in range(6)}) == "; c0 (9), c1 (8), c2 (7), c3 (6) and 2 more"
+    server = dataclasses.replace(rounds[0], suspect=limits.doubts(busy, [HostReport()], "round_trip"))
+    assert RunTally.of([server], limits=limits).suspect_because["server steal_share"]["clients"] == {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from pausefl_process.host_monitor import HostReport
-from pausefl_server.records import Signal
+from pausefl_server.records import Observation, Signal
 
 ADVICE = {
     "loop_lag_s": "the event loop answered late: run fewer clients or processes on this machine, or leave it alone"
@@ -44,6 +44,12 @@ class HostLimits:
         if (signal == "communication" or total_delays) and "compute_share" in of_clients:
             of_clients.remove("compute_share")
         return (*(f"server {name}" for name in of_server), *(f"clients {name}" for name in of_clients))
+
+    def clients_beyond(self, doubt: str, observations: Iterable[Observation]) -> list[str]:
+        """The clients whose hosts were beyond the limit that this doubt names; none for a doubt of the server."""
+        host, name = doubt.split()
+        limit = getattr(self, name)
+        return [o.client_id for o in observations if host == "clients" and getattr(o.host, name) > limit]
 
     def _passed(self, reports: Iterable[HostReport]) -> list[str]:
         """The limits that at least one of the reports is beyond."""

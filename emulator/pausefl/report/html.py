@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from pausefl.report.style import capitalised, css_variables, to_svg
 from pausefl.results.reading import PrivacyFigures, RunData, summed_over
+from pausefl.results.summary import by_whom
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.privacy_unit import vector_epsilon
 
@@ -60,7 +61,8 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True,
     )
     schemes = {scheme: Markup(css_variables(scheme)) for scheme in ("light", "dark")}
-    return environment.get_template(template).render(number=number, percent=percent, **schemes, **values)
+    words = {"number": number, "percent": percent, "by_whom": by_whom}
+    return environment.get_template(template).render(**words, **schemes, **values)
 
 
 def embed(figures: Mapping[str, Figure], metric: str) -> Mapping[str, Markup]:

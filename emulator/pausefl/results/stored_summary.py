@@ -32,6 +32,8 @@ class Suspicion(TypedDict):
 
     rounds: int
     advice: str
+    clients: NotRequired[dict[str, int]]
+    """By client whose host said so: rounds, most first; empty for the server's host."""
 
 
 class Failure(TypedDict):
@@ -141,7 +143,7 @@ class Summary(TypedDict):
     suspect_rounds: int
     """Rounds whose measurements are in doubt."""
     suspect_because: dict[str, "Suspicion"]
-    """The reasons: in how many rounds each held, and what to do about it."""
+    """The reasons: in how many rounds each held, what to do about it, and in how many by which client's account."""
     overruns: NotRequired[int]
     """Only where delays are totals: exchanges longer than what was drawn for them."""
     stopped_because: str

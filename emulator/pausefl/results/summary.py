@@ -17,6 +17,7 @@ from pausefl.results.tally import RunTally
 from pausefl_client.data.datasets import split_note
 from pausefl_proto.privacy_unit import vector_epsilon
 from pausefl_server.clients import ClientTable
+from pausefl_server.host_limits import HostLimits
 from pausefl_server.records import ACCURACY, Evaluation
 from pausefl_server.selection.base import Policy
 from pausefl_server.service import RunResult
@@ -28,6 +29,8 @@ _PRIVATE_ONLY = (
     *("median_epsilon_spent", "delta", "epsilon_at_delta", "epsilon_floor", "retired_clients"),
     *("noise", "budget_per"),
 )
+# Of the clients that made rounds suspect.
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class SummaryPlan:
     privacy: PrivacyTable
     shows_host_metrics: bool
     """Whether client processes serve metrics."""
+    limits: HostLimits
+    """Beyond these a round was suspect."""
 
 
 def summarise(plan: SummaryPlan, policy: Policy, tally: RunTally, result: RunResult) -> dict[str, Any]:
@@ -205,7 +210,16 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms off what was drawn"
         table.add_row("timing error", f"{quantiles}; {summary['rejected_updates']} updates rejected")
     for reason in summary["suspect_because"].values():
-        table.add_row("suspect", f"{reason['rounds']} rounds: {reason['advice']}")
+        table.add_row("suspect", f"{reason['rounds']} rounds: {reason['advice']}{by_whom(reason.get('clients', {}))}")
     if "overruns" in summary:
         table.add_row("overruns", f"{summary['overruns']} exchanges took longer than the total drawn for them")
     return table
+
+
+def by_whom(rounds_of: Mapping[str, int]) -> str:
+    """The clients whose hosts gave a reason for doubt, those of most rounds first, as "; a (12), b (3) and 2 more"."""
+    if not rounds_of:
+        return ""
+    named = [f"{client_id} ({rounds})" for client_id, rounds in list(rounds_of.items())[:_MOST_NAMED]]
+    more = len(rounds_of) - len(named)
+    return f"; {', '.join(named)}{f' and {more} more' if more else ''}"

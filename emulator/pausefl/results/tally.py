@@ -1,7 +1,7 @@
 """What the attempts at a run's rounds come to, counted one by one: a long log is read once, and not kept."""
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +12,7 @@ from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.selections import ChoiceCounter
 from pausefl_client.link import Mode
 from pausefl_server.clients import ClientTable
-from pausefl_server.host_limits import advice
+from pausefl_server.host_limits import HostLimits, advice
 from pausefl_server.records import LogEvent, Observation, RoundRecord
 from pausefl_server.rounds.pending_events import count_of
 
@@ -27,8 +27,9 @@ class RunTally:
         groups: Mapping[str, ClientGroup] | None = None,
         mode: Mode = "additive",
         released_before: Mapping[str, int] | None = None,
+        limits: HostLimits | None = None,
     ) -> None:
-        """`mode`: whether delays are added to an exchange, or are its total.
+        """`mode`: whether delays are added to an exchange, or are its total. `limits`: by which rounds were doubted.
 
         `released_before`: what clients came with first, where the events do not tell.
         """
@@ -45,7 +46,9 @@ class RunTally:
         self._is_total = mode == "total"
         self._failures: Counter[str] = Counter()
         self._capped: Counter[tuple[str, str]] = Counter()
+        self._limits = limits or HostLimits()
         self._doubts: Counter[str] = Counter()
+        self._doubted: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by doubt, and by client
         self._released_before = dict(released_before or {})  # by client, when it first joined
         self._selection_s = array("d")
         self._errors_s = array("d")  # measured minus drawn
@@ -60,9 +63,10 @@ class RunTally:
         groups: Mapping[str, ClientGroup] | None = None,
         mode: Mode = "additive",
         released_before: Mapping[str, int] | None = None,
+        limits: HostLimits | None = None,
     ) -> "RunTally":
         """The counts of a log: its rounds, the failed attempts at the round after them, and the events after those."""
-        tally = cls(groups, mode, released_before)
+        tally = cls(groups, mode, released_before, limits)
         for record in records:
             tally._add_round(record)
         for attempt in unfinished:
@@ -79,8 +83,11 @@ class RunTally:
 
     @property
     def suspect_because(self) -> dict[str, dict[str, Any]]:
-        """By reason to doubt a round: in how many it held, and what to do about it."""
-        return {doubt: {"rounds": count, "advice": advice(doubt)} for doubt, count in self._doubts.most_common()}
+        """By reason to doubt a round: in how many it held, what to do, and in how many by which client's account."""
+        return {
+            doubt: {"rounds": count, "advice": advice(doubt), "clients": dict(self._doubted[doubt].most_common())}
+            for doubt, count in self._doubts.most_common()
+        }
 
     @property
     def selection_s_median(self) -> float | None:
@@ -134,7 +141,9 @@ class RunTally:
             self._add_failed(failed)
         self._add_attempt(record)
         self._choices.add(record)
-        self._doubts.update(record.suspect)
+        for doubt in record.suspect:
+            self._doubts[doubt] += 1
+            self._doubted[doubt].update(self._limits.clients_beyond(doubt, record.observations))
         self._selection_s.append(record.selection_s)
         for observation in record.observations:
             self._add_observation(observation)

@@ -157,4 +157,5 @@ def _summary(experiment: Experiment) -> SummaryPlan:
         latency=experiment.latency,
         privacy=experiment.privacy,
         shows_host_metrics=experiment.metrics.client_port >= 0,
+        limits=limits_of(experiment.host),
     )

@@ -174,9 +174,15 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
     """Write the last model and, last of all, summary.json."""
     models.save_last(result.theta)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        log, unfinished, late = store.log(), store.failed_attempts(), store.late_events()
-        before = {client_id: released for client_id, (released, _) in store.first_hellos().items()}
-        tally = RunTally.of(log, unfinished, late, groups=plan.groups, mode=plan.latency.mode, released_before=before)
+        tally = RunTally.of(
+            store.log(),
+            store.failed_attempts(),
+            store.late_events(),
+            groups=plan.groups,
+            mode=plan.latency.mode,
+            released_before={client_id: released for client_id, (released, _) in store.first_hellos().items()},
+            limits=plan.limits,
+        )
         summary = summarise(plan, policy, tally, result)
         summary["starts"] = starts_of(store)
     write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
