@@ -29,6 +29,10 @@ WRONG_HELLOS: dict[str, tuple[dict[str, Any], str]] = {
         {"manifest": Manifest((TensorSpec("v", (SIZE,)),)).to_message()},
         "tensors differ in name, shape or order",
     ),
+    "another model, under the name of somebody connected": (
+        {"client_id": "a", "manifest": Manifest((TensorSpec("v", (SIZE,)),)).to_message()},
+        "tensors differ in name, shape or order",  # it need not try again
+    ),
     "another dtype": (
         {"manifest": pb.Manifest(tensors=[pb.Tensor(name="w", shape=[SIZE], dtype="float64")])},
         "only float32",

@@ -80,9 +80,6 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
         raise WireError(f"protocol version {hello.protocol_version}, this server speaks {PROTOCOL_VERSION}")
     if not hello.client_id:
         raise WireError("the client id is empty")
-    if hello.client_id in connected:
-        # It may be the same client, back before its old stream was found dead.
-        raise TryLaterError(f"client id {hello.client_id!r} is connected already")
     if not 1 <= hello.n_examples <= _MOST_EXAMPLES:
         raise WireError(f"has {hello.n_examples} examples, must be 1 to {_MOST_EXAMPLES}")
     if settings.agreement is not None and (differences := _differences(hello.agreement, settings.agreement)):
@@ -93,6 +90,9 @@ def check_hello(hello: pb.Hello, settings: ServerSettings, table: ClientTable, c
     if hello.ledger.schedule != schedule:
         theirs = shown(hello.ledger.schedule, _LONGEST_SCHEDULE)
         raise WireError(f"privacy differs: the client agreed to {theirs!r}, the run has {schedule!r}")
+    if hello.client_id in connected:
+        # It may be the same client, back before its old stream was found dead.
+        raise TryLaterError(f"client id {hello.client_id!r} is connected already")
     row = table.row_of.get(hello.client_id)
     proven = int(table.proven[row]) if row is not None else 0
     check_ledger(hello.ledger.released, hello.ledger.epsilon_spent, privacy.budget if privacy else None, proven)
