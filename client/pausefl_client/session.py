@@ -90,7 +90,7 @@ class ClientSession:
                         await self._say_hello(stream)
                     retry_s = retry_s if is_damaged else self._settings.retry_every_s
                     if is_told:
-                        log.info("%s: connected again", who, extra={"client_id": who})
+                        log.info("%s: connected", who, extra={"client_id": who})
                     is_damaged, is_told, self.is_connected = False, False, True
                     try:
                         await self._take_part(stream)
