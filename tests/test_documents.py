@@ -1,6 +1,7 @@
 """Documents: links lead somewhere, snippets are what the code takes, and every command, metric and preset occurs."""
 
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pausefl import cli
 from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import preset_names
+from pausefl_client.privacy.ledger import Ledger
+from pausefl_proto.budget import Budget
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -135,6 +138,16 @@ def test_a_python_snippet_runs(text: str, folder: Path) -> None:
         [sys.executable, "-W", "error", "-c", text], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_ledger_can_be_read_as_shown(tmp_path: Path) -> None:
+    page = (ROOT / "docs/privacy.md").read_text("utf-8")
+    (statement,) = re.findall(r'sqlite3 [^"]*"(SELECT [^"]*)"', page)
+    holder = {"client_id": "client-000", "data": "digits"}
+    Ledger(tmp_path / "client-000.db", Budget(10.0, 0.04), unit="vector", **holder).close()
+    database = sqlite3.connect(tmp_path / "client-000.db")
+    assert database.execute(statement).fetchall() == []
+    database.close()
 
 
 def test_every_command_is_shown_in_use() -> None:
