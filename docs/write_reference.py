@@ -191,7 +191,8 @@ def _parameters(signature: inspect.Signature) -> Iterator[str]:
 
 def _annotation(annotation: Any) -> str:
     """A type without the modules it comes from."""
-    return re.sub(r"\b(?:[a-z_]+\.)+", "", inspect.formatannotation(annotation))
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:[a-z_]+\.)+", "", text)
 
 
 def _members(record: type[Any], *, methods: bool = True) -> Iterator[str]:

@@ -214,8 +214,8 @@ def tune(
 ) -> "Tuning":
     """Search parameters, `["selection.pause.alpha=log:1..1000"]`, for latency, leakage and accuracy together.
 
-    Returns the Pareto front, held against the experiment's own setting on fresh seeds. Tables, settings and a figure
-    are written to `folder`, runs/tune-<time> by default.
+    `by` says what a setting plays: "simulate" or "run". Returns the Pareto front, held against the experiment's own
+    setting on fresh seeds. Tables, settings and a figure are written to `folder`, runs/tune-<time> by default.
     """
     from pausefl.campaigns.tuning import tune_experiment
     from pausefl.campaigns.tuning.plan import By, TuningPlan
