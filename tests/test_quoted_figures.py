@@ -14,7 +14,7 @@ def speed(benchmark: str, case: str, figure: str) -> float:
     """The median of a figure of `pausefl bench all`, as the tables of speed.md have it."""
     run = json.loads((DOCS / "results/speed.json").read_text("utf-8"))
     figures = {(each["benchmark"], each["case"], each["figure"]): each["values"] for each in run["figures"]}
-    return statistics.median(figures[benchmark, case, figure])
+    return float(statistics.median(figures[benchmark, case, figure]))
 
 
 def scale(clients: int, figure: str) -> float:
