@@ -112,6 +112,18 @@ async def test_tellers_waiting_for_room_are_freed_when_the_actor_is_cancelled() 
     assert actor.events == ["start", "stop"]
 
 
+async def test_room_that_a_cancelled_teller_was_granted_goes_to_the_next() -> None:
+    actor = Recorder(capacity=1)
+    actor.offer(0)
+    cancelled, waiting = (asyncio.ensure_future(actor.tell(i)) for i in (1, 2))
+    await asyncio.sleep(0)
+    await actor.drain()
+    cancelled.cancel()
+    await asyncio.wait_for(waiting, 20)
+    await actor.drain()
+    assert actor.seen == [0, 2]
+
+
 class Planner(Recorder):
     """An actor with a plan of its own: it handles messages when the plan says so."""
 

@@ -148,16 +148,24 @@ class Actor(ABC, Generic[Message]):
 
     def _take(self) -> tuple[Message, asyncio.Future[Any] | None]:
         envelope = self._mailbox.popleft()
+        self._let_next_in()
+        return envelope
+
+    def _let_next_in(self) -> None:
+        """Wake the sender that has waited longest, where there is room."""
         while self._waiting_senders and len(self._mailbox) < self._capacity:
             if _wake(self._waiting_senders.popleft()):
                 break
-        return envelope
 
     async def _put(self, message: Message, reply: asyncio.Future[Any] | None) -> None:
         while len(self._mailbox) >= self._capacity and not self.stopped:
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting_senders.append(room)
-            await room
+            try:
+                await room
+            except asyncio.CancelledError:
+                self._let_next_in()  # it may have been woken, and does not take its place
+                raise
         if self.stopped:
             raise ActorStopped(f"{self.name} has stopped")
         self._mailbox.append((message, reply))
