@@ -207,6 +207,28 @@ async def test_a_kept_update_that_a_kill_loses_is_logged_as_dropped_and_stays_pa
         assert kinds == ["late", "reconciled", "left", "unsettled", "dropped"]  # it had the job of round 2, too
 
 
+async def test_a_kill_loses_the_last_kept_update_of_a_client_and_the_older_one_was_dropped_before(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=3, quorum=0.5, keeps_late_updates=True).running() as r:
+        peers = await ask(r, "ab")
+        for number in (1, 2):
+            await peers["a"].answer(number)
+            await peers["a"].next_job()
+        await peers["b"].answer(1)
+        await peers["b"].answer(2)
+        await r.coordinator.ask(Pinged("a", 0.1))
+        await r.written()
+    async with rig(All(2), rounds=3, quorum=0.5, keeps_late_updates=True, minimum_clients=1).running() as r:
+        a = await r.join("a", manual=True, released=2)
+        await a.next_job()
+        await a.answer(3)
+        await r.played()
+        dropped = [event.detail for event in r.store.rounds()[-1].events if event.kind == "dropped"]
+        assert dropped == [
+            "its update of round 1 enters no model: a later one came",
+            "its update of round 2 was kept for the next model, which the server lost when it was ended",
+        ]
+
+
 async def test_a_kill_after_a_commit_does_not_hide_whose_update_the_model_took(rig: MakeRig) -> None:
     async with rig(All(2), rounds=3, quorum=0.5, keeps_late_updates=True).running() as r:
         peers = await ask(r, "ab")

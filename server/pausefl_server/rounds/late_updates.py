@@ -30,7 +30,7 @@ class LateUpdate:
     """What it would have weighed in its own round."""
 
     def in_round(self, round: int) -> WeightedUpdate:
-        """As it counts in a later round: for s rounds in between, by 1/√(1 + s) (Nguyen et al., FedBuff, 2022)."""
+        """As it counts in a later round: s rounds later, by 1/√(1 + s) (Nguyen et al., FedBuff, 2022)."""
         return WeightedUpdate(self.client_id, self.vector, self.weight / math.sqrt(1 + round - self.round))
 
     def merged(self, round: int) -> LogEvent:
@@ -74,11 +74,12 @@ class LateUpdates:
         participation, fate = update.release.participation, "kept for the next model" if self._keeps else "dropped"
         late = LogEvent("late", update.client_id, f"its update of round {update.round} was {fate}")
         events = [late, reconciled(update)] if participation else [late]
-        if not self._keeps:
-            return events
-        if (older := self._kept.get(update.client_id)) is not None:
-            events.append(older.dropped("a later one came"))
-        self._kept[update.client_id] = LateUpdate(update.client_id, update.round, participation, update.vector, weight)
+        if self._keeps:
+            older = self._kept.get(update.client_id)
+            kept = LateUpdate(update.client_id, update.round, participation, update.vector, weight)
+            self._kept[update.client_id] = kept
+            if older is not None:  # the log tells the end of one before it tells of the next
+                return [older.dropped("a later one came"), *events]
         return events
 
     def kept_release(self, client_id: str) -> int:
