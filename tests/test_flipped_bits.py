@@ -1,12 +1,17 @@
 """One flipped bit in a message, be it a greeting or a refusal, never shuts a client out: its sender is asked again."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from pausefl_client.transport import fetch_offer
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
-from pausefl_proto.wire import PROTOCOL_VERSION, decode, encode
+from pausefl_proto.wire import PROTOCOL_VERSION, SERVICE, decode, encode
 from rigs.federation import answer_of, federation, hello, raw_stream
 from rigs.session import SessionRig
 
@@ -76,3 +81,26 @@ async def test_no_flipped_bit_makes_a_message_a_dismissal(name: str, bit: int) -
         again = await rig.server.welcome()
         again.give_job(rig.model)
         assert (await again.upload())[0].status == pb.STATUS_OK
+
+
+@contextlib.asynccontextmanager
+async def offering(*answers: bytes) -> AsyncIterator[str]:
+    """The address of a server that answers so to those who ask for the experiment, one after the other."""
+    left = iter(answers)
+
+    async def show(_: bytes, context: Any) -> bytes:  # noqa: ARG001
+        return next(left)
+
+    server = grpc.aio.server()
+    handlers = {"Offer": grpc.unary_unary_rpc_method_handler(show)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def test_a_client_asks_again_for_an_experiment_that_came_damaged() -> None:
+    sound = encode(pb.ExperimentOffer(experiment="{}"))
+    async with offering(flipped(sound, 17), sound[:1], sound) as address:
+        assert await fetch_offer(address, None, "", patience_s=20.0) == "{}"

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from pausefl_proto.endpoint import DEAD_AFTER_S, failure, open_channel
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError, DamageError, PauseflError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.tls import OutOfDateError, Tls
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -83,7 +83,10 @@ async def _ask_for_offer(address: str, tls: Tls | None, token: str) -> str:
                 because = shown(error.details() or "")
                 raise ConfigError(f"--server {address}: gives no experiment ({because})") from error
             raise failure(error, address, tls) from error
-    offer, _ = decode(pb.ExperimentOffer, data)
+    try:
+        offer, _ = decode(pb.ExperimentOffer, data)
+    except DamageError as damage:
+        raise OSError(f"it {damage}") from damage
     return offer.experiment
 
 
