@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pausefl_process.databases import open_read_only
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
 from pausefl_server.storage.seals import digest_of_table
@@ -205,6 +206,22 @@ def test_a_flipped_bit_in_the_write_ahead_log_is_missed_commits(killed: Path, wh
 def test_a_log_without_its_write_ahead_log_is_missed_commits(killed: Path) -> None:
     killed.with_name("run.db-wal").unlink()
     assert "are lost" in refusal(killed)
+
+
+def test_a_log_that_was_read_while_it_was_closed_misses_its_write_ahead_log(path: Path) -> None:
+    """SQLite leaves it, since the reader needs it, and nothing but the count tells what stands in it."""
+    store = Store(path)
+    with closing(open_read_only(path)) as reader:
+        reader.execute("SELECT * FROM meta").fetchone()
+        store.commit_round(record(ROUNDS + 1))
+        store.close()
+    shutil.copytree(path.parent, path.parent / "whole")
+    path.with_name("run.db-wal").unlink()
+    assert "its last 1 commits, which stood in run.db-wal, are lost" in refusal(path)
+    store = Store(path.parent / "whole" / "run.db")
+    assert len(store.rounds()) == ROUNDS + 1
+    store.close()
+    assert [file.name for file in (path.parent / "whole").iterdir()] == ["run.db"]
 
 
 def test_a_closed_log_is_one_file(path: Path) -> None:

@@ -8,7 +8,7 @@ _DIGITS = 20
 
 
 class CommitCount:
-    """The count of a database's commits, in NAME-head beside it while the database is open or was not closed.
+    """The count of a database's commits, in NAME-head beside it as long as some of them may stand in NAME-wal alone.
 
     It is written after each commit, and so never ahead of what is durable: it needs no fsync of its own. A database
     that holds fewer has lost the end of its log. A file that was itself lost or torn says 0. A full disk may leave too
@@ -17,6 +17,7 @@ class CommitCount:
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(f"{database.name}-head")
+        self._log = database.with_name(f"{database.name}-wal")
         self._file: int | None = None
 
     def read(self) -> int:
@@ -34,11 +35,14 @@ class CommitCount:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
             os.pwrite(self._file, f"{count:0{_DIGITS}}".encode(), 0)
 
-    def close(self, *, keep: bool = False) -> None:
-        """Forget it: the database was closed, so its log is part of it. `keep`: it could not be closed as it should."""
+    def close(self) -> None:
+        """Forget it once the database was closed, unless its log is still there.
+
+        SQLite leaves that where another process reads it, or where the disk was full.
+        """
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        if not keep:
+        if not self._log.exists():
             with suppress(OSError):
                 self._path.unlink()
