@@ -88,7 +88,7 @@ async def offering(*answers: bytes) -> AsyncIterator[str]:
     """The address of a server that answers so to those who ask for the experiment, one after the other."""
     left = iter(answers)
 
-    async def show(_: bytes, context: Any) -> bytes:  # noqa: ARG001
+    async def show(_: bytes, context: Any) -> bytes:
         return next(left)
 
     server = grpc.aio.server()

@@ -11,7 +11,8 @@ from contextlib import suppress
 
 import pytest
 
-from pausefl_process.http_server import Response, WebServer, is_loopback
+from pausefl_process.http_server import Response, WebServer
+from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError
 from rigs.waiting import wait_for
 
@@ -67,7 +68,7 @@ def test_elsewhere_it_answers_to_any_name() -> None:
     server.close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"])
 def test_loopback_addresses_are_known(host: str) -> None:
     assert is_loopback(host)
 

@@ -1,6 +1,7 @@
 """Both ends over real gRPC on loopback: whole runs, and who is let in."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -14,6 +15,9 @@ import pytest
 from pausefl_client.session_settings import StreamToServer
 from pausefl_client.training.synthetic import SyntheticTrainer
 from pausefl_client.transport import connect
+from pausefl_process.http_server import WebServer
+from pausefl_proto.addresses import host_and_port, is_loopback
+from pausefl_proto.endpoint import listen, make_server, open_channel
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_MESSAGE_BYTES, decode, pack
@@ -225,3 +229,24 @@ async def test_a_taken_port_is_bad_input(tmp_path: Path) -> None:
         with pytest.raises(ExceptionGroup) as caught:
             await run
     assert caught.group_contains(ConfigError, match=rf"server\.port = {port}: cannot listen")
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe, contextlib.suppress(OSError):
+        probe.bind(("::1", 0))
+        return True
+    return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_an_ipv6_address_is_listened_on_with_and_without_brackets(host: str) -> None:
+    server, web = make_server(), WebServer(host, 0, {}, key="metrics.port")
+    assert is_loopback(host)
+    assert web.address.startswith("[::1]:")
+    web.close()
+    port = listen(server, "server", host, 0, None)
+    await server.start()
+    async with open_channel(host_and_port(host, port), None) as channel, asyncio.timeout(20):
+        await channel.channel_ready()
+    await server.stop(0)

@@ -2,7 +2,6 @@
 
 import errno
 import io
-import ipaddress
 import socket
 import sys
 import threading
@@ -16,6 +15,7 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from pausefl_proto.addresses import host_and_port, is_loopback
 from pausefl_proto.errors import ConfigError
 
 # A reader that has not sent its whole request by then, or does not take the answer, is cut off; closing waits no
@@ -41,16 +41,6 @@ Route = Callable[[Mapping[str, str]], Response]
 """The request's headers (by "Their-Name") -> the response. Called in a thread of the request's own."""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class WebServer:
     """Serves `routes` (path -> route) from threads until closed.
 
@@ -61,6 +51,7 @@ class WebServer:
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Route], *, key: str) -> None:
         """Port 0 takes any free one; ConfigError, naming the experiment's `key`, when it cannot be listened on."""
+        host = host.strip("[]")
         try:
             self._server = _Server(host, port, routes)
         except OSError as error:
@@ -68,9 +59,9 @@ class WebServer:
                 raise ConfigError(f'{key.replace("port", "host")} = "{host}": no such host') from None
             if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
                 raise
-            raise ConfigError(f"{key} = {port}: cannot listen on {host}:{port} ({error.strerror})") from None
-        name = f"[{host}]" if ":" in host else host
-        self.address = f"{name}:{self._server.server_port}"
+            address = host_and_port(host, port)
+            raise ConfigError(f"{key} = {port}: cannot listen on {address} ({error.strerror})") from None
+        self.address = host_and_port(host, self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name="web", daemon=True)
         self._thread.start()
 

@@ -4,6 +4,7 @@ import socket
 
 import grpc
 
+from pausefl_proto.addresses import host_and_port
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.tls import Pem, Tls
@@ -51,7 +52,7 @@ def listen(server: "grpc.aio.Server", table: str, host: str, port: int, tls: Tls
     """
     credentials = None if tls is None else _server_credentials(tls)
     _check_free(table, host, port)
-    address = f"{host}:{port}"
+    address = host_and_port(host, port)
     try:
         if credentials is None:
             return server.add_insecure_port(address)
@@ -70,7 +71,8 @@ def _check_free(table: str, host: str, port: int) -> None:
     except socket.gaierror:
         raise ConfigError(f'{table}.host = "{host}": no such host') from None
     except OSError as error:
-        raise ConfigError(f"{table}.port = {port}: cannot listen on {host}:{port} ({error.strerror})") from None
+        where = host_and_port(host, port)
+        raise ConfigError(f"{table}.port = {port}: cannot listen on {where} ({error.strerror})") from None
 
 
 def open_channel(

@@ -13,8 +13,8 @@ from pausefl.config.kinds import made, read_kind
 from pausefl.config.tables import AggregationTable, HostTable, KindTable, OptimizerTable, SelectionTable
 from pausefl.config.toml_source import bare_or_quoted
 from pausefl.config.validation import build, of_record
-from pausefl_process.http_server import is_loopback
 from pausefl_process.tokens import read_token_digests
+from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError
 from pausefl_server.host_limits import HostLimits
 from pausefl_server.model.aggregation import RULES, Aggregation, AggregationRule

@@ -7,7 +7,7 @@ from pausefl.config.client_records import tls_of, training_of
 from pausefl.config.experiment import Experiment
 from pausefl.config.tables import WorkloadTable
 from pausefl_client.training.trainer import TrainingSettings
-from pausefl_process.http_server import is_loopback
+from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls
 

@@ -42,6 +42,7 @@ from pausefl_process.events import (
 from pausefl_process.files import Lock
 from pausefl_process.lifetime import start
 from pausefl_process.logs import add_warning
+from pausefl_proto.addresses import host_and_port
 from pausefl_proto.errors import ConfigError, PauseflError
 
 # Once the server has ended, or was asked to and did not: with its DRAIN_S, `pausefl run` ends within 30 s of a SIGTERM.
@@ -217,7 +218,7 @@ class Fleet:
                     continue
                 match event := self._next(events):
                     case Ready(port):
-                        self._address = f"{self._server_host}:{port}"
+                        self._address = host_and_port(self._server_host, port)
                         if self._presence is None:
                             self._start_clients(self._client_processes)
                     case RollCall(round):

@@ -6,8 +6,8 @@ from pausefl.config.client_records import tls_of
 from pausefl.runtime.client.plan import ConnectionPlan
 from pausefl_client.session_settings import Connect
 from pausefl_client.transport import connect
-from pausefl_process.http_server import is_loopback
 from pausefl_process.tokens import read_token
+from pausefl_proto.addresses import is_loopback
 from pausefl_proto.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def token_for(plan: ConnectionPlan, address: str, client_id: str) -> str:
     """
     if not plan.token:
         return ""
-    host = address.rpartition(":")[0].strip("[]")
+    host = address.rpartition(":")[0]
     if tls_of(plan.tls, client_id) is None and not (plan.is_insecure or is_loopback(host)):
         raise ConfigError(
             f'admission.token = "{plan.token}": whoever is between here and {address} could read it; set tls.ca, or say'

@@ -11,7 +11,7 @@ from pausefl.delays import known_means
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan, evaluator_connection, evaluator_plan
 from pausefl.results.summary import SummaryPlan
 from pausefl.runtime.client.agreement import agreement_of, offer_of
-from pausefl_process.http_server import is_loopback
+from pausefl_proto.addresses import is_loopback
 from pausefl_proto.encoding import encoding_of
 from pausefl_proto.wire import Manifest, TensorSpec
 from pausefl_server.model.norm_bound import NormBound
