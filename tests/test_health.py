@@ -20,7 +20,7 @@ from pausefl_server.monitoring import probes
 from pausefl_server.records import Evaluation
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import MetricsSettings
-from rigs.federation import Federation, clients, federation
+from rigs.federation import Federation, answer_of, clients, federation, hello, raw_stream, take_a_job
 from rigs.waiting import wait_for
 
 CLIENT = """
@@ -72,6 +72,18 @@ async def test_a_server_is_ready_while_it_plays_rounds(tmp_path: Path) -> None:
         await told(f"{base}/readyz", (503, "the run was asked to end"))
         waiting.set()
         await run.finished()
+
+
+async def test_a_server_is_ready_from_its_first_round_on(tmp_path: Path) -> None:
+    served = {"metrics": MetricsSettings(linger_s=0.0), "minimum_clients": 2}
+    async with federation(tmp_path, All(2), rounds=1, **served) as run:
+        base = await base_of(run)
+        async with raw_stream(await run.port) as first, raw_stream(await run.port) as second:
+            await first.write(hello("first"))
+            assert (await answer_of(first)).WhichOneof("kind") == "welcome"
+            await told(f"{base}/readyz", (503, "waiting for clients (1 connected)"))
+            await take_a_job(second)
+            await told(f"{base}/readyz", (200, "ok"))
 
 
 @pytest.mark.slow

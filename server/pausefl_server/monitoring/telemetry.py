@@ -27,12 +27,19 @@ class Telemetry(RunObserver):
         self.settings = settings
         self._is_watched = is_watched
         self._clock = clock
+        self._minimum = 0  # clients that the first round waits for; 0: there is none to wait for yet
         self.now = RunSnapshot(clock())
+
+    def waiting(self, minimum: int) -> None:
+        """Note what rounds wait for."""
+        self._minimum = minimum
+        self._begin()
 
     def arrived(self, client_id: str, connected: int, round: int) -> None:
         """Count the arrival."""
         del client_id, round
         self.now = replace(self.now, connected=connected, arrivals=self.now.arrivals + 1)
+        self._begin()
 
     def departed(self, client_id: str, reason: str, connected: int, round: int) -> None:
         """Count the departure."""
@@ -84,6 +91,12 @@ class Telemetry(RunObserver):
     def kept(self) -> None:
         """Note that the run has ended in order and its results are written."""
         self.now = replace(self.now, is_over=True)
+
+    def _begin(self) -> None:
+        """Rounds are played once the clients they wait for are there."""
+        if self._minimum and self.now.connected >= self._minimum:
+            self._minimum = 0
+            self.now = replace(self.now, status="running")
 
     def _fold(self, record: RoundRecord, state: RunState) -> None:
         self.now = after_round(self.now, record, state, total_delays=self.settings.total_delays)
