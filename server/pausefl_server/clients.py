@@ -67,13 +67,13 @@ class ClientTable:
     joined_round: IntArray = _column(np.int64, 1)
     """The round before which the client joined: 1 for those of the start."""
     chosen: IntArray = _column(np.int64, 0)
-    """How often a committed round chose the client; a client drawn twice counts twice."""
+    """How often the client was chosen, failed attempts at rounds included; a client drawn twice counts twice."""
     measured: IntArray = _column(np.int64, 0)
     """How many rounds measured its latency: those that it answered, and those that it missed."""
     missed: IntArray = _column(np.int64, 0)
     """How many of the measured rounds were misses."""
     misses_in_a_row: IntArray = _column(np.int64, 0)
-    """Misses since the last answer; those of rounds that ended without it, as enough others had answered, apart."""
+    """Misses since the last answer. Rounds that ended without it, as enough others had answered, do not count."""
     last_missed_round: IntArray = _column(np.int64, 0)
     """The round of the last of these misses; 0 before the first."""
     clamped: IntArray = _column(np.int64, 0)
@@ -155,7 +155,7 @@ class ClientTable:
             setattr(self, name, getattr(self, name)[:row])
 
     def apply_round(self, record: RoundRecord) -> None:
-        """Fold one committed round's choices and observations (O(m), in place)."""
+        """Fold the choices and observations of a round, or of a failed attempt at one (O(m), in place)."""
         np.add.at(self.chosen, self.rows(record.chosen), 1)
         if record.misses:
             self._fold_misses(record)

@@ -48,10 +48,10 @@ class Timing:
 
     round_trip is the server's clock from the first model frame handed over to the last update frame received. It runs
     on while a client has lost its stream; reconnect is its part from that first hand-over to the last one, after which
-    the other parts follow, and 0 for an unbroken stream;
-    upload is the server's clock from the first to the last update frame. Framing (of the model, once a round) and
-    server_wait (of the framed job for its turn to be handed over, and of the received update for the coordinator to
-    take it) lie before and after the round trip, on the server's clock. All others are the client's clock.
+    the other parts follow, and 0 for an unbroken stream. Upload is the server's clock from the first to the last update
+    frame. Framing (of the model, once a round) and server_wait (of the framed job for its turn to be handed over, and
+    of the received update for the coordinator to take it) lie before and after the round trip, on the server's clock.
+    All others are the client's clock.
     """
 
     round_trip_s: float
@@ -194,7 +194,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One committed round. `chosen` is in selection order and repeats a client drawn twice."""
+    """One committed round, or an attempt at one in which no client gave an update.
+
+    `chosen` is in selection order and repeats a client drawn twice.
+    """
 
     round: int
     attempt: int

@@ -28,7 +28,7 @@ class PolicyObservation:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRound:
-    """A committed round, as far as a policy may know it."""
+    """A round, or an attempt at one in which no client gave an update, as far as a policy may know it."""
 
     round: int
     """The round's number, from 1."""
