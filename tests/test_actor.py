@@ -16,9 +16,6 @@ class Recorder(Actor[Any]):
         self.gate.set()
         self.events: list[str] = []
 
-    async def on_start(self) -> None:
-        self.events.append("start")
-
     async def on_stop(self) -> None:
         self.events.append("stop")
 
@@ -39,7 +36,7 @@ async def test_messages_are_taken_in_order_and_asks_are_answered() -> None:
         assert await actor.ask("last") == "last"
         assert actor.seen == [0, 1, 2, 3, 4, "last"]
         actor.stop()
-    assert actor.events == ["start", "stop"]
+    assert actor.events == ["stop"]
 
 
 async def test_an_ask_that_fails_reaches_the_asker_and_the_actor_lives_on() -> None:
@@ -67,7 +64,7 @@ async def test_a_failing_tell_takes_the_group_down_and_askers_are_told() -> None
     assert caught.group_contains(ValueError)
     with pytest.raises(ActorStopped):
         await actor.tell("too late")
-    assert actor.events == ["start", "stop"]
+    assert actor.events == ["stop"]
 
 
 async def test_a_full_mailbox_holds_its_tellers_back_until_there_is_room() -> None:
@@ -109,7 +106,7 @@ async def test_tellers_waiting_for_room_are_freed_when_the_actor_is_cancelled() 
     task.cancel()
     results = await asyncio.gather(*tellers, return_exceptions=True)
     assert all(isinstance(r, ActorStopped) for r in results)
-    assert actor.events == ["start", "stop"]
+    assert actor.events == ["stop"]
 
 
 async def test_room_that_a_cancelled_teller_was_granted_goes_to_the_next() -> None:
@@ -142,7 +139,6 @@ async def test_an_actor_pumps_one_message_drains_the_rest_and_waits_no_longer_th
         actor.offer(i)
     await asyncio.wait_for(actor.run(), 20)
     assert actor.events == [
-        "start",
         "first True, seen [0]",
         "drained, seen [0, 1, 2]",
         "late False",

@@ -82,7 +82,7 @@ def test_without_training_file_the_test_file_is_split_the_same_for_every_seed(tm
     # Articles are shuffled first: those of the published order's end are in all parts.
     last = {tokens.tobytes() for tokens in hashed_tokens([article(i) for i in range(6000, 7600)], 48)}
     assert 200 < len(last & articles(news.test)) < 500
-    assert "6,000" in split_note("ag-news", len(news.test))
+    assert "5,400 to train on, 600 to validate on and 1,600 to test on" in split_note("ag-news", len(news.test))
 
 
 def test_the_training_file_is_used_where_it_is(tmp_path: Path) -> None:

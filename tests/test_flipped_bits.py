@@ -92,8 +92,8 @@ async def offering(*answers: bytes) -> AsyncIterator[str]:
         return next(left)
 
     server = grpc.aio.server()
-    handlers = {"Offer": grpc.unary_unary_rpc_method_handler(show)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(show)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Offer": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield f"127.0.0.1:{port}"

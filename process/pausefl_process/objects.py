@@ -22,12 +22,12 @@ def as_toml(value: Any, key: str) -> Any:
     elif isinstance(value, Path):
         value = str(value)
     if isinstance(value, type | FunctionType):
-        return name_of(value, key)
+        return _name_of(value, key)
     if is_dataclass(value) and not isinstance(value, type):
         given = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
         table = {name: as_toml(inner, f"{key}.{name}") for name, inner in given.items()}
         return {
-            "kind": name_of(type(value), key),
+            "kind": _name_of(type(value), key),
             **{name: inner for name, inner in table.items() if inner is not None},
         }
     if isinstance(value, dict):
@@ -44,7 +44,7 @@ def as_toml(value: Any, key: str) -> Any:
     )
 
 
-def name_of(found: type | FunctionType, key: str) -> str:
+def _name_of(found: type | FunctionType, key: str) -> str:
     """The "module:name" by which other processes import it; ConfigError where they cannot."""
     module, name = found.__module__, found.__qualname__
     if module == "__main__":

@@ -54,7 +54,7 @@ def for_future(function: Callable[..., Result], *arguments: Any) -> Result:
         raise RuntimeError("not for a future") from error
 
 
-def in_one_line(error: BaseException) -> str:
+def _in_one_line(error: BaseException) -> str:
     """An error as the last line of its traceback says it, whose message may have several lines."""
     try:
         said = " ".join(str(error).split())
@@ -66,7 +66,7 @@ def in_one_line(error: BaseException) -> str:
 def with_place(error: BaseException, names: Iterable[str] = ()) -> str:
     """An error in one line, and in parentheses FILE:LINE of the code a user brought, where it comes from there."""
     error = _first_raised(error)
-    return in_one_line(error) + _in_parentheses(where_raised(error, names))
+    return _in_one_line(error) + _in_parentheses(where_raised(error, names))
 
 
 @contextmanager

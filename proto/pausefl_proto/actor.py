@@ -73,9 +73,8 @@ class Actor(ABC, Generic[Message]):
             _wake(sender)
 
     async def run(self) -> None:
-        """Start, work until the work is done or the actor is stopped, and refuse the messages that are left."""
+        """Work until the work is done or the actor is stopped, and refuse the messages that are left."""
         try:
-            await self.on_start()
             await self.work()
         finally:
             self.stop()
@@ -100,9 +99,6 @@ class Actor(ABC, Generic[Message]):
         """Handle the messages that are in the mailbox, without waiting for more."""
         while self._mailbox and not self.stopped:
             await self._handle(*self._take())
-
-    async def on_start(self) -> None:
-        """Called once before the first message."""
 
     async def on_stop(self) -> None:
         """Called once after the last message, also after a failure or a cancellation."""

@@ -24,8 +24,8 @@ Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int32]
 Labels = npt.NDArray[np.int64]
 TargetArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
-DIGITS_VALIDATION_EXAMPLES = 297
-DIGITS_TEST_EXAMPLES = 300
+_DIGITS_VALIDATION_EXAMPLES = 297
+_DIGITS_TEST_EXAMPLES = 300
 
 _KEY = "workload.dataset"
 
@@ -143,7 +143,7 @@ def check_is_here(name: str) -> None:
 def split_note(name: str, test_examples: int) -> str:
     """What a reader of a result should know of a data set of so many test examples; empty where it is as published."""
     if name == "ag-news" and test_examples == AG_NEWS_TEST_EXAMPLES:
-        return "the published test split alone, of which 6,000 to train on and 1,600 to test on"
+        return "the published test split alone: 5,400 to train on, 600 to validate on and 1,600 to test on"
     return ""
 
 
@@ -157,8 +157,8 @@ def _load_digits(seed: int) -> Dataset:
     table = table[generator(seed, "digits").permutation(len(table))]
     images = (table[:, :64] * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
     everything = Examples(images, table[:, 64].astype(np.int64))
-    test_start = len(table) - DIGITS_TEST_EXAMPLES
-    validation_start = test_start - DIGITS_VALIDATION_EXAMPLES
+    test_start = len(table) - _DIGITS_TEST_EXAMPLES
+    validation_start = test_start - _DIGITS_VALIDATION_EXAMPLES
     return Dataset(
         "digits",
         train=_slice(everything, slice(0, validation_start)),

@@ -11,7 +11,7 @@ from pausefl_client.data.formats import AG_NEWS_WORDS, read_ag_news, read_cifar,
 from pausefl_client.data.text import BUCKETS
 from pausefl_proto.draws import generator
 
-VALIDATION_EXAMPLES = 10_000
+_VALIDATION_EXAMPLES = 10_000
 AG_NEWS_TEST_EXAMPLES = 1_600
 """Of the 7,600 published test examples, where the training examples are not at hand."""
 
@@ -31,7 +31,7 @@ class Published:
     """Of each file that must be there."""
     read: Callable[[Path], Arrays]
     classes: int = 10
-    held_out: int | None = VALIDATION_EXAMPLES
+    held_out: int | None = _VALIDATION_EXAMPLES
     """How many of the last training examples are for validation; None: a tenth of them."""
     optional: tuple[str, ...] = ()
     """Files that are read where they are, and never downloaded."""

@@ -59,7 +59,7 @@ class ClientRateLimit:
         self._tokens, self._refilled_s = min(_UNSOLICITED_BURST, self._tokens + gained) - 1, now_s
         if self._tokens < 0:
             self._tokens = _UNSOLICITED_BURST
-            self.back_off(reason)
+            self._back_off(reason)
 
     def count_rejection(self, reason: str) -> None:
         """Count a message that was rejected; one expires every few seconds. AbuseError when it is one too many."""
@@ -68,9 +68,9 @@ class ClientRateLimit:
         self._counted_s = now_s
         if self._rejections > _MOST_REJECTIONS:
             self._rejections = 0.0
-            self.back_off(reason)
+            self._back_off(reason)
 
-    def back_off(self, reason: str) -> NoReturn:
+    def _back_off(self, reason: str) -> NoReturn:
         """Raise AbuseError; the client may come back after a while, which grows each time."""
         now_s = self._clock()
         is_again = now_s - self._blocked_until_s < _BACKOFF_RESET_AFTER * self._backoff_s

@@ -27,7 +27,7 @@ from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import MissKind
 from pausefl_server.settings import MetricsSettings, PrivacySettings, ServerSettings
 
-Samples = Iterable[tuple[Sequence[str], float]]
+_Samples = Iterable[tuple[Sequence[str], float]]
 """Label values and the value they have."""
 
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
@@ -57,7 +57,7 @@ class _RunCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now, settings, limits = self._telemetry.now, self._telemetry.settings, self._limits
-        rows = shown_rows(now.clients, limits.client_series_max, limits.client_series_top)
+        rows = _shown_rows(now.clients, limits.client_series_max, limits.client_series_top)
         yield from _run(now, settings)
         yield from _rounds(now)
         yield from _exchanges(now)
@@ -67,7 +67,7 @@ class _RunCollector(Collector):
         yield from _privacy(now, settings.privacy, _factors(settings), rows)
 
 
-def shown_rows(clients: Clients, most: int, top: int) -> IntArray:
+def _shown_rows(clients: Clients, most: int, top: int) -> IntArray:
     """Rows that have series of their own: all, or with more than `most` clients the `top` by latency and by ε each."""
     if len(clients.ids) <= most:
         return np.arange(len(clients.ids))
@@ -161,7 +161,7 @@ def _hosts(now: RunSnapshot) -> Iterator[Metric]:
 def _each_client(clients: Clients, rows: IntArray) -> Iterator[Metric]:
     ids = [(clients.ids[row],) for row in rows]
 
-    def of(column: FloatArray | IntArray) -> Samples:
+    def of(column: FloatArray | IntArray) -> _Samples:
         pairs = zip(ids, column[rows].tolist(), strict=True)
         return [(labels, value) for labels, value in pairs if not math.isnan(value)]
 
@@ -197,7 +197,7 @@ def _privacy(
 ) -> Iterator[Metric]:
     clients, spent = now.clients, now.clients.epsilon_spent
 
-    def epsilon(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    def epsilon(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
         """One sample a unit."""
         each = [((*values, unit), f * value) for values, value in samples for unit, f in factors.items()]
         return _gauge(name, text, (*labels, "unit"), each)
@@ -233,14 +233,14 @@ def _ledger(released: int, spent: float, budget: Budget | None) -> tuple[float, 
     return spent, budget.epsilon_budget - spent, budget.epsilon(i) if budget.affords(i) else 0.0
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
     family = GaugeMetricFamily(f"pausefl_{name}", text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
     return family
 
 
-def _counter(name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+def _counter(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
     family = CounterMetricFamily(f"pausefl_{name}", text, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)

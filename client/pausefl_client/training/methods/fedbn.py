@@ -24,7 +24,7 @@ class FedBN(TrainingMethod):
 
     def begin_round(self, model: nn.Module, round: int) -> None:  # noqa: ARG002
         """Put the client's own normalisation into the model; ConfigError where it has none."""
-        layers = normalisation_of(model)
+        layers = _normalisation_of(model)
         if not layers:
             raise ConfigError('workload.training = "fedbn": workload.model has no normalisation layers to keep local')
         self._shared = _copied(layers)
@@ -32,7 +32,7 @@ class FedBN(TrainingMethod):
 
     def end_round(self, model: nn.Module) -> None:
         """Keep it, and put the server's back."""
-        layers = normalisation_of(model)
+        layers = _normalisation_of(model)
         self._own = _copied(layers)
         _fill(layers, self._shared)
 
@@ -45,7 +45,7 @@ class FedBN(TrainingMethod):
         self._own = dict(state.get("own", {}))
 
 
-def normalisation_of(model: nn.Module) -> dict[str, torch.Tensor]:
+def _normalisation_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and buffers of the normalisation layers by name; they share the model's memory."""
     return {
         f"{name}.{key}": tensor

@@ -51,9 +51,9 @@ class Moon(TrainingMethod):
         """The task's loss + μ ℓ."""
         if not self._references:
             return super().loss(model, batch, task)
-        outputs, features = with_features(model, batch.inputs)
+        outputs, features = _with_features(model, batch.inputs)
         with torch.no_grad():
-            server, last = (with_features(reference, batch.inputs)[1] for reference in self._references)
+            server, last = (_with_features(reference, batch.inputs)[1] for reference in self._references)
         return task.loss(outputs, batch.targets) + self.mu * contrast(features, server, last, self.temperature)
 
     def end_round(self, model: nn.Module) -> None:
@@ -75,7 +75,7 @@ def contrast(z: torch.Tensor, towards: torch.Tensor, away: torch.Tensor, tempera
     return functional.softplus(far - near).mean()
 
 
-def with_features(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _with_features(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The model's outputs for n inputs, and what its last linear layer took in, (n, f)."""
     taken: list[torch.Tensor] = []
     watch = _last_linear(model).register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0]))

@@ -23,7 +23,7 @@ from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord
 from pausefl_server.settings import ServerSettings
 
-FRAME_EVERY_S = 1.0
+_FRAME_EVERY_S = 1.0
 READERS_MAX = 32
 """Each has a thread."""
 ROWS_MAX = 100
@@ -80,8 +80,8 @@ class LivePage:
                     silent_s = 0.0
                 if is_last:
                     return
-                is_last = self._closing.wait(FRAME_EVERY_S)
-                silent_s += FRAME_EVERY_S
+                is_last = self._closing.wait(_FRAME_EVERY_S)
+                silent_s += _FRAME_EVERY_S
         finally:
             self._free_readers.release()
 
