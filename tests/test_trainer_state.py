@@ -138,6 +138,16 @@ def test_a_trainer_that_goes_back_past_its_states_starts_fresh(
     assert ("the trainer's state before it is gone; it starts fresh" in caplog.text) == is_said
 
 
+def test_a_state_of_a_round_that_was_taken_back_is_not_taken_up_later(tmp_path: Path) -> None:
+    back, fresh = Client(tmp_path / "back"), Client(tmp_path / "fresh")
+    for played in (7, 8, 9):
+        back.train(played)
+    back.start()
+    assert back.train(3) == fresh.train(3)
+    back.start()
+    assert back.train(10) == fresh.train(10)
+
+
 def test_only_its_owner_may_read_what_a_trainer_remembers(tmp_path: Path, whole: dict[int, bytes]) -> None:
     """It is computed from the data, and no noise was added to it."""
     assert len(files := list((tmp_path / "whole").iterdir())) == 2

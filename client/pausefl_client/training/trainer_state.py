@@ -49,6 +49,9 @@ class TrainerStates:
             # A state from rounds that were taken back would not fit the server's: SCAFFOLD's c_i against its c.
             said = "round %d: the trainer's state before it is gone; it starts fresh"
             log.warning(said, key.round, extra={"round": key.round})
+        for saved in of_run:
+            if saved.round >= key.round:  # of a round that is played again: later rounds do not follow it
+                self._paths[saved.slot].unlink()
         found = before[-1] if before else _Saved(key.run_id, 0, 1, b"")
         if found.state or self._now.round:
             self._trainer.restore(found.state)
