@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pausefl.results.tally import RunTally
-from pausefl_process.line_limit import LineLimit
 from pausefl_server.clients import ClientTable
+from pausefl_server.monitoring.line_limit import LineLimit
 from pausefl_server.records import LogEvent
 from pausefl_server.rounds.pending_events import PendingEvents
 from rigs.clock import Clock

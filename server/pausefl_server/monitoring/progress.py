@@ -4,9 +4,9 @@ import math
 import time
 
 from pausefl_process.events import ModelEvaluated, Notice, Report, RollCall, RoundCommitted, WaitingForClients
-from pausefl_process.line_limit import LineLimit
 from pausefl_server.clients import ClientTable
 from pausefl_server.host_limits import advice
+from pausefl_server.monitoring.line_limit import LineLimit
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import ServerSettings
