@@ -57,7 +57,8 @@ class _RunCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now, settings, limits = self._telemetry.now, self._telemetry.settings, self._limits
-        rows = _shown_rows(now.clients, limits.client_series_max, limits.client_series_top)
+        are_few = len(now.clients.ids) <= limits.client_series_max
+        rows = np.arange(len(now.clients.ids)) if are_few else now.clients.foremost(limits.client_series_top)
         yield from _run(now, settings)
         yield from _rounds(now)
         yield from _exchanges(now)
@@ -65,19 +66,6 @@ class _RunCollector(Collector):
         yield from _each_client(now.clients, rows)
         yield from _all_clients(now.clients)
         yield from _privacy(now, settings.privacy, _factors(settings), rows)
-
-
-def _shown_rows(clients: Clients, most: int, top: int) -> IntArray:
-    """Rows that have series of their own: all, or with more than `most` clients the `top` by latency and by ε each."""
-    if len(clients.ids) <= most:
-        return np.arange(len(clients.ids))
-    latency_s = np.where(np.isnan(clients.latency_s), -np.inf, clients.latency_s)
-    return np.union1d(_greatest(latency_s, top), _greatest(clients.epsilon_spent, top))
-
-
-def _greatest(values: FloatArray, n: int) -> IntArray:
-    rows: IntArray = np.argsort(-values, kind="stable")[:n]  # among equals the same ones every time
-    return rows
 
 
 def _run(now: RunSnapshot, settings: ServerSettings) -> Iterator[Metric]:

@@ -129,6 +129,12 @@ class Clients:
             columns["latency_s"] = _put(before.latency_s, rows, [o.latency_s for o in observations])
         return replace(before, **columns)
 
+    def foremost(self, top: int) -> IntArray:
+        """The rows of so many clients by latency, and of so many by ε spent, ascending; among equals the first."""
+        latency_s = np.where(np.isnan(self.latency_s), -np.inf, self.latency_s)
+        rows: IntArray = np.union1d(_greatest(latency_s, top), _greatest(self.epsilon_spent, top))
+        return rows
+
     def pinged(self, row: int, ping_s: float) -> "Clients":
         """With a client's answer to a ping."""
         return replace(self, ping_s=_put(self.ping_s, np.array([row]), [ping_s]))
@@ -292,6 +298,11 @@ def _total_latency_at(now: RunSnapshot, round: int) -> float:
     if round >= now.round or not len(now.leakage.points):
         return now.total_latency_s
     return float(np.interp(round, now.leakage.points[:, 0], now.leakage.points[:, 1]))
+
+
+def _greatest(values: FloatArray, n: int) -> IntArray:
+    rows: IntArray = np.argsort(-values, kind="stable")[:n]
+    return rows
 
 
 def _put(column: FloatArray, rows: IntArray, values: list[float]) -> FloatArray:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pausefl_process.http_server import Response, Route
-from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray
 from pausefl_server.host_limits import advice
 from pausefl_server.monitoring.snapshot import PARTS, Clients, RunSnapshot, greatest_and_median, parts_of
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -155,8 +155,7 @@ def _waterfall(record: RoundRecord) -> dict[str, Any]:
 
 def _table(clients: Clients) -> dict[str, Any]:
     """The clients with the greatest latency, and those that spent most: each can be sorted by either."""
-    latency_s = np.where(np.isnan(clients.latency_s), -np.inf, clients.latency_s)
-    rows = np.union1d(_greatest(latency_s), _greatest(clients.epsilon_spent))
+    rows = clients.foremost(ROWS_MAX)
     columns: dict[str, Sequence[Any]] = {
         "id": [clients.ids[row] for row in rows],
         "latency_s": _column(clients.latency_s[rows]),
@@ -172,11 +171,6 @@ def _table(clients: Clients) -> dict[str, Any]:
         "shown_max": ROWS_MAX,
         "rows": [dict(zip(columns, row, strict=True)) for row in cells],
     }
-
-
-def _greatest(values: FloatArray) -> IntArray:
-    rows: IntArray = np.argsort(-values, kind="stable")[:ROWS_MAX]
-    return rows
 
 
 def _rows(points: FloatArray) -> list[list[float]]:
