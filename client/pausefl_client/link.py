@@ -73,9 +73,10 @@ class Link:
     async def hold_model(
         self, delays: Delays, first_s: float, last_s: float, size_bytes: int, clock: Clock = time.monotonic
     ) -> float:
-        """Hold back a model that came from `first_s` to `last_s`; returns the seconds it was to be held.
+        """Hold back a model that came from `first_s` to `last_s`; returns the seconds drawn for its way.
 
-        additive: its bytes pass the buckets, then the delay. total: not at all, the update makes up for it.
+        additive: its bytes pass the buckets, whose time counts as drawn, then the delay. total: it is not held, the
+        update makes up for it.
         """
         if self.mode == "total":
             return delays.down_s
@@ -87,7 +88,7 @@ class Link:
     async def hold_update(
         self, delays: Delays, first_s: float, done_s: float, size_bytes: int, clock: Clock = time.monotonic
     ) -> float:
-        """Hold back an update that was ready at `done_s`; returns the seconds it was to be held.
+        """Hold back an update that was ready at `done_s`; returns the seconds drawn for its way.
 
         total: until the drawn time has passed since `first_s`; at once if the work took longer, an overrun.
         """

@@ -270,7 +270,7 @@ class ClientSession:
         self._host.observe(AnsweredJob(status, *parts, host.loop_lag_s, round=job.round, client_id=me))
 
     async def _hold_model(self, download: Download, delays: Delays) -> float:
-        """Hold the model back; returns the seconds it was to be held. Withdrawn, unless its update is released."""
+        """Hold the model back; returns the seconds drawn for its way. Withdrawn, unless its update is released."""
         job = download.job
         try:
             if download.withdrawn.is_set():

@@ -101,7 +101,7 @@ class ServerSettings:
     expected: Callable[[int], frozenset[str]] | None = None
     """round -> the clients that will be there, where that is known; a round waits for those who come or go with it."""
     clients: int | None = None
-    """How many clients there are to be in all, for the displays; None: `minimum_clients` of them."""
+    """How many clients there are to be in all, beyond which no client is let in; None: any number."""
     total_delays: bool = False
     """Drawn delays are of whole exchanges, transfer and work included, not what comes on top of these."""
     info: RunInfo = field(default_factory=RunInfo)

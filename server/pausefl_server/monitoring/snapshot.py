@@ -102,7 +102,7 @@ _OF_THE_TABLE = ("chosen", "released", "epsilon_spent", "connected", "retired")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Clients:
-    """Columns of length K in the order of the client table, as of the last committed round."""
+    """Columns of length K in the order of the client table, as of the last round or attempt at one."""
 
     ids: tuple[str, ...] = ()
     chosen: IntArray = field(default_factory=_no_counts)

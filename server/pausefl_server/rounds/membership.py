@@ -101,7 +101,7 @@ class Membership:
             peer.offer(message)
 
     def answered(self, answer: Update | Refusal | JobWithdrawn) -> None:
-        """Note that a job needs not be taken back."""
+        """Note that a job need not be taken back."""
         if self._last_jobs.get(answer.client_id) == Withdraw(answer.round, answer.attempt):
             del self._last_jobs[answer.client_id]
 
