@@ -82,10 +82,11 @@ def test_idx_files_are_read_as_published(tmp_path: Path) -> None:
         gzip.compress(b"\0\0\x08\x01\0\0\0\x03ab"),
         gzip.compress(b"\0\0\x08\x03\0\0\0\x01"),
         gzip.compress(b"\0\0\x0d\x01\0\0\0\x01abcd"),
+        gzip.compress(b"\0\0\x08"),
         gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")[:-4],
         gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc")[:10] + b"\xff" * 16,
     ],
-    ids=["empty", "not gzip", "no header", "short", "half a header", "floats", "truncated", "damaged"],
+    ids=["empty", "not gzip", "no header", "short", "half a header", "floats", "three bytes", "truncated", "damaged"],
 )
 def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.gz").write_bytes(content)
@@ -106,6 +107,12 @@ def test_cifar_files_are_read_as_published(tmp_path: Path) -> None:
 def test_a_damaged_cifar_file_is_named(tmp_path: Path, size: int) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(size))
     with pytest.raises(ConfigError, match=r"a\.bin: "):
+        read_cifar(tmp_path / "a.bin")
+
+
+def test_a_cifar_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").mkdir()
+    with pytest.raises(ConfigError, match=r"a\.bin: cannot be read \(Is a directory\)"):
         read_cifar(tmp_path / "a.bin")
 
 

@@ -22,7 +22,7 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read as gzip ({error})") from error
     # Magic number: two zeros, 8 for unsigned bytes, the number of dimensions; then each dimension, big-endian.
-    dimensions = content[3] if content[:3] == b"\0\0\x08" else 0
+    dimensions = int.from_bytes(content[3:4]) if content[:3] == b"\0\0\x08" else 0
     shape = np.frombuffer(content, ">u4", dimensions, 4) if len(content) >= 4 + 4 * dimensions else np.empty(0)
     body = content[4 + 4 * dimensions :]
     if not dimensions or not shape.size or np.prod(shape, dtype=np.int64) != len(body):
@@ -32,7 +32,10 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
 
 def read_cifar(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Images (n, 3, 32, 32) and labels (n,) of a file of CIFAR-10's binary version; ConfigError if it is not one."""
-    content = np.fromfile(path, np.uint8)
+    try:
+        content = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     if content.size == 0 or content.size % (1 + 3 * 32 * 32):
         raise ConfigError(f"{path}: is not a file of CIFAR-10's binary version")
     rows = content.reshape(-1, 1 + 3 * 32 * 32)
