@@ -80,6 +80,7 @@ def run_page(run: RunData, figures: Mapping[str, Figure]) -> str:
         figures=embed(figures, run.metric),
         headline=list(_headline(run)),
         grouped=bool(run.groups),
+        has_total_delays=run.has_total_delays,
         private=run.privacy is not None,
         disclosed=[DISCLOSURES.get(item, item) for item in run.summary["disclosed"]],
         **(_privacy(run, run.privacy) if run.privacy else {}),

@@ -107,17 +107,19 @@ def leakage(run: RunData, privacy: PrivacyFigures) -> Figure:
 def releases(run: RunData, privacy: PrivacyFigures) -> Figure:
     """Who released what and when: a dot per release in time, a ring for late ones, areas proportional to their ε."""
     ids, in_time, late = run.clients["client_id"], run.leakage, late_releases(run.path)
-    dots, rings = _shown(len(in_time["client_id"])), _shown(len(late["client_id"]))
+    n_in_time, n_late = len(in_time["client_id"]), len(late["client_id"])
+    shown = _shown(n_in_time + n_late)
+    dots, rings = shown[shown < n_in_time], shown[shown >= n_in_time] - n_in_time
     height = max(3.2, min(7.0, 1.2 + 0.16 * len(ids)))
     figure, axes = new_figure("Releases", "round", "client", height=height)
     diameter_pt = min(6.5, 55 * height / len(ids))  # a dot stays in its client's row
     greatest = np.concatenate((in_time["epsilon"], late["epsilon"])).max()
-    for table, shown, fill, edge in ((in_time, dots, SERIES[0].light, "none"), (late, rings, "none", SERIES[1].light)):
-        rows = np.searchsorted(ids, table["client_id"][shown])
-        area = diameter_pt**2 * table["epsilon"][shown] / greatest
+    for table, of_it, fill, edge in ((in_time, dots, SERIES[0].light, "none"), (late, rings, "none", SERIES[1].light)):
+        rows = np.searchsorted(ids, table["client_id"][of_it])
+        area = diameter_pt**2 * table["epsilon"][of_it] / greatest
         is_dense = len(rows) > 2000
-        axes.scatter(table["round"][shown], rows, s=area, facecolors=fill, edgecolors=edge, rasterized=is_dense)
-    notes = [_out_of(len(in_time["client_id"])), f"area: {privacy.label} of the release, greatest {greatest:.3g}"]
+        axes.scatter(table["round"][of_it], rows, s=area, facecolors=fill, edgecolors=edge, rasterized=is_dense)
+    notes = [_out_of(n_in_time + n_late), f"area: {privacy.label} of the release, greatest {greatest:.3g}"]
     axes.set_title("\n".join(filter(None, notes)), loc="right", **_NOTE)
     axes.grid(axis="x")
     axes.set_ylim(len(ids) - 0.4, -0.6)
@@ -173,24 +175,26 @@ def selections(run: RunData) -> Figure:
 
 
 def latency(run: RunData) -> Figure:
-    """The delay drawn for each exchange against the communication time measured, by client and by exchange."""
+    """The delay drawn for each exchange against the time measured for it, by client and by exchange."""
     figure = Figure(figsize=(9.2, 3.6), layout="constrained")
     by_client, by_exchange = figure.subplots(1, 2, width_ratios=(1.7, 1))
-    drawn_s, measured_s = run.breakdown["drawn_s"], run.breakdown["communication_s"]
+    names, column = ("drawn delay", "measured communication time"), "communication_s"
+    if run.has_total_delays:
+        names, column = ("drawn total", "measured round trip"), "round_trip_s"
+    drawn_s, measured_s = run.breakdown["drawn_s"], run.breakdown[column]
     _latency_by_client(by_client, run, drawn_s, measured_s)
     limit_s = 1.05 * max(drawn_s.max(), measured_s.max(), 1e-3)
     by_exchange.plot([0, limit_s], [0, limit_s], color=INK.light, linewidth=1, label="measured = drawn")
-    suspect = np.isin(run.breakdown["round"], run.suspect_rounds["round"])
+    shown = _shown(len(drawn_s))
+    suspect = np.isin(run.breakdown["round"][shown], run.suspect_rounds["round"])
     for of_kind, colour, marker, label in ((~suspect, SERIES[1], "o", ""), (suspect, LIMIT, "x", "in suspect rounds")):
-        rows = np.flatnonzero(of_kind)
-        shown = rows[_shown(len(rows))]
-        if len(shown):
+        rows = shown[of_kind]
+        if len(rows):
             by_exchange.scatter(
-                drawn_s[shown], measured_s[shown], s=7, alpha=0.5, color=colour.light,
-                linewidths=0.8, marker=marker, label=label, rasterized=len(shown) > 2000,
+                drawn_s[rows], measured_s[rows], s=7, alpha=0.5, color=colour.light,
+                linewidths=0.8, marker=marker, label=label, rasterized=len(rows) > 2000,
             )  # fmt: skip
-    labels_s = (_in_seconds(run, what) for what in ("drawn delay", "measured communication time"))
-    _label(by_exchange, "Each exchange", *labels_s)
+    _label(by_exchange, "Each exchange", *(_in_seconds(run, name) for name in names))
     by_exchange.text(0.03, 0.97, _out_of(len(drawn_s)), transform=by_exchange.transAxes, va="top", **_NOTE)
     by_exchange.set(xlim=(0, limit_s), ylim=(0, limit_s), aspect="equal")
     by_exchange.locator_params(nbins=5)

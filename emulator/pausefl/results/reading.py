@@ -181,6 +181,11 @@ class RunData:
         return self.summary["outcome"] == "failed"
 
     @property
+    def has_total_delays(self) -> bool:
+        """Whether what is drawn is how long a whole exchange takes (`latency.mode`), rather than a delay on top."""
+        return bool(self.settings.get("latency", {}).get("mode") == "total")
+
+    @property
     def metric(self) -> str:
         """What accuracies hold: the name of the task's mean score."""
         return self.summary.get("metric", ACCURACY)
