@@ -31,8 +31,9 @@ def test_a_run_that_fails_before_anybody_came_leaves_its_logs_alone(tmp_path: Pa
     run_dir, experiment = tmp_path / "run", parse_experiment(SYNTHETIC)
     with pytest.raises(PauseflError, match="no loss"), made_run_dir(experiment, run_dir):
         Store(run_dir / "run.db").close()
-        for name in ("server.log", "step.json"):
+        for name in ("server.log", "step.json", "batched.json"):
             (run_dir / name).write_text("made by the run\n")
+        (run_dir / "tensorboard").mkdir()
         raise PauseflError("no loss")
     assert [path.name for path in run_dir.iterdir()] == ["server.log"]
     with pytest.raises(PauseflError, match="nobody answered"), made_run_dir(experiment, run_dir):
@@ -82,10 +83,10 @@ def test_a_whole_log_that_the_disk_does_not_take_is_to_be_restored_from_no_copy(
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
+def full_disk(most_bytes: int = 1000) -> Iterator[None]:
     """Stands for a disk that takes no more: files cannot grow beyond a few bytes."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limit[1]))
     try:
         yield
     finally:
