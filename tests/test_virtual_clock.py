@@ -1,5 +1,6 @@
 """Whole runs on the virtual clock: exact, repeatable, and as they would be on the real one."""
 
+import itertools
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -13,13 +14,15 @@ import pytest
 import pausefl
 from pausefl.bench.latency.twin import changed_choices, compared, median_residual_s
 from pausefl.campaigns.campaign import Plan, begin
-from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.plan import TrainingPlan, client_plan
+from pausefl.runtime.run_dir import SHARED_STEPS
 from pausefl.runtime.server.plan import server_plan
 from pausefl.runtime.virtual import steps
 from pausefl.runtime.virtual.process import play_virtually
 from pausefl_process.events import ProgressEvent
 from pausefl_server.records import RoundRecord
 from rigs.federation import log_of
+from test_run_dir_after_errors import full_disk
 
 SYNTHETIC = {
     "experiment.rounds": 12,
@@ -266,18 +269,47 @@ def test_a_step_that_is_not_stated_is_measured_once(tmp_path: Path) -> None:
     assert {round(o.timing.train_s / 3, 9) for o in later.observations} == {step_s}
 
 
-def test_the_runs_of_a_campaign_have_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where their folders lie one deeper; a batch of another size has a step of its own."""
-    measured = iter([0.25, 0.5])
+CHANGED_STEPS: dict[str, dict[str, Any]] = {
+    "large batches": {"workload.batch_size": 64},
+    "fedprox": {"workload.proximal_mu": 0.1},
+    "another optimizer": {"workload.optimizer_options": {"weight_decay": 0.1}},
+}
+
+
+def unstated(changes: dict[str, Any]) -> TrainingPlan:
+    """The plan of an experiment that does not say what a step takes."""
+    overrides = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
+    return client_plan(pausefl.load("demo", {"experiment.clock": "virtual", **overrides, **changes})).training
+
+
+@pytest.fixture
+def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A campaign's folder, in which steps are measured one after the other as 1 s, 2 s and so on."""
+    measured = itertools.count(1.0)
     monkeypatch.setattr(steps, "_measured_step_s", lambda _: next(measured))
     begin(tmp_path, Plan("compare", "", {}))
+    return tmp_path
+
+
+def test_the_runs_of_a_campaign_that_train_alike_have_the_same_step(campaign: Path) -> None:
+    """Also where their folders lie one deeper."""
     found = {}
-    for name, more in (("one", {}), ("runs/other", {"experiment.seed": 2}), ("large", {"workload.batch_size": 64})):
-        overrides = {key: value for key, value in TRAINING.items() if key != "workload.step_s"}
-        plan = client_plan(pausefl.load("demo", {"experiment.clock": "virtual", **overrides, **more})).training
-        (tmp_path / name).mkdir(parents=True)
-        found[name] = steps.with_step_time(plan, tmp_path / name).step_s
-    assert found == {"one": 0.25, "runs/other": 0.25, "large": 0.5}
+    for name, changes in {"one": {}, "runs/other": {"experiment.seed": 2}, **CHANGED_STEPS}.items():
+        (campaign / name).mkdir(parents=True)
+        found[name] = steps.with_step_time(unstated(changes), campaign / name).step_s
+    assert found == {"one": 1, "runs/other": 1, "large batches": 2, "fedprox": 3, "another optimizer": 4}
+
+
+def test_a_shared_step_survives_a_disk_that_takes_no_other(campaign: Path) -> None:
+    """The file was written over: torn, it ended every later run of the campaign."""
+    for name in ("one", "large"):
+        (campaign / name).mkdir()
+    assert steps.with_step_time(unstated({}), campaign / "one").step_s == 1
+    shared = campaign / SHARED_STEPS
+    before = shared.read_text("utf-8")
+    with full_disk(len(before) + 10), pytest.raises(OSError, match="File too large"):
+        steps.with_step_time(unstated(CHANGED_STEPS["large batches"]), campaign / "large")
+    assert shared.read_text("utf-8") == before
 
 
 @pytest.mark.parametrize(

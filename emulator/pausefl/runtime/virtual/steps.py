@@ -1,6 +1,5 @@
 """How long a training step takes where an experiment does not say: as long as it does on this machine."""
 
-import fcntl
 import json
 import math
 import time
@@ -14,7 +13,7 @@ from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, SHARED_STEPS
 from pausefl_client.training.paced import steps_of
-from pausefl_process.files import write_durably
+from pausefl_process.files import held_folder, write_durably
 from pausefl_process.plugins import OWN_CODE_ERRORS
 from pausefl_proto.errors import PauseflError
 
@@ -31,24 +30,22 @@ def with_step_time(plan: TrainingPlan, run_dir: Path) -> TrainingPlan:
         return plan
     kept = run_dir / "step.json"
     if not kept.exists():
-        shared = next((f / SHARED_STEPS for f in run_dir.parents[:2] if (f / CAMPAIGN_PLAN).exists()), None)
-        step_s = _measured_step_s(plan) if shared is None else _shared_step_s(plan, shared)
+        campaign = next((folder for folder in run_dir.parents[:2] if (folder / CAMPAIGN_PLAN).exists()), None)
+        step_s = _measured_step_s(plan) if campaign is None else _shared_step_s(plan, campaign)
         write_durably(kept, json.dumps({"step_s": step_s}) + "\n")
     return replace(plan, step_s=json.loads(kept.read_text("utf-8"))["step_s"])
 
 
-def _shared_step_s(plan: TrainingPlan, shared: Path) -> float:
-    """The step that the campaign's first such run has measured, while the others waited for the lock."""
-    w = plan.workload
-    trained = json.dumps([w.model, w.dataset, w.batch_size, w.training, w.optimizer, w.device])
-    shared.touch()
-    with shared.open("r+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        steps: dict[str, float] = json.loads(file.read() or "{}")
+def _shared_step_s(plan: TrainingPlan, campaign: Path) -> float:
+    """The step that the first such run in the campaign's folder has measured, while the others waited for it."""
+    w, shared = plan.workload, campaign / SHARED_STEPS
+    data, training = (w.model, w.dataset, w.batch_size, w.device), (w.training, w.proximal_mu)
+    trained = json.dumps([*data, *training, w.optimizer, w.optimizer_options])
+    with held_folder(campaign):
+        steps: dict[str, float] = json.loads(shared.read_text("utf-8")) if shared.exists() else {}
         if trained not in steps:
             steps[trained] = _measured_step_s(plan)
-            file.seek(0)
-            file.write(json.dumps(steps, indent=1) + "\n")  # never shorter than before
+            write_durably(shared, json.dumps(steps, indent=1) + "\n")
         return steps[trained]
 
 
