@@ -9,6 +9,7 @@ import pytest
 
 from pausefl.config.loading import parse_experiment
 from pausefl.runtime.fleet import Fleet
+from pausefl.runtime.scrape_targets import Targets
 from pausefl_process.events import ProgressEvent, RoundCommitted
 from pausefl_proto.errors import ConfigError
 
@@ -73,6 +74,44 @@ def test_a_run_says_where_each_of_its_processes_is_scraped(tmp_path: Path) -> No
         assert sum(label in host for host in hosts) == 1
     assert json.loads((run_dir / "targets.json").read_text()) == []
     assert "host_metrics" in json.loads((run_dir / "summary.json").read_text())["disclosed"]
+
+
+class LastTargets:
+    """Looks into targets.json after each round; keeps what is there last."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = run_dir / "targets.json"
+        self.seen: list[str] = []
+
+    def show(self, event: ProgressEvent) -> None:
+        if isinstance(event, RoundCommitted):
+            groups = json.loads(self._file.read_text())
+            self.seen = [address for group in groups for address in group["targets"]]
+
+
+@pytest.mark.end_to_end
+def test_clients_that_have_left_are_scraped_no_more(tmp_path: Path) -> None:
+    groups = ["clients.count=2", "clients.groups={stay={count=1}, go={count=1, leave_round=5}}"]
+    last = LastTargets(tmp_path)
+    rounds = [
+        "selection.m=1",
+        "clients.per_process=1",
+        "experiment.rounds=60",
+        "latency.delay={kind='constant', value_s=0.05}",
+    ]
+    Fleet(parse_experiment(CONFIG, [*groups, *rounds]), tmp_path).run(last)
+    assert len(last.seen) == 2, "the server and the process that stays"
+
+
+def test_a_process_that_is_started_again_is_scraped_where_it_listens_now(tmp_path: Path) -> None:
+    targets = Targets(tmp_path)
+    for address in ("127.0.0.1:9001", "127.0.0.1:9002"):
+        with targets.expect("pausefl-client-000") as end:
+            end.send(address)
+        (expected,) = targets.expected
+        targets.hear(expected)
+    (group,) = json.loads((tmp_path / "targets.json").read_text())
+    assert group["targets"] == ["127.0.0.1:9002"]
 
 
 def test_one_port_for_many_processes_is_bad_input(tmp_path: Path) -> None:

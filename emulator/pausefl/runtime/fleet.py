@@ -22,7 +22,7 @@ from pausefl.runtime.client.plan import ClientPlan, client_plan
 from pausefl.runtime.client.process import FleetPipes, run_client_process
 from pausefl.runtime.failure_log import FailureLog
 from pausefl.runtime.netem import kernel_network
-from pausefl.runtime.scrape_targets import Targets
+from pausefl.runtime.scrape_targets import SERVER, Targets
 from pausefl.runtime.server.plan import ServerPlan, server_plan
 from pausefl.runtime.server.process import run_server_process
 from pausefl.runtime.virtual.forks import forked_run
@@ -190,7 +190,7 @@ class Fleet:
             )
         else:
             context = multiprocessing.get_context("spawn")
-            self._server = context.Process(target=run_server_process, args=arguments, name="pausefl-server")
+            self._server = context.Process(target=run_server_process, args=arguments, name=SERVER)
         start(self._server)
         if self._client_processes:
             await_clients(needs_torch=self._needs_torch)
@@ -229,7 +229,7 @@ class Fleet:
                         return
                     case _:
                         if isinstance(event, MetricsServed) and self._targets is not None:
-                            self._targets.add("pausefl-server", urlsplit(event.url).netloc)
+                            self._targets.add(SERVER, urlsplit(event.url).netloc)
                         playing = playing or isinstance(event, RoundCommitted)
                         self._show(event, view)
 
@@ -270,9 +270,9 @@ class Fleet:
     def _start_clients(self, clients: Iterable[_ClientProcess]) -> None:
         for client in clients:
             theirs, client.roll_calls = multiprocessing.Pipe(duplex=False) if self._presence else (None, None)
-            metrics = self._targets.expect() if self._targets else None
-            arguments = (self._plan, client.client_ids, self._address, self._run_dir, FleetPipes(theirs, metrics))
             name, torch = f"pausefl-{client.client_ids[0]}", self._needs_torch
+            metrics = self._targets.expect(name) if self._targets else None
+            arguments = (self._plan, client.client_ids, self._address, self._run_dir, FleetPipes(theirs, metrics))
             client.process = forked_client(name, run_client_process, *arguments, needs_torch=torch)
             start(client.process)
             client.starts_at_s = time.monotonic()
@@ -307,6 +307,8 @@ class Fleet:
         """A client process has ended: expected at the end of a run, fatal before its first round."""
         process.join()
         if process.exitcode == 0:
+            if self._targets is not None:
+                self._targets.forget(process.name)
             return
         message = f"{process.name} ended (exit code {process.exitcode}), see {self._clients_log}"
         if not playing and process.exitcode == BAD_INPUT:  # which may leave no log to look into

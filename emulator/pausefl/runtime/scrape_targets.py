@@ -2,13 +2,14 @@
 
 import json
 import multiprocessing
-from collections import defaultdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from pausefl_process.files import write_durably
 
+SERVER = "pausefl-server"
+"""The name of the server's process, and of its job."""
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
@@ -17,31 +18,36 @@ class Targets:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._addresses: dict[str, list[str]] = defaultdict(list)  # by job
-        self.expected: list[Connection[Any, Any]] = []
-        """Where client processes that have not said so yet will say at which address they can be scraped."""
+        self._addresses: dict[str, str] = {}  # by process
+        self.expected: dict[Connection[Any, Any], str] = {}
+        """Where a client process that has not said so yet will say at which address it can be scraped: its name."""
 
-    def expect(self) -> "Connection[Any, Any]":
-        """The end at which a client process that is about to be started says its address."""
+    def expect(self, process: str) -> "Connection[Any, Any]":
+        """The end at which the client process of this name, which is about to be started, says its address."""
         ours, theirs = multiprocessing.Pipe(duplex=False)
-        self.expected.append(ours)
+        self.expected[ours] = process
         return theirs
 
     def hear(self, connection: "Connection[Any, Any]") -> None:
         """Take an address that came, or learn that none will."""
-        self.expected.remove(connection)
+        process = self.expected.pop(connection)
         try:
-            self.add("pausefl-clients", connection.recv())
+            self.add(process, connection.recv())
         except EOFError:  # the process has ended, which others tell
             pass
         finally:
             connection.close()
 
-    def add(self, job: str, address: str) -> None:
-        """One more HOST:PORT; what listens on every address does so on loopback."""
+    def add(self, process: str, address: str) -> None:
+        """Name a process's HOST:PORT, in place of an earlier one; what listens on every address does so on loopback."""
         host, _, port = address.rpartition(":")
-        self._addresses[job].append(f"{_LOOPBACK.get(host, host)}:{port}")
+        self._addresses[process] = f"{_LOOPBACK.get(host, host)}:{port}"
         self._write()
+
+    def forget(self, process: str) -> None:
+        """Name a process that has ended in order no more."""
+        if self._addresses.pop(process, None) is not None:
+            self._write()
 
     def clear(self) -> None:
         """Name no targets any more: the run is over, and none shall be reported missing."""
@@ -51,9 +57,12 @@ class Targets:
         self._write()
 
     def _write(self) -> None:
+        by_job: dict[str, list[str]] = {}
+        for process, address in self._addresses.items():
+            by_job.setdefault(SERVER if process == SERVER else "pausefl-clients", []).append(address)
         groups = [
             {"targets": addresses, "labels": {"job": job, "run": self._run_dir.name}}
-            for job, addresses in self._addresses.items()
+            for job, addresses in by_job.items()
         ]
         # In one step: Prometheus reads it whenever it changes.
         write_durably(self._run_dir / "targets.json", json.dumps(groups, indent=1) + "\n")
