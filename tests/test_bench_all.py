@@ -1,6 +1,9 @@
 """`pausefl bench all` and `pausefl bench diff`: one file of figures, and which of them changed beyond noise."""
 
 import json
+import math
+import sys
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pausefl.bench import BENCHMARKS, Benchmark, run_benchmark
 from pausefl.bench.whole import PARTS, measured
 from pausefl.bench.whole.changes import changes, in_words
 from pausefl.cli import main
@@ -95,3 +99,15 @@ def test_the_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFi
         with pytest.raises(SystemExit):
             main(["bench", "diff", str(tmp_path / "a"), str(tmp_path / "c")])
         assert "was not written by `pausefl bench all --json`" in capsys.readouterr().err
+
+
+def test_a_case_is_json_where_a_figure_is_infinite(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON has no infinity, of which a law with a dead client, or a figure that nobody saw, made one."""
+    module = types.ModuleType("pausefl.bench.endless")
+    module.cases = lambda: iter([{"name": "endless", "a": math.inf, "b": math.nan, "c": 1.5}])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(BENCHMARKS, "endless", Benchmark("endless", ""))
+    run_benchmark("endless", {}, as_json=True)
+    assert capsys.readouterr().out == '{"name": "endless", "a": null, "b": null, "c": 1.5}\n'

@@ -7,6 +7,7 @@ May live here: benchmarks, one a module, and the runs and images they share. Tes
 
 import importlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -77,7 +78,7 @@ def run_benchmark(name: str, options: Mapping[str, int], *, as_json: bool) -> No
         raise ConfigError(f"bench {name}: takes no {flags}") from None
     if as_json:
         for case in cases:
-            print(json.dumps(case), flush=True)
+            print(json.dumps(_finite(case)), flush=True)
     else:
         plain_console().print(FittingTable(_table(name, list(cases))))
 
@@ -108,6 +109,11 @@ def compare(paths: Sequence[str], *, as_json: bool) -> None:
         lines = in_words(before, after, found)
     for line in lines:
         print(line)
+
+
+def _finite(case: Mapping[str, Any]) -> dict[str, Any]:
+    """A case as JSON has it, which knows no infinity: null in its place."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in case.items()}
 
 
 def _table(name: str, cases: list[dict[str, Any]]) -> Table:

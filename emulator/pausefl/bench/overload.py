@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import math
 import multiprocessing
 import random
 import sqlite3
@@ -159,7 +158,7 @@ async def _leave_alone(lasts_s: float, port: int, ids: list[str]) -> dict[str, f
 
 
 async def _join(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
-    """Say hello all at once, and refuse every job; how long it took until all were welcome."""
+    """Say hello all at once, and refuse every job; how long it took until all were welcome, if they were."""
     began_s, all_in = time.monotonic(), asyncio.Event()
     missing = set(ids)
 
@@ -183,9 +182,9 @@ async def _join(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
                 await all_in.wait()
-        joined_s = time.monotonic() - began_s if not missing else math.nan
+        joined_s = time.monotonic() - began_s
         await asyncio.sleep(max(0.0, began_s + lasts_s - time.monotonic()))
-    return {"all_joined_s": joined_s}
+    return {} if missing else {"all_joined_s": joined_s}
 
 
 async def _flood(lasts_s: float, port: int, ids: list[str]) -> dict[str, float]:

@@ -49,7 +49,7 @@ class Summary(TypedDict):
     policy: str
     """The policy, as the experiment names it."""
     policy_parameters: dict[str, Any]
-    """Its parameters by name, m among them."""
+    """Its parameters by name, m among them; null also where one is infinite."""
     seed: int
     """`experiment.seed`."""
     rounds: int

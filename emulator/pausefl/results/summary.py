@@ -57,7 +57,7 @@ def summarise(plan: SummaryPlan, policy: Policy, tally: RunTally, result: RunRes
     size = int(result.theta.size)
     return {
         "policy": plan.selection.policy,
-        "policy_parameters": {f.name: getattr(policy, f.name) for f in fields(policy)},
+        "policy_parameters": _parameters(policy),
         "seed": plan.seed,
         "rounds": result.state.round,
         "clients": plan.clients,
@@ -100,7 +100,13 @@ def summarise(plan: SummaryPlan, policy: Policy, tally: RunTally, result: RunRes
     }
 
 
+def _parameters(policy: Policy) -> dict[str, Any]:
+    values = {f.name: getattr(policy, f.name) for f in fields(policy)}
+    return {name: _finite(value) if isinstance(value, float) else value for name, value in values.items()}
+
+
 def _finite(value: float) -> float | None:
+    """The value; None for an infinite one, which JSON does not have."""
     return float(value) if np.isfinite(value) else None
 
 

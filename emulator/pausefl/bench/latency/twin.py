@@ -50,7 +50,7 @@ def cases(rounds: int = 40) -> Iterator[dict[str, Any]]:
         exchange_s = median_residual_s(*(_played(undelayed, rounds, clock) for clock in ("real", "virtual")))
         real, virtual = (_played(delayed, rounds, clock) for clock in ("real", "virtual"))
         changed = changed_choices(_experiment(delayed, rounds), real, virtual)
-        yield {"case": name, **compared(real, virtual, exchange_s), **changed}
+        yield {"name": "twin", "case": name, **compared(real, virtual, exchange_s), **changed}
 
 
 def _experiment(overrides: tuple[str, ...], rounds: int, clock: str = "real") -> Experiment:
