@@ -1,7 +1,7 @@
 """The figures with a dot for each exchange: which exchanges they show, what they say of that, and what they compare."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from pausefl.report import plots
 from pausefl.report.html import run_page
 from pausefl.results.reading import RunData, read_run
+from pausefl.results.stored_summary import Summary
 from test_report import write_run
 
 EXCHANGES = 30
@@ -66,3 +67,9 @@ def test_totals_are_compared_with_round_trips(run: RunData) -> None:
     assert axes.get_ylabel() == "measured round trip (s)"
     assert axes.get_xlabel() == "drawn total (s)"
     assert "against the round trip measured for it" in run_page(run, {"latency": figure})
+
+
+def test_the_name_of_a_score_cannot_break_the_page(run: RunData) -> None:
+    named = replace(run, summary=cast(Summary, {**run.summary, "metric": 'F"1" <i>'}))
+    page = run_page(named, {"accuracy": plots.accuracy(named)})
+    assert 'aria-label="F&quot;1&quot; &lt;i&gt;"' in page

@@ -1,5 +1,6 @@
 """How all figures look, and the two ways they leave: as PNG, and as inline SVG in the colours of the page."""
 
+import html
 import io
 import math
 import re
@@ -143,8 +144,8 @@ def to_svg(figure: Figure, label: str) -> str:
     svg = re.sub(r'\s(xmlns(:\w+)?|width|height)="[^"]*"', "", svg.split(">", 1)[0]) + ">" + svg.split(">", 1)[1]
     for colour in COLOURS:
         svg = svg.replace(colour.light, f"var(--{colour.name})")
-    natural_px = 105 * figure.get_figwidth()
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}" style="max-width: {natural_px:.0f}px"', 1)
+    said, natural_px = html.escape(label), 105 * figure.get_figwidth()
+    return svg.replace("<svg", f'<svg role="img" aria-label="{said}" style="max-width: {natural_px:.0f}px"', 1)
 
 
 def css_variables(scheme: str) -> str:
