@@ -178,10 +178,13 @@ def _privacy(run: RunData, privacy: PrivacyFigures) -> Mapping[str, object]:
 
 def _clients(run: RunData) -> Iterator[Mapping[str, Any]]:
     """A row per client of `RunData.clients`, with the rounds whose releases were used."""
-    of_release, round_of_release = run.leakage["client_id"], run.leakage["round"]
-    for values in zip(*(column.tolist() for column in run.clients.values()), strict=True):
-        client = dict(zip(run.clients, values, strict=True))
-        yield client | {"rounds": in_ranges(round_of_release[of_release == client["client_id"]])}
+    ids = run.clients["client_id"]
+    of_release = np.searchsorted(ids, run.leakage["client_id"])
+    rounds = run.leakage["round"][np.argsort(of_release, kind="stable")]
+    counts = np.bincount(of_release, minlength=len(ids))
+    columns = zip(*(column.tolist() for column in run.clients.values()), strict=True)
+    for values, end, n in zip(columns, counts.cumsum().tolist(), counts.tolist(), strict=True):
+        yield dict(zip(run.clients, values, strict=True)) | {"rounds": in_ranges(rounds[end - n : end])}
 
 
 def in_ranges(rounds: IntArray) -> str:
