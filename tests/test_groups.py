@@ -154,6 +154,15 @@ def test_laws_of_availability(tmp_path: Path) -> None:
     assert on(trace, 3, "c") == [1, 1, 1]
 
 
+def test_a_trace_is_read_once_for_all_clients(tmp_path: Path) -> None:
+    """Read for each of a thousand clients, it took minutes before round 1."""
+    (tmp_path / "trace.csv").write_text("client_id,round,on\na,3,0\n")
+    trace = Trace(str(tmp_path / "trace.csv"))
+    (tmp_path / "trace.csv").unlink()
+    assert trace.named == {"a"}
+    assert on(trace, 3) == [1, 1, 0]
+
+
 def test_a_markov_chain_is_on_as_long_as_its_probabilities_say() -> None:
     """Share p/(p + q) with p = 0.2 the way back and q = 0.1 the way out; clients differ, a client repeats."""
     chain = MarkovAvailability(0.1, 0.2)

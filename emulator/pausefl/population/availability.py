@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -84,23 +85,24 @@ class Trace:
     """The file, relative to the experiment's file."""
 
     def __post_init__(self) -> None:
-        self._changes()
+        _ = self._changes  # read once for all clients; ValueError that names the file and the line
 
     def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> BoolArray:
         """On before its first row, and always where the file does not name it."""
         del rng
         on = np.ones(rounds, np.bool_)
-        for t, is_on in sorted(self._changes().get(client_id, {}).items()):
+        for t, is_on in sorted(self._changes.get(client_id, {}).items()):
             on[t - 1 :] = is_on
         return on
 
     @property
     def named(self) -> frozenset[str]:
         """The clients the file names."""
-        return frozenset(self._changes())
+        return frozenset(self._changes)
 
+    @cached_property
     def _changes(self) -> dict[str, dict[int, bool]]:
-        """round -> on, by client; ValueError that names the file and the line."""
+        """round -> on, by client."""
         changes: dict[str, dict[int, bool]] = {}
         try:
             with Path(self.path).open(encoding="utf-8-sig", newline="") as file:
