@@ -199,18 +199,19 @@ def _check_mode(latency: LatencyTable) -> None:
 def _members(selections: Sequence[str | tuple[str, ...]], client_ids: Sequence[str], key: str) -> dict[str, int]:
     """The group of each client that is in one."""
     group_of: dict[str, int] = {}
+    places = {client_id: place for place, client_id in enumerate(client_ids)}
     for group, selection in enumerate(selections):
         if not selection:
             raise ConfigError(f"{key}.{group}.clients = {json.dumps(selection)}: must name at least one client")
         for part in (selection,) if isinstance(selection, str) else selection:
             first, dots, last = part.partition("..")
             ends = (first, last if dots else first)
-            if not set(ends) <= set(client_ids):
+            if not places.keys() >= set(ends):
                 raise ConfigError(
                     f'{key}.{group}.clients = "{part}": must be ids from {client_ids[0]} to {client_ids[-1]},'
                     ' or "first..last"'
                 )
-            begin, end = (client_ids.index(client_id) for client_id in ends)
+            begin, end = (places[client_id] for client_id in ends)
             if end < begin:
                 raise ConfigError(f'{key}.{group}.clients = "{part}": the first of a range must come before its last')
             for client_id in client_ids[begin : end + 1]:
