@@ -33,7 +33,7 @@ from pausefl_proto.errors import BudgetError, PauseflError
 from pausefl_proto.wire import Vector
 
 _RUNS, _CLIENTS, _LIVES = 2, 2, 2
-_ROUNDS = range(2, 9)
+_LEAST_ROUNDS, _MOST_ROUNDS = 2, 9
 """How many rounds each life of a client has at least and, where a model is small, at most."""
 _RUN_ID = "audit"
 
@@ -200,7 +200,7 @@ def _witness(task: _Task) -> Witness:
 def _releases(task: _Task, claim: Claim, privacy: ReleasePrivacy, size: int, draws: int) -> Iterator[NoiseSample]:
     """Releases of canaries, through the client's own ledger, until its budget ends; round 1 is tried twice."""
     releaser = Releaser(privacy)
-    rounds = min(max(draws // size, _ROUNDS.start), _ROUNDS.stop)
+    rounds = min(max(draws // size, _LEAST_ROUNDS), _MOST_ROUNDS)
     for round_, attempt in ((1, 1), *((round_, 1) for round_ in range(2, rounds + 1)), (1, 2)):
         update = canary(size, generator(0, "audit", round_))
         try:

@@ -16,7 +16,6 @@ from pausefl.cli.option_values import (
     refuse_beside,
 )
 from pausefl.terminal_table import FittingTable, plain_console
-from pausefl_proto.errors import ConfigError
 
 
 def simulate(options: argparse.Namespace) -> None:
@@ -67,7 +66,7 @@ def tune(options: argparse.Namespace) -> None:
             real_seeds=options.real_seeds,
             command=shlex.join(["pausefl", *sys.argv[1:]]),
         )
-        folder = new_run_dir(f"tune-{Path(options.config).stem}", options.run_dir)
+        folder = new_run_dir(f"tune-{config_name(options)}", options.run_dir)
         tuning = tune_experiment(plan, folder, console)
     console.print(FittingTable(front_table(tuning)))
     if tuning.confirmed:
@@ -79,9 +78,8 @@ def replay(options: argparse.Namespace) -> None:
     """Fold a log through its own policy, or through another."""
     from pausefl.offline.replay_outputs import as_json, in_words, replayed, write_replay
 
-    if options.draws < 1:
-        raise ConfigError(f"--draws {options.draws}: must be at least 1")
-    found = replayed(Path(options.run_dir), options.policy, options.overrides, options.draws)
+    draws = at_least_1("--draws", options.draws)
+    found = replayed(Path(options.run_dir), options.policy, options.overrides, draws)
     written = write_replay(found, Path(options.out)) if options.out else []
     if options.json:
         print(as_json(found))

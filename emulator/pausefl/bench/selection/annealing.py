@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from pausefl.bench.selection.quality import ROUNDS, SIZES, published_setting
+from pausefl.results.statistics import mean_interval
 from pausefl.simulation.engine import simulate
 from pausefl_proto.arrays import FloatArray
-from pausefl_proto.draws import generator
 from pausefl_server.selection import Selection
 from pausefl_server.selection.policies.sa_pause import SaPause
 
@@ -28,7 +28,6 @@ ANNEALINGS: tuple[dict[str, Any], ...] = (
 """With the effort of the authors' code; then, for the smaller size, with this project's defaults."""
 DEFAULT_EFFORT: dict[str, Any] = {"kappa": SaPause.kappa, "steps": SaPause.steps}
 _REWARDS: tuple[Literal["R1", "R2"], ...] = ("R1", "R2")
-_RESAMPLES = 10_000
 
 
 def cases(seeds: int = 24) -> Iterator[dict[str, Any]]:
@@ -57,9 +56,9 @@ def _gaps(policy: SaPause, clients: int, runs: int) -> dict[str, Any]:
     return {
         "runs": runs,
         "optimal_share": float(np.mean(optimal)),
-        "optimal_share_ci95": interval(optimal),
+        "optimal_share_ci95": _interval(optimal),
         "gap_mean": float(np.mean(means)),
-        "gap_mean_ci95": interval(means),
+        "gap_mean_ci95": _interval(means),
         "optimal_share_by_run": [round(share, 4) for share in optimal],
     }
 
@@ -76,9 +75,7 @@ def _gaps_of_run(policy: SaPause, clients: int, run: int) -> FloatArray:
     return np.array(gaps[clients // policy.m :])
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the values' mean, each value being one run's (percentiles of resampled means)."""
-    rng = generator(1, "bench", "bootstrap")
-    picks = rng.integers(len(values), size=(_RESAMPLES, len(values)))
-    low, high = np.quantile(np.array(values)[picks].mean(axis=1), (0.025, 0.975))
-    return float(low), float(high)
+def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The 95 % bootstrap interval of the values' mean, each value being one run's; None with too few runs."""
+    found = mean_interval(values)
+    return found.low, found.high

@@ -11,11 +11,11 @@ from matplotlib.lines import Line2D
 
 from pausefl.report.comparison.figure import band_note, policy_looks
 from pausefl.report.style import INK, MUTED, RC, SERIES, SURFACE, Look, percent_axis
+from pausefl.results.reading import EPSILON_LABELS
 from pausefl.results.reproduction import SMOOTHING_ROUNDS, StoredCurve
 
 StoredSummary = Mapping[str, Any]
 """What reproduction.json holds."""
-_UNITS = {"coordinate": "ε per coordinate", "vector": "ε of the whole upload vector"}
 _ROLES = {"relevant": SERIES[0].light, "irrelevant": SERIES[1].light, None: MUTED.light}
 
 
@@ -71,7 +71,7 @@ def _draw_latency(summary: StoredSummary) -> Figure:
             _circles(leakage, _points(summary, name, "leak"), looks[name], 1.0)
     accuracy.set(title="Accuracy against latency", xlabel="total latency (s)", ylabel="test accuracy")
     percent_axis(accuracy)
-    unit = _UNITS.get(summary["privacy_unit"], "ε")
+    unit = EPSILON_LABELS.get(summary["privacy_unit"], "ε")
     xlabel = "round" if over == "round" else "total latency (s)"
     leakage.set(title="Greatest leakage of a client", xlabel=xlabel, ylabel=unit)
     for axes in (accuracy, leakage):

@@ -16,7 +16,7 @@ _PANELS_A_ROW = 4
 
 
 def draw_groups(runs: Runs, split: Split) -> Figure | None:
-    """Means over the seeds, and the ranges they lie in; None where no group joins while the experiment runs."""
+    """Means over the seeds in bands (`band_note`); None where no group joins while the experiment runs."""
     choices = {policy: [choices_by_group(run.records, run.groups) for run in runs[policy]] for policy in runs}
     groups = next(iter(choices.values()))[0]
     if not joins(groups):
