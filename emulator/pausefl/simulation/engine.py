@@ -134,7 +134,8 @@ def simulate(
 ) -> SimulationResult:
     """Run `policy` for `rounds` rounds, one call of it a round, against the genie that weighs as it does.
 
-    Ends early, as a run does, once budgets leave fewer clients than a round takes; a round without clients passes.
+    Ends early, as a run does, once budgets leave fewer clients than a round takes. A round without clients passes. So
+    does one that nobody answers in time, which a server would try again.
 
     Without regret, or where no genie weighs as the policy does, reward and both regrets are NaN, and a policy that
     needs no oracle costs no expectation of a law. `watch` is shown every selection. ConfigError for a policy that needs
