@@ -59,6 +59,13 @@ async def test_a_client_with_another_experiment_is_refused_with_the_key(other: s
                 await run_clients_over_grpc(client_plan(theirs), ["client-000"], address, tmp_path / "ledgers")
 
 
+@pytest.mark.parametrize("key", ["partition", "training"])
+def test_a_kind_alone_is_the_table_of_that_kind(key: str) -> None:
+    kind = getattr(parse_experiment(TWO).workload, key)
+    written = parse_experiment(TWO, [f'workload.{key}={{kind="{kind}"}}'])
+    assert agreement_of(written) == agreement_of(parse_experiment(TWO))
+
+
 def test_of_long_values_the_part_that_differs_is_told() -> None:
     run_has = {"latency.devices": "0.5, " * 60 + "0.7" + ", 0.5" * 60}
     theirs = {"latency.devices": run_has["latency.devices"].replace("0.7", "0.9")}

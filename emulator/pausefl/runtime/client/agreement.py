@@ -36,8 +36,9 @@ def agreement_of(experiment: Experiment) -> dict[str, str]:
     Privacy is compared by itself (`client_records.schedule_of`).
     """
     workload = experiment.workload.model_dump(mode="json", exclude=_OWN["workload"])
-    if isinstance(workload["partition"], str):
-        workload["partition"] = {"kind": workload["partition"]}
+    for key in ("partition", "training"):  # a kind alone is a table of that kind with its defaults
+        if isinstance(workload[key], str):
+            workload[key] = {"kind": workload[key]}
     values = {
         "experiment.seed": experiment.experiment.seed,
         "experiment.split_seed": experiment.experiment.split_seed,
