@@ -86,6 +86,12 @@ def test_a_law_that_netem_cannot_spread_is_refused(law: str, message: str) -> No
     assert "\n" not in str(refused.value)
 
 
+def test_more_clients_than_a_bridge_has_ports_are_refused() -> None:
+    many = ["clients.count=1024", "clients.per_process=1"]
+    with pytest.raises(ConfigError, match="goes with at most 1023 clients, not 1024"):
+        parse_experiment(NETEM + '[latency.delay]\nkind = "none"\n', many)
+
+
 def test_the_widest_law_that_netem_keeps_passes() -> None:
     """Uniform on (0, 2 mean): its spread is mean/√3."""
     _, up = ways('[latency.up]\nkind = "lognormal"\nmean_s = 0.2\nsd_s = 0.115\n')
@@ -142,9 +148,10 @@ from pausefl.config.loading import parse_experiment
 from pausefl.runtime.netem import enter_namespace, kernel_network
 experiment, run_dir = parse_experiment(sys.argv[1]), Path(sys.argv[2])
 if sys.argv[3] == "enter":
-    enter_namespace(experiment.latency, experiment.links(), run_dir, "client-001")
+    enter_namespace(experiment.latency, experiment.links(), run_dir, "client-001", sys.argv[4])
 else:
-    with kernel_network(experiment, run_dir):
+    with kernel_network(experiment, run_dir) as built:
+        print(built.server.host, flush=True)
         if sys.argv[3] == "build and be killed":
             os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -167,13 +174,18 @@ def test_what_was_killed_can_be_started_again(tmp_path: Path, qdisc: str) -> Non
         "netem": 'latency.up = { kind = "constant", value_s = 0.1 }',
     }[qdisc]
 
-    def live(what: str) -> int:
-        return subprocess.run([sys.executable, "-c", LIFE, toml, str(tmp_path), what], check=False).returncode
+    def live(what: str, *more: str, run: str = "run") -> tuple[int, str]:
+        command = [sys.executable, "-c", LIFE, toml, str(tmp_path / run), what, *more]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+        return done.returncode, done.stdout.strip()
 
-    assert live("build and be killed") == -signal.SIGKILL
-    assert [live("enter"), live("enter")] == [0, 0]
-    assert live("build and be killed") == -signal.SIGKILL
-    assert live("build") == 0
+    status, server = live("build and be killed")
+    assert status == -signal.SIGKILL
+    assert [live("enter", server)[0], live("enter", server)[0]] == [0, 0]
+    status, others = live("build", run="another")  # beside it
+    assert (status, others == server) == (0, False)
+    assert live("build and be killed")[0] == -signal.SIGKILL
+    assert live("build") == (0, server)
     left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
     assert "pf" not in left
 

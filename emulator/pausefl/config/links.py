@@ -17,6 +17,9 @@ from pausefl_client.link import Mode
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
+# As many as a bridge of Linux has, which joins the links of netem.
+_BRIDGE_PORTS = 1023
+
 
 class BandwidthTable(TomlTable):
     """A token bucket on payload bytes, each way."""
@@ -159,6 +162,8 @@ def check_netem(plans: Mapping[str, LinkPlan], clients_per_process: int) -> None
     """ConfigError for what the kernel cannot make of links."""
     if clients_per_process != 1:
         raise ConfigError('latency.injection = "netem": goes with clients.per_process = 1, a namespace for each')
+    if len(plans) > _BRIDGE_PORTS:
+        raise ConfigError(f'latency.injection = "netem": goes with at most {_BRIDGE_PORTS} clients, not {len(plans)}')
     for client_id, plan in plans.items():
         laws = {"down": plan.down, "up": plan.up} if plan.delay is None else {"delay": plan.delay}
         for name, law in laws.items():

@@ -8,12 +8,13 @@ import hashlib
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from pausefl.delays import Delay, NoDelay, Scale
 from pausefl_proto.errors import ConfigError, PauseflError
 
 # RFC 2544's addresses for benchmarks: no network in use has them. A run takes one of 32 parts.
-_SUBNETS = list(IPv4Network("198.18.0.0/15").subnets(new_prefix=20))
+_PREFIX_BITS = 20
+_SUBNETS = list(IPv4Network("198.18.0.0/15").subnets(new_prefix=_PREFIX_BITS))
 # What may wait in a tbf or a netem; beyond it packets are dropped and TCP slows down.
 _QUEUE_BYTES = 4 << 20
 _QUEUE_PACKETS = 100_000
@@ -90,13 +92,12 @@ def kernel_network(experiment: Experiment, run_dir: Path) -> Iterator[Experiment
     latency = experiment.latency
     links = {c: shapes(p, latency.down_share, latency.time_scale) for c, p in experiment.links().items()}
     probe({qdisc["kind"] for ways in links.values() for way in ways for qdisc in way.qdiscs()})
-    subnet = _subnet(run_dir)
     with ExitStack() as undo:
         try:
-            _build(run_dir, links, subnet, undo)
+            address = _build(run_dir, links, undo)
         except (_pyroute2().NetlinkError, subprocess.CalledProcessError) as error:
             raise PauseflError(f"--netem: the namespaces could not be made ({error})") from error
-        server = experiment.server.model_copy(update={"host": str(subnet[1]), "insecure": True})
+        server = experiment.server.model_copy(update={"host": address, "insecure": True})
         yield experiment.model_copy(update={"server": server})
 
 
@@ -122,15 +123,18 @@ def probe(kinds: set[str]) -> None:
                 ) from error
 
 
-def enter_namespace(latency: LatencyTable, plans: Mapping[str, LinkPlan], run_dir: Path, client_id: str) -> None:
+def enter_namespace(
+    latency: LatencyTable, plans: Mapping[str, LinkPlan], run_dir: Path, client_id: str, server: str
+) -> None:
     """Move this process (its main thread, before it starts others) into its namespace and shape the way up there.
 
-    A process that was killed and is started again finds the address and the shape of the one before.
+    `server` is the address that the bridge holds. A process that was killed and is started again finds the address and
+    the shape of the one before.
     """
     pyroute2 = _pyroute2()
     with _NAMESPACES.joinpath(_name(run_dir, client_id)).open() as namespace:
         pyroute2.netns.setns(namespace.fileno(), fork=False)
-    subnet = _subnet(run_dir)
+    subnet = IPv4Network((server, _PREFIX_BITS), strict=False)
     k = list(plans).index(client_id)
     _, up = shapes(plans[client_id], latency.down_share, latency.time_scale)
     with pyroute2.IPRoute() as ip:
@@ -141,11 +145,13 @@ def enter_namespace(latency: LatencyTable, plans: Mapping[str, LinkPlan], run_di
             ip.tc("replace", index=index, **qdisc)
 
 
-def _build(run_dir: Path, links: dict[str, tuple[Shape, Shape]], subnet: IPv4Network, undo: ExitStack) -> None:
+def _build(run_dir: Path, links: dict[str, tuple[Shape, Shape]], undo: ExitStack) -> str:
+    """Make the bridge and all links; returns the server's address."""
     pyroute2 = _pyroute2()
     ip = undo.enter_context(pyroute2.IPRoute())
     bridge = _digest(run_dir)
     _remove_left_over(ip, bridge)
+    subnet = _free_subnet(ip)
     ip.link("add", ifname=bridge, kind="bridge")
     (bridge_index,) = ip.link_lookup(ifname=bridge)
     undo.callback(ip.link, "del", index=bridge_index)
@@ -161,6 +167,7 @@ def _build(run_dir: Path, links: dict[str, tuple[Shape, Shape]], subnet: IPv4Net
         (peer,) = ip.link_lookup(ifname=f"{bridge}-{k}p")
         with _NAMESPACES.joinpath(name).open() as namespace:
             ip.link("set", index=peer, net_ns_fd=namespace.fileno())
+    return str(subnet[1])
 
 
 def _remove_left_over(ip: Any, bridge: str) -> None:
@@ -197,8 +204,13 @@ def _name(run_dir: Path, client_id: str) -> str:
     return f"{_digest(run_dir)}-{client_id}"
 
 
-def _subnet(run_dir: Path) -> IPv4Network:
-    return _SUBNETS[int.from_bytes(_digest(run_dir).encode()) % len(_SUBNETS)]
+def _free_subnet(ip: Any) -> IPv4Network:
+    """The first subnet of which this machine has no address: another run may have one."""
+    used = {IPv4Address(message.get_attr("IFA_ADDRESS")) for message in ip.get_addr(family=socket.AF_INET)}
+    free = (subnet for subnet in _SUBNETS if not any(address in subnet for address in used))
+    if (subnet := next(free, None)) is None:
+        raise PauseflError(f"--netem: {len(_SUBNETS)} runs have a network on this machine, and no more can")
+    return subnet
 
 
 def _pyroute2() -> Any:

@@ -92,7 +92,7 @@ def run_client_process(
         if plan.latency.injection == "netem":
             from pausefl.runtime.netem import enter_namespace
 
-            enter_namespace(plan.latency, plan.links, run_dir, client_ids[0])
+            enter_namespace(plan.latency, plan.links, run_dir, client_ids[0], address.rpartition(":")[0])
         with errors_of_own_code(), first_error():
             on_metrics = pipes.metrics.send if pipes.metrics is not None else _ignore
             run_telling_waits(
