@@ -1,4 +1,4 @@
-"""Fixtures that several test files share: a tap on the wire, certificates, telemetry of no run, a coordinator, runs."""
+"""What test files share: a tap on the wire, certificates, telemetry of no run, a coordinator, an engine, runs."""
 
 import os
 
@@ -22,6 +22,7 @@ from pausefl_server.settings import PrivacySettings
 from rigs.authority import Authority
 from rigs.command import PAUSEFL
 from rigs.coordinator import CoordinatorRig, MakeRig
+from rigs.docker import docker_of_ours
 from rigs.ledgers import open_ledgers
 from rigs.settings import server_settings
 from rigs.wiretap import Wiretap
@@ -37,6 +38,12 @@ def wiretap() -> Iterator[Wiretap]:
     tap = Wiretap()
     yield tap
     tap.close()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> dict[str, str]:
+    """The environment of a `make` that meets a docker command of ours."""
+    return docker_of_ours(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,9 @@ import os
 import re
 import shutil
 import socket
-import sqlite3
 import ssl
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 import yaml
 
 from pausefl.version import __version__
+from rigs.docker import asked, make
 from rigs.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
@@ -33,17 +32,6 @@ def compose_py() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def make(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`make COMMAND`, as its rule says."""
-    return subprocess.run(
-        [sys.executable, str(DEPLOY / "compose.py"), command],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def test_every_image_is_a_stage_of_the_dockerfile() -> None:
@@ -92,49 +80,6 @@ def test_a_server_that_is_stopped_finds_its_evaluator() -> None:
     assert server["stop_grace_period"] == "30s"
 
 
-# What an engine says, and what the image that is run would; everything asked of it is noted.
-DOCKER = f"""#!{sys.executable}
-import os, subprocess, sys
-words = sys.argv[1:]
-with open(os.environ["NOTES"], "a") as notes:
-    print(*words, file=notes)
-if words[0] == "info":
-    print('{{"MemTotal": 64000000000}}')
-if words[0] == "run" and "--entrypoint=tar" in words:
-    read = subprocess.run(["tar", "-C", os.environ["VOLUME"], *words[words.index("-c") :]])
-    sys.exit(read.returncode or int(os.environ.get("STATUS", 0)))
-if words[0] == "run":
-    (mount,) = [word for word in words if word.startswith("--volume=")]
-    here, there, mode = mount.removeprefix("--volume=").split(":")
-    file, *options = words[words.index("validate") + 1 :]
-    command = ["validate", file.replace(there, here, 1), *options]
-    sys.exit(subprocess.run([sys.executable, "-m", "pausefl", *command]).returncode)
-"""
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> dict[str, str]:
-    """The environment of a `make` that meets a docker command of ours, whose notes lie beside it."""
-    docker = tmp_path / "bin/docker"
-    docker.parent.mkdir()
-    docker.write_text(DOCKER)
-    docker.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    return {
-        "PATH": f"{docker.parent}:{os.environ['PATH']}",
-        "NOTES": str(tmp_path / "notes"),
-        "CERTIFICATES": str(tmp_path / "certs"),
-        "SERVICES": "server client",
-        "PAGE_PORT": port,
-    }
-
-
-def asked(engine: dict[str, str]) -> str:
-    return Path(engine["NOTES"]).read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_make_up_starts_those_named_and_nobody_else(engine: dict[str, str]) -> None:
@@ -177,58 +122,6 @@ def test_modules_beside_the_experiment_are_found_in_containers(engine: dict[str,
     assert done.returncode == 0, done.stderr
     (validated,) = [line for line in asked(engine).splitlines() if " validate " in line]
     assert f"--volume={experiment.parent}:/experiment:ro" in validated
-
-
-def test_results_are_copied_out_of_their_volume(engine: dict[str, str], tmp_path: Path) -> None:
-    volume, results = tmp_path / "volume", tmp_path / "results"
-    (volume / "first").mkdir(parents=True)
-    (volume / "first/summary.json").write_text("{}")
-    done = make("results", **engine, VOLUME=str(volume), RESULTS=str(results))
-    assert (done.returncode, done.stdout) == (0, f"{results}/first\n")
-    assert (results / "first/summary.json").read_text() == "{}"
-
-
-@pytest.mark.parametrize(("in_the_way", "status"), [("first/kept", "0"), ("second", "1")])
-def test_results_that_cannot_be_copied_are_said(
-    engine: dict[str, str], tmp_path: Path, in_the_way: str, status: str
-) -> None:
-    """They cannot be written, or could not all be read."""
-    (tmp_path / "volume").mkdir()
-    (tmp_path / "volume/first").touch()
-    (tmp_path / "results" / in_the_way).mkdir(parents=True)
-    places = {"VOLUME": str(tmp_path / "volume"), "RESULTS": str(tmp_path / "results")}
-    done = make("results", **engine, **places, STATUS=status)
-    assert done.returncode == 2
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith(f"make results: the volume pausefl_runs cannot be copied into {tmp_path}/results")
-    assert not [*tmp_path.glob("results/.copy-*")]
-
-
-def test_results_of_a_run_that_was_copied_while_it_was_played_are_those_of_its_end(
-    engine: dict[str, str], tmp_path: Path
-) -> None:
-    places = {"VOLUME": str(tmp_path / "volume"), "RESULTS": str(tmp_path / "results")}
-    (tmp_path / "volume/first").mkdir(parents=True)
-    (tmp_path / "results/other").mkdir(parents=True)
-    (tmp_path / "results/other/run.db-wal").touch()
-    with closing(sqlite3.connect(tmp_path / "volume/first/run.db", isolation_level=None)) as log:
-        log.execute("PRAGMA journal_mode = WAL")
-        log.execute("CREATE TABLE rounds AS SELECT 1 AS round")
-        assert make("results", **engine, **places).returncode == 0
-        log.execute("INSERT INTO rounds VALUES (2)")
-    (tmp_path / "results/first/report.html").touch()
-    assert make("results", **engine, **places).returncode == 0
-    with closing(sqlite3.connect(tmp_path / "results/first/run.db")) as copied:
-        assert copied.execute("SELECT round FROM rounds").fetchall() == [(1,), (2,)]
-    assert (tmp_path / "results/first/report.html").exists(), "drawn here"
-    assert (tmp_path / "results/other/run.db-wal").exists(), "of a run that is not the volume's"
-
-
-def test_a_file_is_no_folder_for_results(engine: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "results").touch()
-    done = make("results", **engine, RESULTS=str(tmp_path / "results"))
-    assert done.returncode == 2
-    assert done.stderr == f"make results: RESULTS={tmp_path}/results: cannot be made a folder (File exists)\n"
 
 
 def test_every_part_of_a_run_has_the_experiments_folder(compose_py: ModuleType) -> None:

@@ -1,0 +1,61 @@
+"""`make up` and its siblings, as their rules say, and a docker command of ours that they meet."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+COMPOSE = Path(__file__).parents[2] / "deploy/compose.py"
+# What an engine says, and what the image that is run would; everything asked of it is noted.
+DOCKER = f"""#!{sys.executable}
+import os, subprocess, sys
+words = sys.argv[1:]
+with open(os.environ["NOTES"], "a") as notes:
+    print(*words, file=notes)
+if words[0] == "info":
+    print('{{"MemTotal": 64000000000}}')
+if words[0] == "run" and "--entrypoint=tar" in words:
+    read = subprocess.run(["tar", "-C", os.environ["VOLUME"], *words[words.index("-c") :]])
+    sys.exit(read.returncode or int(os.environ.get("STATUS", 0)))
+if words[0] == "run":
+    (mount,) = [word for word in words if word.startswith("--volume=")]
+    here, there, mode = mount.removeprefix("--volume=").split(":")
+    file, *options = words[words.index("validate") + 1 :]
+    command = ["validate", file.replace(there, here, 1), *options]
+    sys.exit(subprocess.run([sys.executable, "-m", "pausefl", *command]).returncode)
+"""
+
+
+def make(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`make COMMAND`, as its rule says."""
+    return subprocess.run(
+        [sys.executable, str(COMPOSE), command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def docker_of_ours(folder: Path) -> dict[str, str]:
+    """The environment of a `make` that meets a docker command of ours, whose notes lie beside it in the folder."""
+    docker = folder / "bin/docker"
+    docker.parent.mkdir()
+    docker.write_text(DOCKER)
+    docker.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return {
+        "PATH": f"{docker.parent}:{os.environ['PATH']}",
+        "NOTES": str(folder / "notes"),
+        "CERTIFICATES": str(folder / "certs"),
+        "SERVICES": "server client",
+        "PAGE_PORT": port,
+    }
+
+
+def asked(engine: dict[str, str]) -> str:
+    """What the docker command of ours was asked to do, a line each."""
+    return Path(engine["NOTES"]).read_text()
