@@ -118,26 +118,45 @@ def results(environment: Mapping[str, str]) -> None:
     """Copy the run directories out of their volume, into runs/."""
     _engine_memory_bytes()
     folder = Path(environment.get("RESULTS") or "runs")
+    volume, image = f"{environment['COMPOSE_PROJECT_NAME']}_runs", _server_image(environment)
+    # The engine would make the one, and look for the other in a registry.
+    if not _has("volume", volume):
+        raise Refusal(f"no volume {volume} here: nothing was run under this COMPOSE_PROJECT_NAME")
+    if not _has("image", image):
+        raise Refusal(f"no image {image} here to read the volume {volume}: make images builds it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Refusal(f"RESULTS={folder}: cannot be made a folder ({error.strerror})") from error
-    volume = f"{environment['COMPOSE_PROJECT_NAME']}_runs"
-    read = ["docker", "run", "--rm", "--read-only", f"--volume={volume}:/runs:ro", "--entrypoint=tar"]
-    read.append(_server_image(environment))
     with tempfile.TemporaryDirectory(prefix=".copy-", dir=folder) as copy:
-        with subprocess.Popen([*read, "-C", "/runs", "-c", "."], stdout=subprocess.PIPE) as reader:
-            # -o: what is copied belongs to whoever copies it.
-            writer = subprocess.run(["tar", "-x", "-o", "-f", "-", "-C", copy], stdin=reader.stdout, check=False)
-        # One that ends early ends the other.
-        if reader.returncode or writer.returncode:
-            raise Refusal(f"the volume {volume} cannot be copied into {folder}, see above")
+        _copy_out(volume, image, Path(copy), folder)
+        copied = sorted(folder / path.name for path in Path(copy).iterdir() if path.is_dir())
         try:
             _move_into(folder, Path(copy))
         except OSError as error:
             where = error.filename2 or error.filename
             raise Refusal(f"the volume {volume} cannot be copied into {folder} ({where}: {error.strerror})") from error
-    print("\n".join(str(path.parent) for path in sorted(folder.glob("*/summary.json"))))
+    if not copied:
+        raise Refusal(f"the volume {volume} holds no run")
+    for path in copied:
+        print(path if (path / "summary.json").exists() else f"{path} (not at its end)")
+
+
+def _copy_out(volume: str, image: str, copy: Path, folder: Path) -> None:
+    """Copy what a volume holds into a folder; the other folder is where it is to go."""
+    read = ["docker", "run", "--rm", "--read-only", f"--volume={volume}:/runs:ro", "--entrypoint=python", image]
+    read += ["-c", (DEPLOY / "read_runs.py").read_text("utf-8"), "/runs"]
+    with subprocess.Popen(read, stdout=subprocess.PIPE) as reader:
+        # -o: what is copied belongs to whoever copies it.
+        writer = subprocess.run(["tar", "-x", "-o", "-f", "-", "-C", copy], stdin=reader.stdout, check=False)
+    # One that ends early ends the other.
+    if reader.returncode or writer.returncode:
+        raise Refusal(f"the volume {volume} cannot be copied into {folder}, see above")
+
+
+def _has(kind: str, name: str) -> bool:
+    """Whether the engine has an image or a volume."""
+    return not subprocess.run(["docker", kind, "inspect", name], capture_output=True, check=False).returncode
 
 
 def _move_into(folder: Path, copy: Path) -> None:

@@ -15,8 +15,11 @@ with open(os.environ["NOTES"], "a") as notes:
     print(*words, file=notes)
 if words[0] == "info":
     print('{{"MemTotal": 64000000000}}')
-if words[0] == "run" and "--entrypoint=tar" in words:
-    read = subprocess.run(["tar", "-C", os.environ["VOLUME"], *words[words.index("-c") :]])
+if words[0] == os.environ.get("MISSING"):
+    sys.exit(1)
+if words[0] == "run" and "--entrypoint=python" in words:
+    script = [os.environ["VOLUME"] if word == "/runs" else word for word in words[words.index("-c") :]]
+    read = subprocess.run([sys.executable, *script])
     sys.exit(read.returncode or int(os.environ.get("STATUS", 0)))
 if words[0] == "run":
     (mount,) = [word for word in words if word.startswith("--volume=")]
