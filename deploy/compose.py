@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1 or arguments[0] not in commands:
         sys.exit(f"usage: compose.py {'|'.join(commands)}")
     try:
-        environment = {**os.environ, **settings(os.environ)}
-        commands[arguments[0]](environment)
+        needed = settings if arguments[0] == "up" else standing_settings
+        commands[arguments[0]]({**os.environ, **needed(os.environ)})
     except Refusal as refusal:
         print(f"make {arguments[0]}: {refusal}", file=sys.stderr)
         sys.exit(2)
@@ -56,20 +56,34 @@ def main(arguments: list[str]) -> None:
 def settings(given: Mapping[str, str]) -> dict[str, str]:
     """The variables of compose.yaml that follow from those given, or are checked here."""
     clients, per_container = _count(given, "CLIENTS", 10), _count(given, "PER_CONTAINER", 1)
-    experiment = _experiment_file(given.get("EXPERIMENT", "demo"))
+    experiment = _experiment_file(given.get("EXPERIMENT") or "demo")
+    run = given.get("RUN") or f"{experiment.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if "/" in run or run in (".", ".."):
+        raise Refusal(f"RUN={run}: must be a name, not a path")
     return {
+        **standing_settings(given),
         "CLIENTS": str(clients),
         "PER_CONTAINER": str(per_container),
         "REPLICAS": str(-(-clients // per_container)),
         "EXPERIMENT_FOLDER": str(experiment.parent),
         "EXPERIMENT_NAME": experiment.name,
-        "RUN": given.get("RUN") or f"{experiment.stem}-{time.strftime('%Y%m%d-%H%M%S')}",
+        "RUN": run,
+        "PAUSEFL_DATA": _data_folder(given.get("PAUSEFL_DATA", "")),
+    }
+
+
+def standing_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Those of them that do not depend on what is played: it can be ended where its files are gone."""
+    project = given.get("COMPOSE_PROJECT_NAME") or "pausefl"
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
+        raise Refusal(f"COMPOSE_PROJECT_NAME={project}: must be small letters, digits, - and _")
+    return {
         "VERSION": runpy.run_path(str(DEPLOY.parent / "emulator/pausefl/version.py"))["__version__"],
         "REVISION": _revision(),
         # Absolute: compose takes relative ones from its file's folder, and a bare name for a volume's.
-        "CERTIFICATES": str(Path(given.get("CERTIFICATES") or DEPLOY / "certs").resolve()),
-        "PAUSEFL_DATA": _data_folder(given.get("PAUSEFL_DATA", "")),
-        "COMPOSE_PROJECT_NAME": given.get("COMPOSE_PROJECT_NAME") or "pausefl",
+        "CERTIFICATES": _mountable("CERTIFICATES", given.get("CERTIFICATES") or str(DEPLOY / "certs")),
+        "PAUSEFL_DATA": "",
+        "COMPOSE_PROJECT_NAME": project,
     }
 
 
@@ -300,6 +314,7 @@ def _experiment_file(name: str) -> Path:
             raise Refusal(
                 f"EXPERIMENT={name}: {file} must be readable by all, the containers run as a user of their own"
             )
+    _mountable("EXPERIMENT", str(path.parent))
     return path
 
 
@@ -307,7 +322,15 @@ def _data_folder(name: str) -> str:
     """The folder's path; empty, for which compose.yaml has a volume, where none is named."""
     if name and not Path(name).is_dir():
         raise Refusal(f"PAUSEFL_DATA={name}: is no folder")
-    return name and str(Path(name).resolve())
+    return name and _mountable("PAUSEFL_DATA", name)
+
+
+def _mountable(variable: str, name: str) -> str:
+    """The absolute path; Refusal where the engine would read it as two."""
+    path = str(Path(name).resolve())
+    if ":" in path:
+        raise Refusal(f"{variable}: {path} cannot be mounted, its name must be without a colon")
+    return path
 
 
 def _count(given: Mapping[str, str], variable: str, default: int) -> int:

@@ -134,6 +134,17 @@ def test_every_part_of_a_run_has_the_experiments_folder(compose_py: ModuleType) 
         assert services[name]["command"][1] == "/experiment/small_mnist.toml"
 
 
+@pytest.mark.parametrize("command", ["down", "logs", "images"])
+def test_a_run_is_ended_where_its_files_are_gone(engine: dict[str, str], command: str) -> None:
+    gone = {"EXPERIMENT": "gone.toml", "PAUSEFL_DATA": "gone", "CLIENTS": "many"}
+    done = make(command, **engine, **gone)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_experiment_named_is_the_demo(compose_py: ModuleType) -> None:
+    assert compose_py.settings({"EXPERIMENT": ""})["EXPERIMENT_NAME"] == "demo.toml"
+
+
 @pytest.mark.parametrize("kept", ["mine.toml", "my_policies.py", "."])
 def test_a_folder_that_containers_could_not_read_is_said(compose_py: ModuleType, tmp_path: Path, kept: str) -> None:
     for path in (tmp_path / "mine.toml", tmp_path / "my_policies.py"):
@@ -171,6 +182,9 @@ def test_the_older_compose_takes_the_files() -> None:
     [
         ({"CLIENTS": "many"}, "CLIENTS=many: must be a number from 1"),
         ({"PER_CONTAINER": "0"}, "PER_CONTAINER=0: must be a number from 1"),
+        ({"RUN": "a/b"}, "RUN=a/b: must be a name, not a path"),
+        ({"COMPOSE_PROJECT_NAME": "Mine"}, "COMPOSE_PROJECT_NAME=Mine: must be small letters, digits, - and _"),
+        ({"CERTIFICATES": "/tmp/a:b"}, "CERTIFICATES: /tmp/a:b cannot be mounted, its name must be without a colon"),
         ({"EXPERIMENT": "no-such"}, "EXPERIMENT=no-such: is neither a file nor a preset (demo, "),
         ({"PAUSEFL_DATA": "nowhere"}, "PAUSEFL_DATA=nowhere: is no folder"),
         ({"DOCKER_HOST": "unix:///nowhere/docker.sock"}, "no Docker engine answers: "),
