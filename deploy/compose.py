@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 DEPLOY = Path(__file__).resolve().parent
 PRESETS = DEPLOY.parent / "emulator/pausefl/presets"
@@ -89,12 +90,13 @@ def standing_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 def up(environment: Mapping[str, str]) -> None:
     """Build the images, make certificates where there are none, and start everything."""
-    services = environment.get("SERVICES", "").split() or list(SERVICES)
-    compose, memory_bytes = _compose(environment), _engine_memory_bytes()
+    services = _services(environment)
+    compose, engine = _compose(environment), _engine()
     running = _running(compose, environment)
     if "server" in running:
         raise Refusal("a run is going on: make logs shows it, make down ends it")
-    check_memory(environment, memory_bytes)
+    check_memory(environment, int(engine["MemTotal"]))
+    check_processors(environment, int(engine["NCPU"]))
     for variable, default, service, _ in PORTS:
         if service in services and service not in running:
             check_port(variable, environment.get(variable) or default)
@@ -130,9 +132,9 @@ def images(environment: Mapping[str, str]) -> None:
 
 def results(environment: Mapping[str, str]) -> None:
     """Copy the run directories out of their volume, into runs/."""
-    _engine_memory_bytes()
+    _engine()
     folder = Path(environment.get("RESULTS") or "runs")
-    volume, image = f"{environment['COMPOSE_PROJECT_NAME']}_runs", _server_image(environment)
+    volume, image = _runs_volume(environment), _server_image(environment)
     # The engine would make the one, and look for the other in a registry.
     if not _has("volume", volume):
         raise Refusal(f"no volume {volume} here: nothing was run under this COMPOSE_PROJECT_NAME")
@@ -208,6 +210,13 @@ def check_memory(environment: Mapping[str, str], memory_bytes: int) -> None:
         )
 
 
+def check_processors(environment: Mapping[str, str], processors: int) -> None:
+    """Refusal where a client container is to have more processors than the engine's machine has."""
+    value = environment.get("CLIENT_CPUS") or "1.5"
+    if not re.fullmatch(r"\d+(\.\d+)?", value) or not 0.01 <= float(value) <= processors:
+        raise Refusal(f"CLIENT_CPUS={value}: must be from 0.01 to {processors}, what the engine's machine has")
+
+
 def check_port(variable: str, value: str) -> None:
     """Refusal where the port is none, or somebody listens there."""
     if not value.isdecimal() or not 0 < int(value) < 1 << 16:
@@ -249,15 +258,22 @@ def check_certificates(folder: Path) -> None:
 
 
 def check_experiment(environment: Mapping[str, str]) -> None:
-    """Refusal where the experiment, with so many clients, is one that no container would play."""
-    folder, name = environment["EXPERIMENT_FOLDER"], environment["EXPERIMENT_NAME"]
-    mount = f"--volume={folder}:/experiment:ro"
-    run = ["docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", "--network=none", mount, _server_image(environment)]
-    command = [*run, "validate", f"/experiment/{name}", f"--set=clients.count={environment['CLIENTS']}"]
+    """Refusal where no container would play the experiment, with so many clients and under this RUN."""
+    folder, name, run = (environment[variable] for variable in ("EXPERIMENT_FOLDER", "EXPERIMENT_NAME", "RUN"))
+    volume, mounts, stored = _runs_volume(environment), [f"--volume={folder}:/experiment:ro"], list[str]()
+    if _has("volume", volume):  # which the engine would make
+        mounts, stored = [*mounts, f"--volume={volume}:/runs:ro"], [f"--run-dir=/runs/{run}"]
+    command = ["docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", "--network=none", *mounts]
+    command += [_server_image(environment), "validate", f"/experiment/{name}"]
+    command += [f"--set=clients.count={environment['CLIENTS']}", "--set=admission.by_certificate=true", *stored]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         why = _last_line(done.stderr).removeprefix("pausefl: ")
-        raise Refusal(f"EXPERIMENT={folder}/{name} CLIENTS={environment['CLIENTS']}: {why}")
+        raise Refusal(f"EXPERIMENT={folder}/{name} CLIENTS={environment['CLIENTS']} RUN={run}: {why}")
+
+
+def _runs_volume(environment: Mapping[str, str]) -> str:
+    return f"{environment['COMPOSE_PROJECT_NAME']}_runs"
 
 
 def _server_image(environment: Mapping[str, str]) -> str:
@@ -266,7 +282,7 @@ def _server_image(environment: Mapping[str, str]) -> str:
 
 def _call(environment: Mapping[str, str], *arguments: str) -> None:
     compose = _compose(environment)
-    _engine_memory_bytes()
+    _engine()
     subprocess.run([*compose, *arguments], env=environment, check=True)
 
 
@@ -290,15 +306,23 @@ def _running(compose: list[str], environment: Mapping[str, str]) -> list[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.split()
 
 
-def _engine_memory_bytes() -> int:
-    """The memory of the engine's machine; Refusal where no engine answers."""
+def _engine() -> dict[str, Any]:
+    """What the engine says of itself and its machine; Refusal where none answers."""
     command = ["docker", "info", "--format", "{{json .}}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    with_errors = json.loads(done.stdout) if done.stdout.startswith("{") else {}
-    if done.returncode or with_errors.get("ServerErrors") or not with_errors.get("MemTotal"):
-        why = _last_line(done.stderr) or "; ".join(with_errors.get("ServerErrors") or ["it says nothing"])
+    engine: dict[str, Any] = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+    if done.returncode or engine.get("ServerErrors") or not engine.get("MemTotal"):
+        why = _last_line(done.stderr) or "; ".join(engine.get("ServerErrors") or ["it says nothing"])
         raise Refusal(f"no Docker engine answers: {why}")
-    return int(with_errors["MemTotal"])
+    return engine
+
+
+def _services(given: Mapping[str, str]) -> list[str]:
+    """The services to be started; Refusal where one is none of compose.yaml's."""
+    services = given.get("SERVICES", "").split() or list(SERVICES)
+    if unknown := [name for name in services if name not in SERVICES]:
+        raise Refusal(f"SERVICES={given['SERVICES']}: {unknown[0]} is none of {', '.join(SERVICES)}")
+    return services
 
 
 def _experiment_file(name: str) -> Path:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from pausefl.config.loading import load_experiment
+from pausefl.runtime.run_dir import made_run_dir
 from pausefl.version import __version__
 from rigs.docker import asked, make
 from rigs.waiting import wait_for
@@ -87,7 +89,7 @@ def test_make_up_starts_those_named_and_nobody_else(engine: dict[str, str]) -> N
     assert done.returncode == 0, done.stderr
     built, validated, started = [line for line in asked(engine).splitlines() if "server" in line]
     assert built.endswith(" build server client")
-    assert validated.endswith(" validate /experiment/demo.toml --set=clients.count=10")
+    assert " validate /experiment/demo.toml --set=clients.count=10 " in validated
     assert started.endswith(" up --detach --no-deps server client")
 
 
@@ -112,6 +114,45 @@ def test_an_experiment_that_nobody_can_play_is_said_before_anything_starts(
     assert line.startswith(f"make up: EXPERIMENT={experiment} ")
     assert message in line
     assert " up " not in asked(engine)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize(
+    ("clients", "rounds", "message"),
+    [
+        (4, 3, "holds the run of another experiment: clients.count is 3 there, 4 here"),
+        (
+            3,
+            3,
+            "holds a run that has played its 3 rounds; choose another directory, or give it more (experiment.rounds)",
+        ),
+        (3, 4, ""),
+    ],
+)
+def test_a_run_of_this_name_that_cannot_go_on_is_said(
+    engine: dict[str, str], tmp_path: Path, clients: int, rounds: int, message: str
+) -> None:
+    """What the server itself is told decides: what the volume holds was begun with all options of compose.yaml."""
+    options = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]["command"]
+    certificates = {"ca": "ca.pem", "server-certificate": "server.pem", "server-key": "server.key"}
+    for name, file in certificates.items():
+        options = [word.replace(f"/run/secrets/{name}", f"{tmp_path}/certs/{file}") for word in options]
+    overrides = [word.removeprefix("--set=") for word in options if word.startswith("--set=")]
+    begun = [*(o for o in overrides if "${" not in o), "clients.count=3", "selection.m=2", "experiment.rounds=3"]
+    with made_run_dir(load_experiment("demo", begun), tmp_path / "volume/mine"):
+        (tmp_path / "volume/mine/summary.json").write_text('{"rounds": 3}')
+    experiment = tmp_path / "experiment/mine.toml"
+    experiment.parent.mkdir(mode=0o755)
+    listed = load_experiment("demo", ["clients.count=3", "selection.m=2", f"experiment.rounds={rounds}"]).to_toml()
+    experiment.write_text(listed)
+    experiment.chmod(0o644)
+    places = {"VOLUME": str(tmp_path / "volume"), "EXPERIMENT": str(experiment), "RUN": "mine"}
+    done = make("up", **engine, **places, CLIENTS=str(clients))
+    assert done.returncode == (2 if message else 0), done.stderr
+    if message:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"make up: EXPERIMENT={experiment} CLIENTS={clients} RUN=mine: --run-dir ")
+        assert line.endswith(message)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
@@ -182,6 +223,7 @@ def test_the_older_compose_takes_the_files() -> None:
     [
         ({"CLIENTS": "many"}, "CLIENTS=many: must be a number from 1"),
         ({"PER_CONTAINER": "0"}, "PER_CONTAINER=0: must be a number from 1"),
+        ({"SERVICES": "server clients"}, "SERVICES=server clients: clients is none of server, evaluator, client, "),
         ({"RUN": "a/b"}, "RUN=a/b: must be a name, not a path"),
         ({"COMPOSE_PROJECT_NAME": "Mine"}, "COMPOSE_PROJECT_NAME=Mine: must be small letters, digits, - and _"),
         ({"CERTIFICATES": "/tmp/a:b"}, "CERTIFICATES: /tmp/a:b cannot be mounted, its name must be without a colon"),
@@ -231,6 +273,15 @@ def test_too_little_memory_is_said(compose_py: ModuleType) -> None:
     compose_py.check_memory(shared, 8_000_000_000)
     with pytest.raises(compose_py.Refusal, match="CLIENT_MEMORY=lots: must be a size"):
         compose_py.check_memory({**settings, "CLIENT_MEMORY": "lots"}, 8_000_000_000)
+
+
+def test_too_few_processors_are_said(compose_py: ModuleType) -> None:
+    compose_py.check_processors({}, 2)
+    with pytest.raises(compose_py.Refusal, match=r"CLIENT_CPUS=1\.5: must be from 0\.01 to 1, what the engine's"):
+        compose_py.check_processors({}, 1)
+    for value in ("0", "many", "nan", "2.01"):
+        with pytest.raises(compose_py.Refusal, match=f"CLIENT_CPUS={value}: must be from"):
+            compose_py.check_processors({"CLIENT_CPUS": value}, 2)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -14,7 +14,7 @@ words = sys.argv[1:]
 with open(os.environ["NOTES"], "a") as notes:
     print(*words, file=notes)
 if words[0] == "info":
-    print('{{"MemTotal": 64000000000}}')
+    print('{{"MemTotal": 64000000000, "NCPU": 2}}')
 if words[0] == os.environ.get("MISSING"):
     sys.exit(1)
 if words[0] == "run" and "--entrypoint=python" in words:
@@ -22,10 +22,11 @@ if words[0] == "run" and "--entrypoint=python" in words:
     read = subprocess.run([sys.executable, *script])
     sys.exit(read.returncode or int(os.environ.get("STATUS", 0)))
 if words[0] == "run":
-    (mount,) = [word for word in words if word.startswith("--volume=")]
-    here, there, mode = mount.removeprefix("--volume=").split(":")
-    file, *options = words[words.index("validate") + 1 :]
-    command = ["validate", file.replace(there, here, 1), *options]
+    mounts = [word.removeprefix("--volume=").split(":")[:2] for word in words if word.startswith("--volume=")]
+    command = words[words.index("validate") :]
+    for here, there in mounts:
+        here = os.environ.get("VOLUME", here) if there == "/runs" else here
+        command = [word.replace(there + "/", here + "/", 1) for word in command]
     sys.exit(subprocess.run([sys.executable, "-m", "pausefl", *command]).returncode)
 """
 

@@ -260,6 +260,7 @@ def _add_tools(command: _AddCommand) -> None:
     )
     sub.add_argument("config", metavar="CONFIG", nargs="?", help=_CONFIG_HELP)
     sub.add_argument("--list", action="store_true", help="list presets, and all that experiments can name")
+    sub.add_argument("--run-dir", metavar="DIR", help="also check that the run there, if any, can go on with CONFIG")
     _add_set(sub)
 
 

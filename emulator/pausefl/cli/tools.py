@@ -90,8 +90,11 @@ def validate(options: argparse.Namespace) -> None:
     from pausefl.evaluator.preflight import try_out
     from pausefl.observers import load_observers
     from pausefl.reference.listing import listing
+    from pausefl.runtime.run_dir import check_goes_on
 
     experiment = experiment_of(options)
+    if options.run_dir is not None:
+        check_goes_on(experiment, Path(options.run_dir))
     load_observers(experiment.experiment.observers)
     print(listing(experiment), end="", flush=True)
     try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr))

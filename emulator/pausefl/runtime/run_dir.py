@@ -177,6 +177,29 @@ def _begin_or_go_on(experiment: Experiment, run_dir: Path, *, resume: bool) -> N
             store.set_meta(_CONFIG_DIGEST, _digest(text))
 
 
+def check_goes_on(experiment: Experiment, run_dir: Path) -> None:
+    """ConfigError where a directory holds a run that this experiment has no further rounds for. Writes nothing."""
+    if not (run_dir / "run.db").exists():
+        return
+    stored = stored_experiment(run_dir)
+    if _differences(stored, experiment):
+        _check_extends(stored, experiment, run_dir)
+    elif _rounds_at_its_end(run_dir) == experiment.experiment.rounds:
+        rounds = experiment.experiment.rounds
+        raise ConfigError(
+            f"--run-dir {run_dir}: holds a run that has played its {rounds} rounds; choose another directory, or"
+            " give it more (experiment.rounds)"
+        )
+
+
+def _rounds_at_its_end(run_dir: Path) -> int:
+    """How many rounds a run had when it last ended, as far as its summary can be read."""
+    try:
+        return int(json.loads((run_dir / "summary.json").read_text("utf-8"))["rounds"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
+
+
 def _check_log_is_there(run_dir: Path) -> None:
     """ConfigError where a run has lost its log: going on would begin anew, and forget what clients have spent."""
     if any((run_dir / name).exists() for name in ("checkpoints", "summary.json")) and not _has_log(run_dir):
