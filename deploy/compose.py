@@ -244,7 +244,15 @@ def make_certificates(folder: Path) -> None:
 
 
 def check_certificates(folder: Path) -> None:
-    """Refusal where one has ended, or will before anybody looks again; without openssl there is no telling."""
+    """Refusal where a file is missing, or containers could not read it, or a certificate ends within a day.
+
+    The last is told only with openssl.
+    """
+    pairs = [f"{name}.{kind}" for name in ("server", "evaluator", "client") for kind in ("pem", "key")]
+    for path in (folder / name for name in ("ca.pem", *pairs)):
+        if not path.is_file():
+            raise Refusal(f"{path}: is missing; put it there, or take the folder away and new ones are made")
+        _check_readable("CERTIFICATES", path, 0o004)
     if shutil.which("openssl") is None:
         return
     for name in ("server", "evaluator", "client"):
@@ -334,12 +342,14 @@ def _experiment_file(name: str) -> Path:
     if not path.is_file():
         raise Refusal(f"EXPERIMENT={name}: is neither a file nor a preset ({', '.join(presets)})")
     for file, mode in ((path, 0o004), (path.parent, 0o005), *((module, 0o004) for module in path.parent.glob("*.py"))):
-        if file.stat().st_mode & mode != mode:
-            raise Refusal(
-                f"EXPERIMENT={name}: {file} must be readable by all, the containers run as a user of their own"
-            )
+        _check_readable(f"EXPERIMENT={name}", file, mode)
     _mountable("EXPERIMENT", str(path.parent))
     return path
+
+
+def _check_readable(variable: str, path: Path, mode: int) -> None:
+    if path.stat().st_mode & mode != mode:
+        raise Refusal(f"{variable}: {path} must be readable by all, the containers run as a user of their own")
 
 
 def _data_folder(name: str) -> str:

@@ -315,6 +315,18 @@ def test_certificates_about_to_end_are_said(compose_py: ModuleType, tmp_path: Pa
         compose_py.check_certificates(folder)
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_certificates_that_containers_could_not_read_are_said(compose_py: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    compose_py.make_certificates(folder)
+    (folder / "client.key").chmod(0o600)
+    with pytest.raises(compose_py.Refusal, match=r"CERTIFICATES: .*/client\.key must be readable by all"):
+        compose_py.check_certificates(folder)
+    (folder / "client.key").unlink()
+    with pytest.raises(compose_py.Refusal, match=r"/client\.key: is missing; put it there"):
+        compose_py.check_certificates(folder)
+
+
 def shake_hands(folder: Path, server: str, client: str, name: str) -> str:
     """Mutual TLS in memory; the common name the client sees."""
 
