@@ -95,7 +95,7 @@ async def test_it_says_what_the_coordinator_wants_said_in_order() -> None:
 @pytest.mark.parametrize(
     ("last", "reason"),
     [
-        (None, "closed its stream"),
+        (None, "its stream ended"),
         (pb.ClientMessage(goodbye=pb.Goodbye(reason="battery low")).SerializeToString(), "battery low"),
     ],
 )

@@ -111,7 +111,7 @@ def play(telemetry: Telemetry, *, private: bool = True) -> None:
     for connected in range(1, 21):
         telemetry.arrived("a", connected, 0)
     for connected in range(19, 10, -1):
-        telemetry.departed("a", "closed its stream", connected, 0)
+        telemetry.departed("a", "its stream ended", connected, 0)
     for _ in range(6):
         telemetry.rejected("client a was refused")
     telemetry.pinged(1, 0.002)

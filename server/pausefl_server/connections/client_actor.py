@@ -221,7 +221,7 @@ class ClientActor(Actor[_Order]):
                     await self._take_pong(message.pong.nonce, arrived_s)
                 case kind:
                     raise DamageError(f"sent an unexpected message ({kind})")
-        return "closed its stream"
+        return "its stream ended"
 
     async def _take_pong(self, nonce: int, arrived_s: float) -> None:
         """Measure the ping that is under way; other answers are left alone."""
