@@ -49,6 +49,7 @@ def test_the_json_form_is_the_kind_and_the_fields() -> None:
         "accuracy": 0.5,
         "loss": None,
         "metric": "accuracy",
+        "subset": False,
     }
     assert from_json({"kind": "finished", "reason": "all rounds done"}) == Finished("all rounds done")
 

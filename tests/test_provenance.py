@@ -1,6 +1,7 @@
 """A run says where its numbers come from: each start, in log, summary and page."""
 
 import json
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -23,3 +24,19 @@ def test_each_start_is_noted_in_the_log(tmp_path: Path, monkeypatch: pytest.Monk
     assert [start["command"] for start in starts] == ["pausefl run demo", "pausefl run --resume 'a run'"]
     assert all(start["started"].endswith("+00:00") and start["host"] and start["version"] for start in starts)
     assert json.dumps(starts)
+
+
+def test_an_installed_package_has_no_commit_of_the_repository_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment often lies in a checkout, of another project; an image says what it was made of."""
+    installed = tmp_path / ".venv/lib/site-packages/pausefl/runtime/provenance.py"
+    installed.parent.mkdir(parents=True)
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
+    for arguments in (("init", "--quiet"), ("commit", "--quiet", "--allow-empty", "--message", "theirs")):
+        subprocess.run([*git, *arguments], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(installed))
+    monkeypatch.delenv("PAUSEFL_COMMIT", raising=False)
+    assert provenance.this_start().commit == ""
+    monkeypatch.setenv("PAUSEFL_COMMIT", "abc123")
+    assert provenance.this_start().commit == "abc123"

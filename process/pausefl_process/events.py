@@ -112,6 +112,8 @@ class ModelEvaluated:
     """Mean loss; null where the model has diverged."""
     metric: str = "accuracy"
     """What `accuracy` holds: the name of the task's mean score."""
+    subset: bool = False
+    """True: on the split's fixed subset, as while rounds are played. False: on all of it, as at the end."""
 
 
 @dataclass(frozen=True, slots=True)

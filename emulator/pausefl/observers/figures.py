@@ -16,7 +16,7 @@ def figures(event: ProgressEvent) -> Mapping[str, tuple[int, float]]:
     match event:
         case RoundCommitted(number):
             return {name: (number, float(getattr(event, name))) for name in _OF_A_ROUND}
-        case ModelEvaluated(number, split, accuracy, loss, metric):
+        case ModelEvaluated(number, split, accuracy, loss, metric, _):
             losses = {} if loss is None else {f"loss/{split}": (number, loss)}
             return {f"{_plain(metric)}/{split}": (number, accuracy), **losses}
     return {}

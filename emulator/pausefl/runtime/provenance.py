@@ -1,6 +1,7 @@
 """Where a run's numbers come from: each start of it, written into its log."""
 
 import json
+import os
 import platform
 import shlex
 import socket
@@ -29,7 +30,7 @@ class Start:
     command: str
     version: str
     commit: str
-    """Of the source, with "+" where files were changed; empty for an installed package."""
+    """Of the checkout, with "+" where files were changed, or of a container's image; else empty."""
     host: str
     python: str
 
@@ -90,8 +91,11 @@ def _program() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout that this file lies in."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    """The commit of the checkout that this file lies in, or that an image was made of ($PAUSEFL_COMMIT)."""
+    checkout = Path(__file__).parents[3]
+    if not (checkout / ".git").exists():  # where git would find whatever repository an environment lies in
+        return os.environ.get("PAUSEFL_COMMIT", "")
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -80,7 +80,8 @@ class ProgressReporter(RunObserver):
     def evaluated(self, round: int, evaluation: Evaluation) -> None:
         """Report accuracy and loss, and the first time that the loss is not finite, that the model has diverged."""
         loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # JSON has no infinity
-        self._report(ModelEvaluated(round, evaluation.split, evaluation.accuracy, loss, evaluation.metric))
+        split, accuracy, metric, subset = evaluation.split, evaluation.accuracy, evaluation.metric, evaluation.subset
+        self._report(ModelEvaluated(round, split, accuracy, loss, metric, subset))
         if loss is None and not self._said_diverged:
             self._said_diverged = True
             self.noticed(f"the model after round {round} has diverged: its {evaluation.split} loss is not finite")
