@@ -89,7 +89,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy deploy/grafana deploy/compose.py deploy/read_runs.py deploy/requirements.py
+	$(BIN)/mypy deploy/grafana deploy/compose.py deploy/compose_settings.py deploy/read_runs.py deploy/requirements.py
 	$(BIN)/mypy examples
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_stubs.py

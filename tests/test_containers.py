@@ -8,9 +8,11 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -26,14 +28,15 @@ DEPLOY = ROOT / "deploy"
 
 
 @pytest.fixture(scope="module")
-def compose_py() -> ModuleType:
-    """deploy/compose.py, which is a script of its own and in no package."""
+def compose_py() -> Iterator[ModuleType]:
+    """deploy/compose.py, which is a script of its own and in no package; it finds its neighbour as a script does."""
     spec = importlib.util.spec_from_file_location("compose", DEPLOY / "compose.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with mock.patch.object(sys, "path", [str(DEPLOY), *sys.path]):
+        spec.loader.exec_module(module)
+        yield module
 
 
 def test_every_image_is_a_stage_of_the_dockerfile() -> None:
@@ -171,7 +174,7 @@ def test_every_part_of_a_run_has_the_experiments_folder(compose_py: ModuleType) 
     filled = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: str(values.get(found[1], found[2])), text)
     services = yaml.safe_load(filled)["services"]
     for name in ("server", "evaluator", "client"):
-        assert services[name]["volumes"][0] == f"{compose_py.PRESETS}:/experiment:ro"
+        assert services[name]["volumes"][0] == f"{ROOT}/emulator/pausefl/presets:/experiment:ro"
         assert services[name]["command"][1] == "/experiment/small_mnist.toml"
 
 
