@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,18 @@ sqlite3.connect = lambda db, **_: killed(db)
 """
 
 
+class FullDisk(sqlite3.Connection):
+    """A database whose disk takes a page more, or none, in its -wal, and nothing in the file."""
+
+    refused: tuple[str, ...] = ()
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        """As on a disk that is full for some statements."""
+        if sql in self.refused:
+            raise sqlite3.OperationalError("database or disk is full")
+        return super().execute(sql, *parameters)
+
+
 def played(path: Path) -> Ledger:
     ledger = Ledger(path, BUDGET, unit="vector")
     for round_ in range(1, 6):
@@ -61,6 +75,24 @@ def opened_and_killed(path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, path], check=False)
     assert done.returncode == -signal.SIGKILL
     assert path.with_name("a.db-wal").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("PRAGMA user_version = 0",)], ids=["room for a page", "room for none"])
+def test_a_ledger_that_could_not_take_its_log_in_is_whole_once_it_could(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    """The disk was full while the -wal was to be moved, and had room again when the client ended."""
+    monkeypatch.setattr("pausefl_client.privacy.ledger._LOG_BYTES_MAX", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=FullDisk))
+        ledger = played(tmp_path / "a.db")
+    monkeypatch.setattr(FullDisk, "refused", ("PRAGMA wal_checkpoint(PASSIVE)", *more))
+    with pytest.raises(LedgerError, match="disk is full"):
+        ledger.record(ReleaseKey("run", 6, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
+    monkeypatch.setattr(FullDisk, "refused", ())
+    ledger.close()
+    assert verified_spend(tmp_path / "a.db") == (5, BUDGET.spent(5))
+    Ledger(tmp_path / "a.db", BUDGET, unit="vector").close()
 
 
 @pytest.mark.parametrize("look", [audited, read, opened_and_killed])

@@ -96,7 +96,7 @@ class Ledger:
         self._unit = unit
         self._path = path
         self._chain = ""
-        self._is_settled = self._is_closed = False
+        self._is_settled = self._is_closed = self._is_marked = False
         self._commit_count = CommitCount(path)
         with self._errors():
             make_durable(path.parent)
@@ -176,6 +176,7 @@ class Ledger:
             if self._is_settled:
                 with self._transaction():
                     self._close_open_release()
+            self._lift_mark()
             self._db.close()
             self._commit_count.close()
         self._is_closed = True
@@ -226,10 +227,19 @@ class Ledger:
         moved over. The mark is found in a file that was copied, or left, without the -wal of the later releases.
         """
         with self._errors():
+            self._is_marked = True
             self._db.execute("PRAGMA user_version = 1")
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # no other connection reads, so it moves everything
-            self._db.execute("PRAGMA user_version = 0")
+            try:
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # no other connection reads: it moves everything
+            finally:  # a full disk may take this where it does not take that
+                self._lift_mark()
         self._log_bytes = 0
+
+    def _lift_mark(self) -> None:
+        """Have the -wal say that the file is whole with it; closing moves that, too, over to the file."""
+        if self._is_marked:
+            self._db.execute("PRAGMA user_version = 0")
+            self._is_marked = False
 
     def _close_open_release(self) -> None:
         fate = "settled" if self._is_settled else "written off"
