@@ -256,7 +256,7 @@ def test_a_figure_of_very_many_exchanges_shows_some_of_every_client(
     assert axes.get_title(loc="right").startswith("1,000 of 10,000, drawn at random\narea: ε per coordinate")
 
 
-@pytest.mark.parametrize("what", ["a round more", "a job that is out"])
+@pytest.mark.parametrize("what", ["a round more", "a job that is out", "an end without a summary"])
 def test_a_summary_from_before_the_run_was_resumed_is_not_read(tmp_path: Path, what: str) -> None:
     """A kill left the summary of an earlier end: its ε would be too low."""
     run_dir = write_run(tmp_path / "run")
@@ -264,7 +264,7 @@ def test_a_summary_from_before_the_run_was_resumed_is_not_read(tmp_path: Path, w
     if what == "a round more":
         log.commit_round(replace(records()[-1], round=4))
     else:
-        log.save_late_events(4, ())
+        log.save_late_events(4, (), is_end=what == "an end without a summary")
     log.close()
     for read in (read_run, lambda folder: pausefl.open(folder).summary):
         with pytest.raises(ConfigError, match=r"run: was resumed since its summary\.json was written"):

@@ -145,7 +145,11 @@ class Store:
         with self._transaction():
             self._replace_late_events(round, events)
             self._seal_round(round)
-            self._set_meta(_HAS_ENDED, "yes" if is_end else "no")
+            self._set_meta(_HAS_ENDED, "ended" if is_end else "no")
+
+    def note_summarised(self) -> None:
+        """Note that no summary of an earlier end is left, and that the one of this end is being written."""
+        self.set_meta(_HAS_ENDED, "yes")
 
     @property
     def has_ended(self) -> bool:

@@ -171,8 +171,14 @@ async def play(
 
 
 def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, result: RunResult) -> None:
-    """Write the last model and, last of all, summary.json."""
+    """Write the last model and, last of all, summary.json.
+
+    One of an earlier end goes first: the log then never says that a summary is its own which is not.
+    """
     models.save_last(result.theta)
+    file = run_dir / "summary.json"
+    file.unlink(missing_ok=True)
+    sync_folder(run_dir)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
         tally = RunTally.of(
             store.log(),
@@ -185,7 +191,8 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
         )
         summary = summarise(plan, policy, tally, result)
         summary["starts"] = starts_of(store)
-    write_durably(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+        store.note_summarised()
+    write_durably(file, json.dumps(summary, indent=2) + "\n")
 
 
 def _forget(models: ModelFiles, run_dir: Path, round: int) -> None:
