@@ -208,6 +208,36 @@ def test_a_log_without_its_write_ahead_log_is_missed_commits(killed: Path) -> No
     assert "are lost" in refusal(killed)
 
 
+def test_a_copy_of_an_earlier_round_takes_the_place_of_all_files(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    store = Store(path)
+    rounds = range(ROUNDS + 1, 4 * ROUNDS)
+    with closing(open_read_only(path)) as reader:  # so that the -wal stays
+        reader.execute("SELECT * FROM meta").fetchone()
+        for t in rounds:
+            store.commit_round(record(t))
+        store.close()
+    shutil.copy(path.with_name("copy"), path)
+    path.with_name("run.db-wal").unlink()
+    said = refusal(path)
+    assert said.endswith("restore it from a copy, and delete run.db-wal and run.db-head unless they are the copy's")
+    path.with_name("run.db-head").unlink()
+    store = Store(path)
+    assert len(store.rounds()) == ROUNDS
+    store.close()
+
+
+def test_what_sqlite_finds_amiss_is_said_in_one_line(path: Path) -> None:
+    """A copy of an earlier round was put beside a later write-ahead log."""
+    with closing(sqlite3.connect(path)) as database:
+        (page,) = database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'pings'").fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * size] = 0
+    path.write_bytes(data)
+    assert "in database main" in refusal(path)
+
+
 def test_a_log_that_was_read_while_it_was_closed_misses_its_write_ahead_log(path: Path) -> None:
     """SQLite leaves it, since the reader needs it, and nothing but the count tells what stands in it."""
     store = Store(path)

@@ -27,7 +27,7 @@ def verify_log(path: Path, commits: int) -> None:
     with closing(open_read_only(path)) as database:
         (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
-            raise unusable_log(path, found)
+            raise unusable_log(path, " ".join(found.split()))
         (held,) = database.execute("PRAGMA user_version").fetchone()
         if held < commits:
             raise unusable_log(path, f"its last {commits - held} commits, which stood in {path.name}-wal, are lost")
@@ -71,7 +71,11 @@ def _is_readable(database: sqlite3.Connection) -> bool:
 
 def unusable_log(path: Path, reason: object) -> ConfigError:
     """What to say of a damaged log."""
-    return ConfigError(f"{path}: cannot be used as a run's log ({reason}); restore it from a copy")
+    name = path.name
+    return ConfigError(
+        f"{path}: cannot be used as a run's log ({reason}); restore it from a copy, and delete {name}-wal and"
+        f" {name}-head unless they are the copy's"
+    )
 
 
 def digest_of_round(database: sqlite3.Connection, round: int) -> str:
