@@ -51,9 +51,9 @@ class FullDisk(sqlite3.Connection):
         return super().execute(sql, *parameters)
 
 
-def played(path: Path) -> Ledger:
+def played(path: Path, releases: int = 5) -> Ledger:
     ledger = Ledger(path, BUDGET, unit="vector")
-    for round_ in range(1, 6):
+    for round_ in range(ledger.released + 1, ledger.released + releases + 1):
         key = ReleaseKey("run", round_, 1, "model")
         ledger.record(key, ledger.next_charge(), "update", memoryview(b"noised"))
     return ledger
@@ -75,6 +75,21 @@ def opened_and_killed(path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, path], check=False)
     assert done.returncode == -signal.SIGKILL
     assert path.with_name("a.db-wal").exists()
+
+
+def test_an_older_file_beside_a_later_log_is_refused(tmp_path: Path) -> None:
+    """The pages that lead to the log's own had been moved to the file before the log was begun anew."""
+    path, before = tmp_path / "a.db", tmp_path / "before" / "a.db"
+    played(path).close()
+    before.parent.mkdir()
+    shutil.copy(path, before)
+    played(path, 30).close()
+    ledger = played(path, 1)
+    shutil.copy(path.with_name("a.db-wal"), before.parent)
+    ledger.close()
+    for reads in (verified_spend, lambda file: Ledger(file, BUDGET, unit="vector")):
+        with pytest.raises(LedgerError, match=r"a\.db: is damaged \("):
+            reads(before)
 
 
 @pytest.mark.parametrize("more", [(), ("PRAGMA user_version = 0",)], ids=["room for a page", "room for none"])

@@ -323,7 +323,16 @@ def _refuse_behind(path: Path, released: int, charged: int) -> None:
 
 
 def _walk(path: Path, db: sqlite3.Connection) -> tuple[int, float, str]:
-    """Releases, ε spent and the end of the hash chain; LedgerError where a row does not fit it."""
+    """Releases, ε spent and the end of the hash chain; LedgerError where a row does not fit it, or SQLite misses one.
+
+    Beside an older file, the pages of a later -wal may hold releases that no page of the file leads to.
+    """
+    (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise LedgerError(
+            f"ledger {path}: is damaged ({' '.join(found.split())}): restore {path.name} and {path.name}-wal of one"
+            " moment, or use a new client id and count this one's whole budget as spent"
+        )
     released, spent, chain = 0, 0.0, _link("", tuple(db.execute("SELECT key, value FROM meta ORDER BY key")))
     for *row, recorded in db.execute(f"SELECT {_CHAINED}, chain FROM releases ORDER BY participation"):
         chain = _link(chain, tuple(row))
