@@ -234,6 +234,27 @@ async def test_a_client_may_have_charged_its_first_job_when_the_server_was_kille
         assert most_releases(r) == b.released == 11
 
 
+async def test_a_client_may_have_charged_the_first_job_after_it_came_back_when_the_server_was_killed(
+    tmp_path: Path,
+) -> None:
+    """It had left before the last commit: the log is to know of its return before it is given a job."""
+    async with CoordinatorRig(tmp_path, rounds=3, rejoin_timeout_s=0.0).running() as killed:
+        a, b = await both_at_work(killed)
+        await b.answer(1)
+        await killed.lose(b)
+        await a.answer(1)
+        await a.next_job()
+        await killed.lose(a)
+        await killed.until_noticed("in attempt 1 at round 2")
+        back = await killed.join("b", manual=True, released=b.released)
+        await back.next_job()
+        back.release()
+    async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
+        await r.join("c")
+        await r.played()
+        assert most_releases(r) == back.released == 12
+
+
 async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp_path: Path) -> None:
     for rounds in (2, 2):
         async with CoordinatorRig(tmp_path, rounds=rounds).running() as r:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pausefl_process.events import ProgressEvent, RollCall
+from pausefl_process.events import Notice, ProgressEvent, RollCall
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.actor import Actor
 from pausefl_proto.budget import Budget
@@ -257,6 +257,13 @@ class CoordinatorRig:
                 self._news.clear()
                 await self._news.wait()
         return calls
+
+    async def until_noticed(self, text: str) -> None:
+        """Wait until a notice says this."""
+        async with asyncio.timeout(20):
+            while not any(text in event.message for event in self.shown_of(Notice)):
+                self._news.clear()
+                await self._news.wait()
 
     def spent(self, client_id: str) -> tuple[int, float]:
         """Releases and ε of a client in the server's mirror."""

@@ -127,8 +127,7 @@ def _data(dataset: str, result: RunResult) -> str | None:
 def _privacy(settings: PrivacyTable, tally: RunTally, table: ClientTable, size: int) -> dict[str, Any]:
     """What was promised and spent, every ε in `privacy_unit` but the one that names the vector.
 
-    What clients spent are upper bounds: they count jobs whose clients have not been heard of since. Of a client that
-    first came in the round in which the server was killed, the log knows nothing.
+    What clients spent are upper bounds: they count jobs whose clients have not been heard of since.
     """
     budget = budget_of(settings)
     private = budget is not None and not settings.reproducible_noise

@@ -148,8 +148,8 @@ class Coordinator(Actor[_Message]):
             self._unlogged.events.put_back(events)
             return
         prepared = await self._preparer.prepare(round, self._attempts.get(round, 1), self.model)
-        if self._settings.budget is not None and (len(self.state.table) > known or not self._is_at_work):
-            # Who is new may charge this job: a kill must not leave a log that knows nothing of them, or of it.
+        if self._settings.budget is not None and not (self._is_at_work and self._unlogged.events.has_logged(events)):
+            # Who came may charge this job: a kill must not leave a log that knows nothing of them, or of it.
             await self._store.ask(SaveLateEvents(round, (*events, *self._unlogged.events.waiting())))
             self._is_at_work = True
         self._open = open_round = self._send(prepared, events)
@@ -235,7 +235,7 @@ class Coordinator(Actor[_Message]):
     async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
         """Make the model and the round durable, then the run's state."""
         pings, self._unlogged.pings = tuple(self._unlogged.pings), []
-        later = self._unlogged.events.waiting()  # with the model they tell of, or a kill would make it another's
+        later = self._unlogged.events.to_log()  # with the model they tell of, or a kill would make it another's
         await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state, later))
         self.model = model
         self.state.after_round(record)
@@ -249,7 +249,7 @@ class Coordinator(Actor[_Message]):
         have some.
         """
         pings, self._unlogged.pings = tuple(self._unlogged.pings), []
-        await self._store.ask(SaveFailedAttempt(record, pings, self._unlogged.events.waiting()))
+        await self._store.ask(SaveFailedAttempt(record, pings, self._unlogged.events.to_log()))
         self.state.after_failed_attempt(record)
         self._attempts[record.round] = record.attempt + 1
         self._observer.attempt_failed(record, self.state)

@@ -30,6 +30,7 @@ class PendingEvents:
         self._events: dict[int, LogEvent] = {}  # by a growing number, so that any can be taken out again
         self._places: dict[tuple[EventKind, str], int] = {}
         self._repeats: dict[tuple[EventKind, str], tuple[str, int]] = {}  # the first detail, and how many there were
+        self._logged: tuple[LogEvent, ...] = ()  # what the last commit wrote of them
         self.add(*events)
 
     def add(self, *events: LogEvent) -> None:
@@ -47,6 +48,15 @@ class PendingEvents:
     def waiting(self) -> tuple[LogEvent, ...]:
         """All events, which go on waiting."""
         return tuple(self._events.values())
+
+    def to_log(self) -> tuple[LogEvent, ...]:
+        """All events, which go on waiting, for a commit that writes them as what is known of by no attempt yet."""
+        self._logged = self.waiting()
+        return self._logged
+
+    def has_logged(self, taken: Iterable[LogEvent]) -> bool:
+        """Whether the last commit wrote each hello among the events that were taken since."""
+        return all(event in self._logged for event in taken if event.kind == "joined")
 
     def put_back(self, events: Iterable[LogEvent]) -> None:
         """Let events that were taken wait again, before those that came since."""
