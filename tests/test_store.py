@@ -174,7 +174,7 @@ def test_clients_that_came_in_rounds_taken_back_are_to_come_anew() -> None:
             joined = tuple(LogEvent("joined", client_id) for client_id in came.get(t, ()))
             observed = observation("a"), observation("c", participation=t)
             store.commit_round(record(t, *observed, events=joined))
-        store.save_late_events(5, [LogEvent("left", "d"), LogEvent("left", "b")])
+        store.save_late_events(5, [LogEvent("left", "d"), LogEvent("left", "b")], is_end=True)
         store.go_back_to(2)
         kept = [(e.kind, e.client_id) for e in store.late_events()]
         assert kept == [

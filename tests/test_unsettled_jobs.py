@@ -255,6 +255,26 @@ async def test_a_client_may_have_charged_the_first_job_after_it_came_back_when_t
         assert most_releases(r) == back.released == 12
 
 
+async def test_a_client_that_came_later_may_have_charged_when_a_killed_server_goes_back(tmp_path: Path) -> None:
+    async with CoordinatorRig(tmp_path, rounds=9, minimum_clients=1).running() as killed:
+        a = await killed.join("a", manual=True)
+        await a.next_job()
+        b = await killed.join("b", manual=True, released=10)
+        await a.answer(1)
+        for peer in (a, b):
+            await peer.next_job()
+            await peer.answer(2)
+        await b.next_job()
+        b.release()
+    store = Store(tmp_path / "run.db")
+    store.go_back_to(1)
+    store.close()
+    async with CoordinatorRig(tmp_path, All(1), rounds=2, minimum_clients=1).running() as r:
+        await r.join("a", released=a.released)
+        await r.played()
+        assert most_releases(r) == b.released == 12
+
+
 async def test_a_run_that_ended_in_order_owes_nothing_when_it_is_begun_again(tmp_path: Path) -> None:
     for rounds in (2, 2):
         async with CoordinatorRig(tmp_path, rounds=rounds).running() as r:

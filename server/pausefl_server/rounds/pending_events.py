@@ -9,6 +9,8 @@ from pausefl_server.records import EventKind, LogEvent
 _COMING_AND_GOING: tuple[EventKind, EventKind] = ("joined", "left")
 # Of these it matters how often they happened, and the greatest release they tell of.
 _MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled")
+# What a client has spent, or may have.
+_OF_SPENDING: tuple[EventKind, ...] = ("reconciled", "unsettled")
 _MERGED_DETAIL = re.compile(r"(.*) \((\d{1,9}) times\)", re.DOTALL)
 
 
@@ -63,15 +65,13 @@ class PendingEvents:
         self.add(*events, *self.take())
 
     def take_known(self, clients: Container[str]) -> tuple[LogEvent, ...]:
-        """All events, except "reconciled" ones of clients that are neither among these nor join with one of the events.
+        """All events, except what clients have spent, or may have, that are neither among these nor join with an event.
 
         Those wait until their client joins: the run went back to a round before it first came.
         """
         events = self.take()
-        known = {event.client_id for event in events if event.kind == "joined"}
-        early = [
-            e for e in events if e.kind == "reconciled" and e.client_id not in clients and e.client_id not in known
-        ]
+        came = {event.client_id for event in events if event.kind == "joined"}
+        early = [e for e in events if e.kind in _OF_SPENDING and e.client_id not in clients and e.client_id not in came]
         self.add(*early)
         return tuple(event for event in events if event not in early)
 

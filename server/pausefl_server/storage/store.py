@@ -214,7 +214,7 @@ class Store:
             later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
             for (taken_back,) in later.fetchall():
                 self._forget_round(taken_back, is_private=is_private)
-            self._forget_later_clients(round)
+            self._forget_later_clients(round, may_owe=is_private and not self.has_ended)
             self._db.execute("DELETE FROM optimizer_states WHERE round > ?", (round,))
             self._seal_table("optimizer_states")
             if optimizer_state is not None and optimizer_state.size:
@@ -256,11 +256,15 @@ class Store:
         self._seal_round(round)
         self._seal_evaluations(round)
 
-    def _forget_later_clients(self, round: int) -> None:
-        """Clients that came later are newcomers when they come again; what they have spent is kept."""
-        later = self._db.execute(_SELECT_ROUNDS_OF_LATER_CLIENTS, (round,)).fetchall()
+    def _forget_later_clients(self, round: int, *, may_owe: bool) -> None:
+        """Clients that came later are newcomers when they come again; what they have spent, or may have, is kept."""
+        later = self._db.execute(_SELECT_LATER_CLIENTS, (round,)).fetchall()
+        (last,) = self._db.execute("SELECT max(round) FROM events").fetchone()
         self._db.execute(_DELETE_LATER_CLIENTS, (round,))
-        for (changed,) in later:
+        if may_owe:  # after all that its ledger is known to count, which would settle it
+            clients = sorted({client_id for _, client_id in later})
+            self._insert_events(last, 0, [LogEvent("unsettled", c, "may have released in the end") for c in clients])
+        for changed in {last, *(changed for changed, _ in later)} if later else ():
             self._seal_round(changed)
 
     def _told_in(self, round: int, last_attempt: int, *, is_private: bool) -> list[LogEvent]:
@@ -378,7 +382,7 @@ _OF_LATER_CLIENTS = (
     "FROM events WHERE attempt = 0 AND kind IN ('joined', 'left') AND client_id NOT IN"
     " (SELECT client_id FROM events WHERE kind = 'joined' AND attempt > 0 AND round <= ?)"
 )
-_SELECT_ROUNDS_OF_LATER_CLIENTS = f"SELECT DISTINCT round {_OF_LATER_CLIENTS}"
+_SELECT_LATER_CLIENTS = f"SELECT DISTINCT round, client_id {_OF_LATER_CLIENTS}"
 _SELECT_JOINS_FROM_THE_LAST_ON = (
     "SELECT client_id, released, epsilon_spent FROM events WHERE kind = 'joined' ORDER BY round DESC, sequence DESC"
 )
