@@ -28,6 +28,9 @@ def test_whoever_is_chosen_more_is_used_up_sooner() -> None:
     """Two fast clients take every round: they last 20 rounds, then two others play the 10 that are left to them."""
     assert rounds_left(np.array([20, 20, 10]), np.array([99, 99, 0]), m=2) == 20
     assert rounds_left(np.array([20, 20, 20]), np.array([10, 10, 10]), m=1) == 60
+    # Chosen 4 times and never, so 5 to 1: after 2 rounds of each of these one is used up, after 10 the other.
+    assert rounds_left(np.array([10, 10]), np.array([4, 0]), m=2) == 6
+    assert rounds_left(np.array([10, 10]), np.array([4, 0]), m=1) == 20
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))

@@ -61,6 +61,12 @@ def test_a_miss_is_measured_and_bounds_the_reward_from_both_sides() -> None:
     assert 0.05 * both / table.measured[0] == pytest.approx(upper)
 
 
+def test_a_miss_before_the_first_answer_counts_by_its_bound() -> None:
+    table = table_of("a", tau_min_s=None)
+    table.apply_round(played(1, {}, {"a": 0.25}))
+    assert table.censored_inverse_sum.tolist() == [4.0]
+
+
 @pytest.mark.parametrize(("discount", "window"), [(0.9, 0), (1.0, 5)])
 def test_a_forgetful_mean_counts_misses_too(discount: float, window: int) -> None:
     table, recent = table_of("a"), Recent.nothing()
@@ -146,6 +152,20 @@ def test_an_estimated_tau_min_is_the_least_of_a_few_plausible_links() -> None:
     assert table.effective_tau_min_s == 0.2
 
 
+@pytest.mark.parametrize(
+    ("latencies_s", "tau_min_s"),
+    [
+        ([0.2, 50.0], 0.2),  # a tenth of the lower median: the upper one is the slower client's own
+        ([1e-6, 0.1, *[0.2] * 38], 0.1),  # of 40 the second, as of 41 the third
+    ],
+)
+def test_an_estimated_tau_min_takes_the_lower_of_two_quantiles(latencies_s: list[float], tau_min_s: float) -> None:
+    answers = {f"c{k:02}": latency_s for k, latency_s in enumerate(latencies_s)}
+    table = table_of(*answers, tau_min_s=None)
+    table.apply_round(played(1, answers))
+    assert table.effective_tau_min_s == tau_min_s
+
+
 @pytest.mark.parametrize(("latency_s", "notices"), [(0.01, 1), (0.2, 0)])
 def test_a_constant_that_does_not_fit_the_links_is_said_once(latency_s: float, notices: int) -> None:
     said: list[ProgressEvent] = []
@@ -168,8 +188,8 @@ def test_rests_double_up_to_the_cap_and_end_with_an_answer() -> None:
             asked.append(t)
             table.apply_round(played(t, {"b": 0.1}, {"a": 2.0}))
     assert asked == [1, 3, 6, 11, 20, 29, 38]  # rests of 1, 2, 4, 8, 8, ... rounds
-    table.apply_round(played(47, {"a": 0.1}))
-    assert selectable_rows(table, 48, 1, 8).tolist() == [0, 1]
+    table.apply_round(played(40, {"a": 0.1}))
+    assert selectable_rows(table, 41, 1, 8).tolist() == [0, 1]
 
 
 def test_resting_clients_are_asked_after_all_where_too_few_are_left() -> None:
@@ -182,6 +202,24 @@ def test_resting_clients_are_asked_after_all_where_too_few_are_left() -> None:
     assert selectable_rows(table, 4, 3, 64).size == 3
     assert selectable_rows(table, 7, 4, 64).tolist() == [0, 1, 2, 3]
     assert selectable_rows(table, 4, 9, 64).size == 4
+
+
+def test_of_clients_whose_rest_ends_at_once_the_seed_says_who_is_asked() -> None:
+    """Not the order of their ids, by which one client would always be the first."""
+    recalled = set()
+    for seed in range(20):
+        table = ClientTable(seed)
+        table.apply_events([LogEvent("joined", i, n_examples=100) for i in "abc"], round=1)
+        table.apply_round(played(1, {}, dict.fromkeys("abc", 2.0)))
+        recalled |= {*selectable_rows(table, 2, 1, 8).tolist()}
+        assert selectable_rows(table, 2, 1, 8).tolist() == [table.tie_key.argmin()]
+    assert recalled == {0, 1, 2}
+
+
+def test_a_client_that_missed_hundreds_of_jobs_rests_as_long_as_ever() -> None:
+    table = table_of("a", "b")
+    table.misses_in_a_row[0], table.last_missed_round[0] = 300, 1000
+    assert [selectable_rows(table, t, 1, 8).tolist() for t in (1008, 1009)] == [[1], [0, 1]]
 
 
 def test_zero_rounds_of_rest_mean_none() -> None:

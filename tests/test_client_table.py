@@ -85,6 +85,26 @@ def test_a_ledger_is_only_ever_corrected_upwards() -> None:
     assert (table.epsilon_spent[0], table.released[0]) == (20.0, 4)
 
 
+def test_a_claim_counts_until_the_next_one_and_what_is_proven_for_good() -> None:
+    """The first claim may have been another's, who took the id."""
+    table = table_of("a")
+    table.apply_events([LogEvent("joined", "a", n_examples=10, epsilon_spent=50.0, released=7)], round=2)
+    table.apply_events([LogEvent("joined", "a", n_examples=10)], round=3)
+    assert (table.released[0], table.epsilon_spent[0]) == (0, 0.0)
+    table.apply_round(record(3, ("a",), observation("a", participation=4, epsilon_spent=20.0)))
+    table.apply_events([LogEvent("joined", "a", n_examples=10, epsilon_spent=15.0, released=3)], round=4)
+    assert (table.released[0], table.epsilon_spent[0]) == (4, 20.0)
+
+
+def test_an_older_release_that_is_merged_later_does_not_free_the_ones_after_it() -> None:
+    table = table_of("a")
+    table.apply_round(record(2, ("a",), observation("a", participation=5)))
+    table.apply_events([LogEvent("merged", "a", released=3)], round=3)
+    assert table.known_releases("a") == (5, 5)
+    table.apply_events([LogEvent("merged", "a", released=6)], round=3)
+    assert table.known_releases("a") == (5, 6)
+
+
 def test_who_may_be_chosen() -> None:
     table = table_of("a", "b", "c", "d")
     table.apply_events(
@@ -107,6 +127,15 @@ def test_events_about_strangers_are_ignored() -> None:
     table = table_of("a")
     table.apply_events([LogEvent("left", "stranger"), LogEvent("retired", "stranger")], round=2)
     assert table.ids == ["a"]
+
+
+def test_forgotten_newcomers_are_newcomers_once_more() -> None:
+    table = table_of("b")
+    table.apply_events([LogEvent("joined", "a", n_examples=10)], round=2)
+    table.forget_rows_from(1)
+    table.apply_events([LogEvent("joined", "0", n_examples=10), LogEvent("joined", "a", n_examples=10)], round=2)
+    assert (table.ids, table.row_of) == (["b", "0", "a"], {"b": 0, "0": 1, "a": 2})
+    assert table.connected.tolist() == [True, True, True]
 
 
 def test_disclosed_losses_and_labels() -> None:

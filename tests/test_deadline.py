@@ -17,6 +17,7 @@ from pausefl_server.rounds.deadline import (
     QUANTILE,
     RETRY_FACTOR,
     UNSEEN_S,
+    Patience,
     derived_deadline_s,
 )
 from rigs.coordinator import MakeRig
@@ -86,9 +87,16 @@ def test_stretched_delays_stretch_what_is_not_measured() -> None:
 def test_the_rule_is_the_documented_formula(seconds: list[list[float]], failed: int) -> None:
     found = deadline_s({f"c{k}": list(of_client) for k, of_client in enumerate(seconds)}, failed_attempts=failed)
     last = [sorted(of_client[-16:]) for of_client in seconds]
-    quantiles = [of_client[math.ceil(QUANTILE * len(of_client) - 1e-9) - 1] for of_client in last]
+    quantiles = [of_client[math.ceil(QUANTILE * len(of_client)) - 1] for of_client in last]
     expected = RETRY_FACTOR**failed * max(LEAST_S, FACTOR * max(quantiles))
     assert found == pytest.approx(min(GREATEST_S, expected))
+
+
+def test_a_wait_that_ends_late_goes_on_once_for_as_long_as_it_was_late_and_no_longer_than_it_was() -> None:
+    patience = Patience(10.0, now_s=100.0)
+    assert [patience.left_s(now_s) for now_s in (104.0, 113.0, 114.0, 116.0, 119.0)] == [6.0, 3.0, 2.0, 0.0, -3.0]
+    assert Patience(1.0, now_s=0.0).left_s(60.0) == 1.0
+    assert Patience(1.0, now_s=0.0).left_s(1.2) == 0.0, "so late is every wait on a busy machine"
 
 
 # -- in a run

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.rounds.deadline import LEAST_S, RETRY_FACTOR, UNSEEN_S
 from pausefl_server.rounds.messages import Refusal
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.uniform import Random
@@ -48,6 +49,19 @@ async def test_the_wait_of_a_failed_attempt_is_part_of_the_total(rig: MakeRig) -
         (failed,) = record.failed_attempts
         assert failed.round_latency_s >= 0.25
         assert r.coordinator.state.total_latency_s == failed.round_latency_s + record.round_latency_s
+
+
+async def test_a_round_after_failed_attempts_waits_no_longer_than_one_without(rig: MakeRig) -> None:
+    async with rig(All(1), rounds=2, minimum_clients=1, round_timeout_s=None).running() as r:
+        a = await r.join("a", manual=True)
+        await refuse(r, a)
+        for number, attempt in ((1, 2), (2, 1)):
+            await a.next_job()
+            await a.answer(number, attempt=attempt)
+        await r.played()
+        first, second = r.store.rounds()
+        waits_s = [attempt.deadline_s for attempt in (*first.attempts, *second.attempts)]
+        assert waits_s == [UNSEEN_S, RETRY_FACTOR * UNSEEN_S, LEAST_S]
 
 
 async def test_a_run_that_no_client_answers_fails_without_a_round(rig: MakeRig) -> None:

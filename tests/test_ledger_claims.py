@@ -33,6 +33,14 @@ async def test_a_client_that_comes_back_counts_no_more_than_a_release_a_job(rig:
         assert r.spent("b") == (2, BUDGET.spent(2))
 
 
+async def test_a_client_that_comes_back_again_and_again_counts_no_more_either(rig: MakeRig) -> None:
+    async with rig(rounds=1).running() as r:
+        for released in (0, 1):
+            await r.lose(await r.join("b", released=released))
+        with pytest.raises(WireError, match="counts 2 releases, at most 1 are possible since it first joined"):
+            await r.join("b", released=2)
+
+
 @pytest.mark.slow
 async def test_an_owner_is_believed_and_held_to_what_it_said(rig: MakeRig) -> None:
     async with rig(rounds=2, minimum_clients=1).running() as r:

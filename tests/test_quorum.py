@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.rounds.deadline import answers_needed
 from pausefl_server.rounds.messages import Pinged, Shutdown
+from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
 from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, averaged, update_of
@@ -36,6 +38,7 @@ def test_without_enough_clients_to_spare_all_are_waited_for() -> None:
     assert answers_needed(asked=6, m=5, spare=2, quorum=1.0) == 5
     assert answers_needed(asked=9, m=5, spare=2, quorum=1.0) == 7, "newcomers that a policy asks beyond m"
     assert answers_needed(asked=10, m=10, spare=0, quorum=0.7) == 7
+    assert answers_needed(asked=25, m=25, spare=0, quorum=0.28) == 7, "0.28 · 25 is 7.000000000000001"
 
 
 def test_over_selection_asks_for_more_than_m() -> None:
@@ -114,6 +117,17 @@ async def test_a_dropped_late_update_is_paid_for_and_counted(rig: MakeRig) -> No
         assert r.coordinator.state.table.used.tolist() == [2, 0]
 
 
+async def test_a_late_update_costs_nothing_without_privacy(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=2, quorum=0.5, privacy=None).running() as r:
+        peers = await ask(r, "ab")
+        await peers["a"].answer(1)
+        await peers["a"].next_job()  # round 2
+        await peers["b"].answer(1)  # late
+        await peers["a"].answer(2)
+        await r.played()
+        assert r.events() == [("late", "b")]
+
+
 async def test_a_kept_late_update_enters_the_next_model_with_a_smaller_weight(rig: MakeRig) -> None:
     async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
         peers = await ask(r, "ab")
@@ -128,6 +142,29 @@ async def test_a_kept_late_update_enters_the_next_model_with_a_smaller_weight(ri
         assert ("merged", "b") in r.events()
         assert r.coordinator.state.table.used.tolist() == [2, 1]
         assert r.spent("b") == (1, BUDGET.spent(1))
+
+
+@dataclass(frozen=True)
+class FirstTwice(Policy):
+    """The first client twice, all others once."""
+
+    def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
+        rows = np.sort(np.append(context.eligible, context.eligible[0]))
+        return Selection(rows, weights=np.ones(len(rows)))
+
+
+async def test_a_kept_late_update_of_a_client_drawn_twice_counts_twice(rig: MakeRig) -> None:
+    async with rig(FirstTwice(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
+        peers = await ask(r, "ab")
+        await peers["b"].answer(1)
+        await peers["b"].next_job()  # round 2
+        before = r.coordinator.theta
+        await peers["a"].answer(1)  # late
+        await peers["b"].answer(2)
+        await r.played()
+        late = 2 / math.sqrt(2)
+        mean = (late * update_of("a", 1) + update_of("b", 2)) / (late + 1)
+        np.testing.assert_allclose(r.coordinator.theta - before, mean, atol=1e-6)
 
 
 @pytest.mark.parametrize("rounds", [(1, 2), (2, 1)])

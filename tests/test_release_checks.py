@@ -6,7 +6,7 @@ import pytest
 
 from pausefl_proto.budget import Budget
 from pausefl_proto.errors import WireError
-from pausefl_server.release_checks import Release, check_ledger, check_release
+from pausefl_server.release_checks import Release, check_ledger, check_release, is_plausible
 
 BUDGET = Budget(10.0, 0.04)
 
@@ -54,3 +54,10 @@ def test_a_ledger_counts_no_more_releases_than_its_schedule_has() -> None:
     check_ledger(7, BUDGET.spent(7), floor, proven=0)  # made under another floor: it will be retired
     with pytest.raises(WireError, match="counts 4294967295 releases, more than its schedule has"):
         check_ledger(2**32 - 1, BUDGET.spent(2**32 - 1), BUDGET, proven=0)
+
+
+def test_what_an_unused_update_cost_is_believed_where_the_schedule_says_so() -> None:
+    assert is_plausible(reported(3), BUDGET)
+    assert not is_plausible(replace(reported(3), epsilon_spent=BUDGET.spent(4)), BUDGET)
+    assert not is_plausible(Release(), BUDGET), "it released nothing"
+    assert not is_plausible(reported(3), None)

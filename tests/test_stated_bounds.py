@@ -18,6 +18,7 @@ from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.terms import generalisation
 from rigs.coordinator import MakeRig, update_of
+from rigs.log import observation, record
 from rigs.policies import Play, context_of, every_policy, policy_of
 
 
@@ -127,8 +128,17 @@ async def test_a_client_states_label_counts_and_none_of_the_policys_statistics(r
         await a.next_job()
         await a.answer(1, statistics={"label_0": 3.0, "label_1": 7.0, "cosine": 1e9, "drift": 0.0})
         await r.played()
-        ((observation,),) = [record.observations for record in r.store.rounds()]
-    assert observation.statistics == {"label_0": 3.0, "label_1": 7.0}
+        ((only,),) = [each.observations for each in r.store.rounds()]
+    assert only.statistics == {"label_0": 3.0, "label_1": 7.0}
+
+
+def test_stated_label_counts_and_losses_count_up_to_a_bound_and_no_count_below_0() -> None:
+    """A count below 0 would take the others' labels away."""
+    table = table_of({"a": 100})
+    stated = observation("a", loss=-1e12, statistics={"label_0": -5.0, "label_1": 1e12, "label_2": 7.0})
+    table.apply_round(record(1, stated))
+    assert table.label_counts[0].tolist() == [0.0, 1e9, 7.0]
+    assert table.last_loss.tolist() == [-1e9]
 
 
 @pytest.mark.parametrize("share_max", [0.0, 1.5])
@@ -141,10 +151,10 @@ def test_a_share_that_is_none_is_refused(share_max: float) -> None:
 def test_a_policy_goes_on_whatever_its_log_holds(case: str) -> None:
     """Logs of earlier versions may hold losses and label counts whose products and sums are infinite."""
     play = Play(policy_of(case)).rounds(6)
-    record = play.records[-1]
+    last = play.records[-1]
     great = dict.fromkeys(("label_0", "label_1"), 1.7e308)
-    stated = [dataclasses.replace(o, loss=1.7e308, statistics=great) for o in record.observations[:2]]
-    record = dataclasses.replace(record, observations=(*stated, *record.observations[2:]))
-    play.table.apply_round(record)
-    play.state = play.policy.observe(play.state, seen_by_policy(record), play.table)
+    stated = [dataclasses.replace(o, loss=1.7e308, statistics=great) for o in last.observations[:2]]
+    last = dataclasses.replace(last, observations=(*stated, *last.observations[2:]))
+    play.table.apply_round(last)
+    play.state = play.policy.observe(play.state, seen_by_policy(last), play.table)
     play.rounds(6)

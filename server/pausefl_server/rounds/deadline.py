@@ -74,6 +74,6 @@ def answers_needed(asked: int, m: int, spare: int, quorum: float) -> int:
 def _upper_quantile(values: FloatArray) -> FloatArray:
     """The smallest value of each row that at least QUANTILE of its known values do not exceed; NaN without any."""
     ordered, known = np.sort(values, axis=1), (~np.isnan(values)).sum(axis=1)  # NaN is sorted last
-    place = np.maximum(np.ceil(QUANTILE * known - 1e-9).astype(np.int64) - 1, 0)
+    place = np.maximum(np.ceil(QUANTILE * known).astype(np.int64) - 1, 0)
     found: FloatArray = ordered[np.arange(len(ordered)), place]
     return found
