@@ -1,6 +1,7 @@
 """A round that no client answers: it is tried again with other clients, also after a crash, and ends the run."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
@@ -136,5 +137,7 @@ def test_going_back_over_failed_attempts_keeps_their_number_and_what_was_spent(t
     store.go_back_to(1)
     assert (store.failed_attempts(), store.attempts()) == ([], {2: 3})
     assert spent in store.late_events()
+    store.save_failed_attempt(replace(failed, attempt=3))
+    assert store.attempts() == {2: 4}
     store.close()
     Store(tmp_path / "run.db").close()  # which verifies what is sealed

@@ -13,7 +13,7 @@ from pausefl.results.tally import RunTally
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.model.optimizers import Optimizer, ServerOptimizer
-from pausefl_server.records import LogEvent
+from pausefl_server.records import LogEvent, Miss
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import RunResult
 from pausefl_server.storage import checkpoint as checkpoints
@@ -127,6 +127,68 @@ def test_the_cost_of_going_back_counts_what_answered_nothing(tmp_path: Path) -> 
     store.close()
 
 
+def test_a_release_that_is_told_of_late_makes_going_back_no_dearer(tmp_path: Path) -> None:
+    """a's first release comes after the answer with its second one."""
+    store = Store(tmp_path / "run.db")
+    write_rounds(store, 2, spent_before=0)
+    late = LogEvent("reconciled", "a", "late", epsilon_spent=BUDGET.spent(1), released=1)
+    answer = observation("a", participation=3, epsilon=BUDGET.epsilon(3), epsilon_spent=BUDGET.spent(3))
+    store.commit_round(record(3, events=(late,)))
+    store.commit_round(record(4, answer))
+    assert f"up to {BUDGET.epsilon(3):.4g} by a client and {BUDGET.epsilon(3):.4g} by all" in cost(store, 3)
+    store.close()
+
+
+def test_going_back_keeps_comings_and_goings_in_order(tmp_path: Path) -> None:
+    """a left before the attempt that failed, and came back after it."""
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1, events=(came("a", 0), came("b", 0))))
+    store.save_failed_attempt(record(2, events=(LogEvent("left", "a"),), chosen=("b",)))
+    store.save_late_events(2, [came("a", 0)])
+    store.go_back_to(1)
+    assert [event.kind for event in store.late_events()] == ["left", "joined"]
+    store.close()
+
+
+def test_what_a_client_came_with_is_what_its_first_hello_said(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    for t, released in ((1, 2), (2, 3)):
+        store.commit_round(record(t, events=(came("a", released),)))
+    store.go_back_to(0)
+    assert store.first_hellos() == {"a": (2, BUDGET.spent(2))}
+    store.close()
+
+
+def test_going_back_forgets_what_the_optimizer_learnt_since(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run.db")
+    for t in (1, 2):
+        store.commit_round(record(t), optimizer_state=model(t))
+    store.go_back_to(1)
+    first = store.optimizer_state(1)
+    assert first is not None
+    assert first.tolist() == model(1).tolist()
+    assert store.optimizer_state(2) is None
+    store.close()
+    Store(tmp_path / "run.db").close()  # which verifies what is sealed
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_going_back_tells_in_order_what_its_rounds_did_and_may_have_cost(tmp_path: Path, is_private: bool) -> None:
+    """A failed attempt at round 2, the round itself, which b did not answer, and what came after it."""
+    store = Store(tmp_path / "run.db")
+    store.commit_round(record(1, events=(came("a", 0), came("b", 0))))
+    missed = {"chosen": ("b",), "misses": (Miss("b", "timeout", 1.0, 1.0),)}
+    store.save_failed_attempt(record(2, events=(LogEvent("left", "a"),), **missed))
+    answer = observation("a", participation=int(is_private), epsilon_spent=0.5)
+    store.commit_round(record(2, answer, attempt=2, events=(came("a", 0),), misses=missed["misses"]))
+    store.save_late_events(3, [LogEvent("retired", "a")])
+    store.go_back_to(1, is_private=is_private)
+    told = [(event.kind, event.client_id) for event in store.late_events()]
+    unsettled, spent = ([("unsettled", "b")], [("reconciled", "a")]) if is_private else ([], [])
+    assert told == [("left", "a"), *unsettled, ("joined", "a"), *unsettled, *spent, ("retired", "a")]
+    store.close()
+
+
 def came(client_id: str, released: int) -> LogEvent:
     return LogEvent("joined", client_id, n_examples=10, epsilon_spent=BUDGET.spent(released), released=released)
 
@@ -186,9 +248,9 @@ async def test_a_resumed_run_has_the_state_that_its_optimizer_left(tmp_path: Pat
 
 
 async def test_going_back_needs_a_round_with_a_model(tmp_path: Path) -> None:
-    await play(tmp_path, 5)
+    await play(tmp_path, 5, checkpoint_every=3)
     assert "--back-to 9: must be a round from 0 to 5" in await refused(tmp_path, back_to=9)
-    assert "--back-to 3: its model is not there; those of rounds 5, 4, 2, 0 are" in await refused(tmp_path, back_to=3)
+    assert "--back-to 2: its model is not there; those of rounds 5, 4, 3, 0 are" in await refused(tmp_path, back_to=2)
 
 
 @pytest.mark.slow
@@ -244,6 +306,15 @@ def test_the_oldest_kept_models_make_room(tmp_path: Path, monkeypatch: pytest.Mo
     for t in range(25, 151, 25):
         checkpoint.keep(t, model(t), None)
     assert checkpoint.kept() == [100, 125, 150]
+    checkpoint.close()
+
+
+def test_the_last_two_kept_models_stay_however_great_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "KEPT_BYTES_MAX", 1)
+    checkpoint = Checkpoint(tmp_path)
+    for t in (25, 50, 75):
+        checkpoint.keep(t, model(t), None)
+    assert checkpoint.kept() == [50, 75]
     checkpoint.close()
 
 

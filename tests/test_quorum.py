@@ -12,14 +12,19 @@ from hypothesis import strategies as st
 
 from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, WireError
+from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
+from pausefl_server.records import EventKind, LogEvent
+from pausefl_server.release_checks import Release
 from pausefl_server.rounds.deadline import answers_needed
-from pausefl_server.rounds.messages import Pinged, Shutdown
+from pausefl_server.rounds.late_updates import LateUpdates
+from pausefl_server.rounds.messages import Dispatch, Pinged, Shutdown
+from pausefl_server.rounds.open_round import OpenRound
 from pausefl_server.selection.base import Context, Policy, Selection
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
-from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, averaged, update_of
+from rigs.coordinator import BUDGET, EXAMPLES, CoordinatorRig, FakePeer, MakeRig, answer_of, averaged, update_of
 
 # -- how many
 
@@ -190,6 +195,21 @@ async def test_one_release_does_not_enter_a_model_twice(rig: MakeRig, rounds: tu
         assert len(entered) == 1
 
 
+def test_an_update_is_taken_64_rounds_after_its_own_at_most() -> None:
+    late, table = LateUpdates(keeps=False), ClientTable()
+    table.apply_events([LogEvent("joined", "a", n_examples=10)], round=1)
+    for t in range(1, 66):
+        chosen = Selection(np.array([0]))
+        opened = OpenRound(Dispatch(t, 1, (), 0.0, 0.0), chosen, 0.0, ("a",), (), sent_s=0.0, timeout_s=1.0, needed=1)
+        opened.miss_overdue(1.0)
+        late.expect(opened, table)
+    with pytest.raises(WireError, match="round 1 is over"):
+        late.take(answer_of("a", 1, Release()))
+    assert [event.kind for event in late.take(answer_of("a", 2, Release()))] == ["late"]
+    with pytest.raises(WireError, match="round 2 is over"):
+        late.take(answer_of("a", 2, Release()))
+
+
 async def test_budgets_end_a_run_only_when_fewer_than_m_can_release(rig: MakeRig) -> None:
     """The clients asked besides are no need of a round's."""
     budget = replace(BUDGET, epsilon_floor=BUDGET.epsilon(1))  # one release each
@@ -242,6 +262,18 @@ async def test_a_kept_update_that_a_kill_loses_is_logged_as_dropped_and_stays_pa
         assert r.spent("b") == (1, BUDGET.spent(1))
         kinds = [kind for kind, client_id in r.events() if client_id == "b"]
         assert kinds == ["late", "reconciled", "left", "unsettled", "dropped"]  # it had the job of round 2, too
+
+
+@pytest.mark.parametrize(("fate", "is_lost"), [(None, True), ("merged", False), ("dropped", False)])
+def test_a_kill_loses_a_kept_update_whose_fate_the_log_does_not_tell(
+    rig: MakeRig, fate: EventKind | None, is_lost: bool
+) -> None:
+    r = rig(All(2), rounds=2, keeps_late_updates=True)
+    told = [LogEvent("joined", "b", n_examples=10), LogEvent("late", "b", "its update of round 1 was kept")]
+    r.store.save_late_events(1, [*told, *([LogEvent(fate, "b")] if fate else [])])
+    lost = [event for event in r.restored().late_events if "which the server lost" in event.detail]
+    r.close()
+    assert [event.kind for event in lost] == ["dropped"] * is_lost
 
 
 async def test_a_kill_loses_the_last_kept_update_of_a_client_and_the_older_one_was_dropped_before(rig: MakeRig) -> None:

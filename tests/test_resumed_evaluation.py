@@ -85,6 +85,14 @@ async def test_evaluations_that_are_missing_are_made_up_or_named(tmp_path: Path)
     assert evaluated(tmp_path) == [(2, 0.25), (4, 0.375), (5, 0.5), (6, 0.75), (7, 0.875)]
 
 
+async def test_the_last_model_is_made_up_for_once_where_no_round_is_left(tmp_path: Path) -> None:
+    await play(tmp_path, 2, 0.25, None)
+    once = Evaluator(0.5)
+    async with federation(tmp_path, All(1), rounds=2, evaluate=once, evaluation_every=1, checkpoint_every=0) as run:
+        await run.finished()
+    assert evaluated(tmp_path) == [(1, 0.25), (2, 0.5)]
+
+
 async def test_a_crash_between_the_best_model_and_its_row_is_made_up_for(tmp_path: Path) -> None:
     """The file is of a round that the log does not know to be evaluated: it is evaluated again from there."""
     second, _ = await play(tmp_path / "twin", 2, 0.25, 0.5)

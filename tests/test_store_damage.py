@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,22 @@ def test_flipped_bits_are_found_or_change_nothing(path: Path, seed: int) -> None
     except ConfigError:
         return
     assert contents(path) == before
+
+
+@pytest.mark.parametrize("follows", ["a round", "a failed attempt"])
+def test_what_the_next_attempt_will_have_to_know_is_sealed_as_well(tmp_path: Path, follows: str) -> None:
+    path, later = tmp_path / "run.db", [LogEvent("reconciled", "a", released=7)]
+    store = Store(path)
+    if follows == "a round":
+        store.commit_round(record(1), later_events=later)
+    else:
+        store.commit_round(record(1))
+        store.save_failed_attempt(replace(record(2), observations=()), later_events=later)
+    assert store.late_events() == later
+    store.close()
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE events SET released = 0 WHERE attempt = 0")
+    assert "round 2 is not what was written" in refusal(path)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pausefl_server.selection.policies.everyone import All
 from pausefl_server.state import replay
 from pausefl_server.storage.store import Store
 from rigs.coordinator import BUDGET, CoordinatorRig, FakePeer, MakeRig
+from rigs.log import record
 
 
 async def both_at_work(rig: CoordinatorRig, released: int = 10) -> tuple[FakePeer, FakePeer]:
@@ -83,6 +84,17 @@ async def test_without_privacy_no_job_is_charged(rig: MakeRig) -> None:
     async with rig(All(1), rounds=2, privacy=None).running() as r:
         await play_two_rounds(r, answer=None)
         assert ("unsettled", "b") not in r.events()
+
+
+def test_a_kill_leaves_the_job_owed_that_was_out(rig: MakeRig) -> None:
+    """That of the attempt after the one that failed."""
+    r = rig(All(1), rounds=2)
+    failed = record(1, events=(LogEvent("joined", "b", n_examples=10),), chosen=("b",))
+    r.store.save_late_events(1, failed.events)
+    r.store.save_failed_attempt(failed)
+    owed = [event.detail for event in r.restored().late_events if event.kind == "unsettled"]
+    r.close()
+    assert owed == ["may have released for attempt 2 at round 1"]
 
 
 def test_a_job_is_owed_once_however_often_its_client_returns() -> None:

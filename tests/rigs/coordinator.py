@@ -27,7 +27,7 @@ from pausefl_server.rounds.messages import Acknowledge, Dismiss, Dispatch, Lost,
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
-from pausefl_server.state import replay
+from pausefl_server.state import StartingPoint, replay
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import restore
 from pausefl_server.storage.store import Store
@@ -50,6 +50,27 @@ def update_of(client_id: str, round: int) -> Vector:
 
 def latency_of(client_id: str, round: int) -> float:
     return 0.25 * (1 + ord(client_id[0]) % 5) + round / 64
+
+
+def answer_of(client_id: str, round: int, release: Release, **changes: Any) -> Update:
+    """A client's answer as its actor passes it on."""
+    fields: dict[str, Any] = {
+        "client_id": client_id,
+        "round": round,
+        "attempt": 1,
+        "vector": update_of(client_id, round),
+        "timing": Timing(latency_of(client_id, round), train_s=0.125),
+        "drawn_down_s": 0.0,
+        "drawn_up_s": 0.0,
+        "release": release,
+        "loss": None,
+        "statistics": {},
+        "bytes_down": 100,
+        "bytes_up": 50,
+        "arrived_s": time.monotonic(),
+        "host": HostReport(),
+    }
+    return Update(**(fields | changes))
 
 
 class FakePeer(Actor[Any]):
@@ -97,23 +118,7 @@ class FakePeer(Actor[Any]):
         await self._rig.coordinator.tell(self.update(round, release or self.release(), **changes))
 
     def update(self, round: int, release: Release, **changes: Any) -> Update:
-        fields: dict[str, Any] = {
-            "client_id": self.client_id,
-            "round": round,
-            "attempt": 1,
-            "vector": update_of(self.client_id, round),
-            "timing": Timing(latency_of(self.client_id, round), train_s=0.125),
-            "drawn_down_s": 0.0,
-            "drawn_up_s": 0.0,
-            "release": release,
-            "loss": None,
-            "statistics": {},
-            "bytes_down": 100,
-            "bytes_up": 50,
-            "arrived_s": time.monotonic(),
-            "host": HostReport(),
-        }
-        return Update(**(fields | changes))
+        return answer_of(self.client_id, round, release, **changes)
 
     def hello(self) -> pb.Hello:
         hello = pb.Hello(
@@ -148,15 +153,18 @@ class CoordinatorRig:
         observer = Observers(self.telemetry, ProgressReporter(self.settings, self._show))
         evaluator = EvaluatorActor(evaluate, store_actor, observer, waiting_max=1)
         self._actors: list[Actor[Any]] = [store_actor, evaluator]
-        start = restore(
+        self.coordinator = Coordinator(self.settings, self.restored(), store_actor, evaluator, observer)
+        self._group: asyncio.TaskGroup | None = None
+        self._started: list[FakePeer] = []
+        self._played: asyncio.Task[None] | None = None
+
+    def restored(self) -> StartingPoint:
+        """What a server that starts goes on with."""
+        return restore(
             *(self.settings, self.policy, self.theta_0, self.store, self.checkpoint),
             after_each=self.telemetry.replayed,
             say=lambda _: None,
         )
-        self.coordinator = Coordinator(self.settings, start, store_actor, evaluator, observer)
-        self._group: asyncio.TaskGroup | None = None
-        self._started: list[FakePeer] = []
-        self._played: asyncio.Task[None] | None = None
 
     def _show(self, event: ProgressEvent) -> None:
         self.shown.append(event)
@@ -181,8 +189,12 @@ class CoordinatorRig:
                     for actor in (*self._started, *self._actors):
                         actor.stop()
         finally:
-            self.checkpoint.close()
-            self.store.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close the files of a run that is not played."""
+        self.checkpoint.close()
+        self.store.close()
 
     def peer(self, client_id: str, **options: Any) -> FakePeer:
         """A client with an actor that runs, not registered yet."""

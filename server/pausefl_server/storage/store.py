@@ -380,7 +380,7 @@ _SELECT_EVENTS_OF_ATTEMPT = (
 )
 _OF_LATER_CLIENTS = (
     "FROM events WHERE attempt = 0 AND kind IN ('joined', 'left') AND client_id NOT IN"
-    " (SELECT client_id FROM events WHERE kind = 'joined' AND attempt > 0 AND round <= ?)"
+    " (SELECT client_id FROM events WHERE kind = 'joined' AND round <= ?)"
 )
 _SELECT_LATER_CLIENTS = f"SELECT DISTINCT round, client_id {_OF_LATER_CLIENTS}"
 _SELECT_JOINS_FROM_THE_LAST_ON = (

@@ -1,0 +1,71 @@
+"""What the log is to know of an answer: its times as far as they are believed, and what it cost."""
+
+from typing import Any
+
+import pytest
+
+from pausefl_server.clients import ClientTable
+from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Observation, Timing
+from pausefl_server.release_checks import Release
+from pausefl_server.rounds.observing import bounded_timing, observe
+from rigs.coordinator import answer_of
+from rigs.settings import server_settings
+
+GBIT_10 = 1_250_000_000
+"""Bytes that take a second."""
+
+
+def observed(now_s: float = 7.0, settings: dict[str, Any] | None = None, **changes: Any) -> Observation:
+    """The observation of a's answer, which came at 5.0, by a server that knows of three releases."""
+    table = ClientTable()
+    known = LogEvent("reconciled", "a", released=3, epsilon_spent=3.0)
+    table.apply_events([LogEvent("joined", "a", n_examples=10), known], round=1)
+    update = answer_of("a", 1, **({"release": Release(), "arrived_s": 5.0} | changes))
+    return observe(update, bounded_timing(update), table, server_settings(8, **(settings or {})), now_s)
+
+
+def test_a_latency_is_never_0() -> None:
+    assert observed(timing=Timing(0.0)).latency_s == 1e-6
+
+
+def test_an_update_that_waits_for_the_coordinator_waits_on_the_server() -> None:
+    timing = observed(now_s=7.0, timing=Timing(1.0, server_wait_s=0.5)).timing
+    assert (timing.server_wait_s, timing.round_trip_s) == (2.5, 1.0)
+
+
+@pytest.mark.parametrize(("said", "logged"), [(2.0, 3.0), (4.0, 4.0)])
+def test_what_is_known_to_be_spent_is_not_talked_down(said: float, logged: float) -> None:
+    assert observed(release=Release(4, 1.0, said)).epsilon_spent == logged
+
+
+@pytest.mark.parametrize(("disclosed", "loss", "labels"), [((), None, {}), (("loss", "labels"), 0.5, {"label_0": 3.0})])
+def test_what_is_not_disclosed_is_not_logged(
+    disclosed: tuple[str, ...], loss: float | None, labels: dict[str, float]
+) -> None:
+    found = observed(settings={"disclosed": frozenset(disclosed)}, loss=0.5, statistics={"label_0": 3.0, "drift": 0.0})
+    assert (found.loss, found.statistics) == (loss, labels)
+
+
+@pytest.mark.parametrize(
+    ("timing", "wire_bytes", "device_s"),
+    [
+        (Timing(1.0, train_s=1.0 + TIMING_TOLERANCE_S / 2), 0, 1.0 + TIMING_TOLERANCE_S / 2),  # two clocks, one instant
+        (Timing(1.0, train_s=1.0, upload_s=0.25), 0, 0.75),
+        (Timing(1.0, train_s=1.0, upload_s=0.25), GBIT_10 // 2, 0.5),
+        (Timing(1.0, train_s=0.5, upload_s=0.25), GBIT_10 // 2, 0.5),
+        (Timing(1.0, train_s=0.5), 2 * GBIT_10, 0.0),
+        (Timing(1.0), 2 * GBIT_10, 0.0),
+    ],
+)
+def test_device_time_leaves_what_the_wire_takes_at_least(timing: Timing, wire_bytes: int, device_s: float) -> None:
+    update = answer_of("a", 1, Release(), timing=timing, bytes_down=wire_bytes // 2, bytes_up=wire_bytes // 2)
+    bounded = bounded_timing(update)
+    assert bounded.device_s == pytest.approx(device_s)
+    assert (bounded is timing) == (timing.device_s == device_s), "one that is cut is another"
+
+
+def test_the_parts_of_a_device_time_are_cut_alike() -> None:
+    timing = Timing(4.0, queue_s=1.0, train_s=2.0, privatise_s=1.0, upload_s=1.0)
+    bounded = bounded_timing(answer_of("a", 1, Release(), timing=timing))
+    assert (bounded.queue_s, bounded.train_s, bounded.privatise_s) == pytest.approx((0.75, 1.5, 0.75))
+    assert bounded.round_trip_s == 4.0
