@@ -277,18 +277,34 @@ def test_another_round_model_or_memory_than_foreseen_is_trained_alone(calls: Cal
         def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
             return super().train(theta * 0 + 0.1, round=round)
 
-    host, alone = BatchedHost(), trainers_of()
-    inner = [host.admit(f"c{i}", trainer) for i, trainer in enumerate(trainers_of())]
+    sizes = (*RAGGED, 20)
+    host, alone, before = BatchedHost(), trainers_of(sizes=sizes), trainers_of(sizes=sizes)[2]
+    inner = [host.admit(f"c{i}", trainer) for i, trainer in enumerate(trainers_of(sizes=sizes))]
     clients = [host.entrance(f"c{i}", Stale(t) if i == 1 else t) for i, t in enumerate(inner)]
     theta = theta_of(alone[0])
+    before.train(theta, round=1)
     with ExitStack() as waiting:
-        for i in range(3):
+        for i in range(4):
             waiting.enter_context(host.expecting(f"c{i}", 1, "a"))
         clients[0].train(theta, round=1)
         assert_same(clients[1].train(theta, round=1), alone[1].train(theta * 0 + 0.1, round=1))
-        clients[2].restore(b"")  # as after a restart
+        for trainer in (clients[2], alone[2]):
+            trainer.restore(before.state())  # as after a restart
         assert_same(clients[2].train(theta, round=1), alone[2].train(theta, round=1))
-    assert calls.counts == [3]
+        assert_same(clients[3].train(theta, round=2), alone[3].train(theta, round=2))
+    assert calls.counts == [4]
+
+
+def test_a_client_that_is_at_its_job_or_has_done_it_is_not_trained_with_one_that_comes_later(calls: Calls) -> None:
+    host, trainers = BatchedHost(), trainers_of()
+    _, second, third = hosted(host, trainers)
+    theta = theta_of(trainers[0])
+    with host.expecting("c0", 1, "a"):
+        with host.begin("c0", theta, 1), host.expecting("c1", 1, "a"):
+            second.train(theta, round=1)
+        with host.expecting("c2", 1, "a"):
+            third.train(theta, round=1)
+    assert calls.counts == []
 
 
 def test_clients_of_other_kinds_jobs_and_none_train_apart(calls: Calls) -> None:

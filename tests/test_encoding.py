@@ -43,6 +43,16 @@ def sent(vector: Vector, encoding: Encoding, receiver: Encoding | None = None) -
     return assembler.finish(check_finite=True)
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("name", sorted(ENCODED))
+def test_no_encoding_makes_a_number_of_what_is_none(name: str, bits: int) -> None:
+    """Whatever its bits are: rounding them may carry into the sign."""
+    vector = np.array([1.0, 0.0, 0.0], np.float32)
+    vector.view(np.uint32)[1] = bits
+    with pytest.raises(WireError, match="not finite"):
+        sent(vector, ENCODED[name])
+
+
 @given(VECTORS, ROUNDED)
 def test_no_value_changes_by_more_than_is_said(vector: Vector, name: str) -> None:
     encoding = ENCODINGS[name]

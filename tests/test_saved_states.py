@@ -56,6 +56,11 @@ def read_back(writer: StateWriter, states: Any, rate: Any = 0.1, of_method: Any 
     return shown([found, found_of_method]), shown([optimizer, of_method or {}])
 
 
+def test_a_tensor_with_a_gradient_of_its_own_keeps_that() -> None:
+    found, was = read_back(StateWriter(), {0: {"m": torch.ones(2, requires_grad=True)}})
+    assert found == was
+
+
 @quickly
 @given(st.lists(WRITTEN, min_size=1, max_size=4))
 def test_what_was_written_is_read_back(written: list[tuple[Any, Any, Any]]) -> None:

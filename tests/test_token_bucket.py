@@ -87,6 +87,18 @@ def test_a_payload_alone_takes_its_size_over_the_rate_and_then_the_delay() -> No
     assert play(story) == pytest.approx((0.8, 0.8, 1.1), abs=1e-3)
 
 
+def test_a_model_passes_only_where_neither_bandwidth_nor_delay_holds_it() -> None:
+    assert Link().lets_pass(Delays(0.0, 0.3))
+    assert not Link().lets_pass(Delays(0.1))
+    assert not one(down=100_000).lets_pass(Delays())
+    assert one(up=100_000).lets_pass(Delays())
+
+
+def test_a_turn_is_a_burst_or_what_a_fiftieth_of_a_second_lets_through() -> None:
+    assert TokenBucket(1000.0, 500).turn_bytes == 500
+    assert TokenBucket(1_000_000.0, 500).turn_bytes == 20_000
+
+
 def test_what_really_took_longer_than_the_bucket_waits_for_the_delay_alone() -> None:
     async def story(clock: Callable[[], float]) -> float:
         began_s = clock()

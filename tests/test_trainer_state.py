@@ -16,7 +16,8 @@ from pausefl_client.training.trainer_state import TrainerStates
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector
-from rigs.session import SessionRig
+from rigs.clock import Clock
+from rigs.session import FakeTrainer, SessionRig
 
 CPU = torch.device("cpu")
 
@@ -146,6 +147,44 @@ def test_a_state_of_a_round_that_was_taken_back_is_not_taken_up_later(tmp_path: 
     assert back.train(3) == fresh.train(3)
     back.start()
     assert back.train(10) == fresh.train(10)
+
+
+def test_a_rounds_state_is_gone_once_the_round_is_played_again(tmp_path: Path, whole: dict[int, bytes]) -> None:
+    """Its client may not be chosen for it this time: then it goes on from the state before."""
+    client = Client(tmp_path / "again")
+    for round_ in (1, 2, 3):
+        client.train(round_)
+    client.start()
+    client.train(3, attempt=2, is_killed=True)
+    client.start()
+    assert client.train(4) == whole[4]
+
+
+def key(round: int, run_id: str = "run") -> ReleaseKey:
+    return ReleaseKey(run_id, round, 1, f"model {round}")
+
+
+def test_a_state_that_is_shorter_than_the_one_it_overwrites_is_whole(tmp_path: Path) -> None:
+    before, after = FakeTrainer(Clock()), FakeTrainer(Clock())
+    states = TrainerStates(before, tmp_path / "a")
+    for round_, remembered in ((1, [1] * 50), (2, [2] * 50), (3, [3])):
+        before.rounds = remembered
+        states.keep(key(round_))
+    TrainerStates(after, tmp_path / "a").recall(key(4))
+    assert after.rounds == [3]
+
+
+def test_a_first_training_that_is_broken_off_leaves_nothing_of_another_run(tmp_path: Path) -> None:
+    before, after = FakeTrainer(Clock()), FakeTrainer(Clock())
+    states = TrainerStates(before, tmp_path / "a")
+    for round_ in (1, 2):
+        before.rounds = [round_]
+        states.keep(key(round_, "another"))
+    states = TrainerStates(after, tmp_path / "a")
+    states.recall(key(1))
+    after.rounds = [1]
+    states.undo()
+    assert after.rounds == []
 
 
 def test_only_its_owner_may_read_what_a_trainer_remembers(tmp_path: Path, whole: dict[int, bytes]) -> None:

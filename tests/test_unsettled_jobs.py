@@ -205,6 +205,13 @@ def test_merged_events_settle_what_they_would_settle_one_by_one(
     assert bound(PendingEvents(events).waiting()) == bound(events)
 
 
+def test_a_job_that_is_dropped_twice_pays_for_no_other() -> None:
+    table, jobs = ClientTable(), UnansweredJobs()
+    table.apply_events([LogEvent("joined", "b", n_examples=1)], 1)
+    jobs.settle([LogEvent("withdrawn", "b"), LogEvent("unsettled", "b")])
+    assert jobs.releases_at_most(table, BUDGET) == {"b": 1}
+
+
 # --- servers that are killed, or go back
 
 

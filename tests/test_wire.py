@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pausefl_proto.errors import WireError
+from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import (
     MAX_FRAME_BYTES,
@@ -19,6 +19,7 @@ from pausefl_proto.wire import (
     TensorSpec,
     Vector,
     cut,
+    decode,
     digest,
     pack,
     pack_job,
@@ -250,6 +251,17 @@ def test_what_is_packed_is_protobuf_for_everybody_else(n_bytes: int) -> None:
     known = pb.ClientMessage.FromString(pack(message, memoryview(bytes(n_bytes))))
     assert known.frame.index == 7
     assert known.payload == bytes(n_bytes)
+
+
+def test_a_payload_may_be_all_of_a_message() -> None:
+    rest, payload = unpack(pack(pb.ClientMessage(), memoryview(b"values")))
+    assert (rest, bytes(payload)) == (b"", b"values")
+
+
+def test_a_checksum_of_0_is_a_checksum() -> None:
+    message = pb.ClientMessage(pong=pb.Pong(nonce=3), checksum=0)
+    with pytest.raises(DamageError, match="does not match its checksum"):
+        decode(pb.ClientMessage, message.SerializeToString())
 
 
 def test_a_message_without_payload_is_left_as_it_is() -> None:
