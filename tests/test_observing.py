@@ -15,12 +15,14 @@ GBIT_10 = 1_250_000_000
 """Bytes that take a second."""
 
 
-def observed(now_s: float = 7.0, settings: dict[str, Any] | None = None, **changes: Any) -> Observation:
+def observed(
+    now_s: float = 7.0, settings: dict[str, Any] | None = None, release: Release | None = None, **changes: Any
+) -> Observation:
     """The observation of a's answer, which came at 5.0, by a server that knows of three releases."""
     table = ClientTable()
     known = LogEvent("reconciled", "a", released=3, epsilon_spent=3.0)
     table.apply_events([LogEvent("joined", "a", n_examples=10), known], round=1)
-    update = answer_of("a", 1, **({"release": Release(), "arrived_s": 5.0} | changes))
+    update = answer_of("a", 1, release or Release(), arrived_s=5.0, **changes)
     return observe(update, bounded_timing(update), table, server_settings(8, **(settings or {})), now_s)
 
 
