@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from pausefl.results.tally import RunTally
 from pausefl_server.records import LogEvent, Miss, Observation, RoundRecord, Timing
 from pausefl_server.rounds.deadline import LEAST_S, RETRY_FACTOR, UNSEEN_S
 from pausefl_server.rounds.messages import Refusal
@@ -141,3 +142,12 @@ def test_going_back_over_failed_attempts_keeps_their_number_and_what_was_spent(t
     assert store.attempts() == {2: 4}
     store.close()
     Store(tmp_path / "run.db").close()  # which verifies what is sealed
+
+
+def test_what_clients_said_of_failed_jobs_is_told_and_no_other_reason() -> None:
+    reasons = {"a": ("refused", "out of memory"), "b": ("timeout", "gave no answer in time"), "c": ("unneeded", "")}
+    misses = tuple(Miss(c, kind, 1.0, 1.0, reason=reason) for c, (kind, reason) in reasons.items())  # type: ignore[arg-type]
+    tally = RunTally.of([RoundRecord(1, 1, tuple(reasons), None, (), (), 1.0, 1.0, 0.0, "", misses=misses)])
+    assert tally.failures == [{"reason": "out of memory", "jobs": 1}]
+    assert tally.missed_jobs == {"refused": 1, "timeout": 1}
+    assert tally.unneeded_jobs == 1
