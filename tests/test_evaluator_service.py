@@ -209,7 +209,8 @@ async def test_calls_that_are_given_up_leave_no_model_behind() -> None:
                 with pytest.raises(EvaluatorStuck):
                     await remote.evaluate(theta, subset=True, patient=False)
             assert server._thread._work_queue.qsize() == 0
-            stuck.freed.set()
+        stuck.freed.set()
+        async with asking(address) as remote:
             assert len(await remote.evaluate(theta, subset=True, patient=False)) == 2
     finally:
         await server.stop()
