@@ -107,14 +107,19 @@ async def test_the_first_m_of_more_clients_are_waited_for(rig: MakeRig) -> None:
         assert [o.client_id for o in record.observations] == ["a", "c"]
 
 
+async def play_with_late_b(r: CoordinatorRig) -> None:
+    """Two rounds of a and b with a quorum of one: b's update of the first one comes in the second."""
+    peers = await ask(r, "ab")
+    await peers["a"].answer(1)
+    await peers["a"].next_job()  # round 2
+    await peers["b"].answer(1)  # late
+    await peers["a"].answer(2)
+    await r.played()
+
+
 async def test_a_dropped_late_update_is_paid_for_and_counted(rig: MakeRig) -> None:
     async with rig(All(2), rounds=2, quorum=0.5).running() as r:
-        peers = await ask(r, "ab")
-        await peers["a"].answer(1)
-        await peers["a"].next_job()  # round 2
-        await peers["b"].answer(1)  # late
-        await peers["a"].answer(2)
-        await r.played()
+        await play_with_late_b(r)
         assert ("late", "b") in r.events()
         assert r.telemetry.now.late == 1, "also where no later round tells of it"
         assert r.spent("b") == (1, BUDGET.spent(1))
@@ -124,23 +129,13 @@ async def test_a_dropped_late_update_is_paid_for_and_counted(rig: MakeRig) -> No
 
 async def test_a_late_update_costs_nothing_without_privacy(rig: MakeRig) -> None:
     async with rig(All(2), rounds=2, quorum=0.5, privacy=None).running() as r:
-        peers = await ask(r, "ab")
-        await peers["a"].answer(1)
-        await peers["a"].next_job()  # round 2
-        await peers["b"].answer(1)  # late
-        await peers["a"].answer(2)
-        await r.played()
+        await play_with_late_b(r)
         assert r.events() == [("late", "b")]
 
 
 async def test_a_kept_late_update_enters_the_next_model_with_a_smaller_weight(rig: MakeRig) -> None:
     async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
-        peers = await ask(r, "ab")
-        await peers["a"].answer(1)
-        await peers["a"].next_job()  # round 2
-        await peers["b"].answer(1)  # late
-        await peers["a"].answer(2)
-        await r.played()
+        await play_with_late_b(r)
         weights = np.array([EXAMPLES["a"], EXAMPLES["b"] / math.sqrt(2)])
         second = (weights[0] * update_of("a", 2) + weights[1] * update_of("b", 1)) / weights.sum()
         np.testing.assert_allclose(r.coordinator.theta, r.theta_0 + update_of("a", 1) + second, rtol=1e-5)
