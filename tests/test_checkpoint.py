@@ -1,14 +1,18 @@
 """The checkpoint: the last two models survive a restart, and a torn one is not taken for a whole one."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import digest
 from pausefl_server.storage.checkpoint import Checkpoint
-from rigs.log import theta
+from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import CommitRound, StoreActor
+from rigs.log import record, theta
 
 
 @contextmanager
@@ -50,3 +54,20 @@ def test_a_torn_model_is_not_taken_for_a_whole_one(tmp_path: Path, damage: str) 
                 path.unlink()
     with checkpoint_in(tmp_path) as checkpoint:
         assert checkpoint.load(1, digest(theta(1.0))) is None
+
+
+async def test_no_round_is_in_the_log_without_the_model_that_is_kept_of_it(tmp_path: Path) -> None:
+    """A kill between the two would leave a model out that `--back-to` is promised."""
+    store = Store(tmp_path / "run.db")
+    with checkpoint_in(tmp_path) as checkpoint:
+        keeper = StoreActor(store, checkpoint, keep_every=1)
+        (tmp_path / "round-00000002.f32").mkdir()  # where the model of round 2 cannot be written
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keeper.run())
+            await keeper.ask(CommitRound(record(1), theta(1.0)))
+            with pytest.raises(PauseflError, match="log cannot be written"):
+                await keeper.ask(CommitRound(record(2), theta(2.0)))
+            keeper.stop()
+        assert [played.round for played in store.rounds()] == [1]
+        assert 1 in checkpoint.kept()
+    store.close()

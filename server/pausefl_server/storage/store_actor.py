@@ -84,13 +84,16 @@ class StoreActor(Actor[Write]):
         match message:
             case CommitRound(record, theta, pings, optimizer_state, later_events):
                 self._checkpoint.write(record.round, theta)
-                made_durable = partial(self._checkpoint.sync, record.round)
+                made_durable = partial(self._make_durable, record.round, theta, optimizer_state)
                 self._store.commit_round(record, pings, optimizer_state, later_events, before_commit=made_durable)
-                if self._keep_every and record.round % self._keep_every == 0:
-                    self._checkpoint.keep(record.round, theta, optimizer_state)
             case SaveFailedAttempt(record, pings, later_events):
                 self._store.save_failed_attempt(record, pings, later_events)
             case SaveEvaluations(round_, evaluations):
                 self._store.save_evaluations(round_, evaluations)
             case SaveLateEvents(round_, events, is_end):
                 self._store.save_late_events(round_, events, is_end=is_end)
+
+    def _make_durable(self, round: int, theta: Vector, optimizer_state: Vector | None) -> None:
+        self._checkpoint.sync(round)
+        if self._keep_every and round % self._keep_every == 0:
+            self._checkpoint.keep(round, theta, optimizer_state)
