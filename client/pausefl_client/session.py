@@ -124,10 +124,8 @@ class ClientSession:
             agreement=self._settings.agreement,
         )
         if ledger is not None:
-            state = pb.Ledger(
-                schedule=self._settings.schedule, released=ledger.released, epsilon_spent=ledger.epsilon_spent
-            )
-            hello.ledger.CopyFrom(state)
+            spent, schedule = ledger.spent, self._settings.schedule
+            hello.ledger.CopyFrom(pb.Ledger(schedule=schedule, released=spent.released, epsilon_spent=spent.epsilon))
         await stream.write(encode(pb.ClientMessage(hello=hello)))
         data = await stream.read()
         if data is None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pausefl_process.commit_count import CommitCount
 from pausefl_process.files import sqlite_synchronous, sync_folder
@@ -72,6 +73,13 @@ class Charge:
     epsilon_spent: float
 
 
+class Spent(NamedTuple):
+    """How many releases were charged, and their ε in sum: read together, for another thread may charge the next."""
+
+    released: int
+    epsilon: float
+
+
 @dataclass(frozen=True, slots=True)
 class OpenRelease:
     """A release whose bytes may still be asked for."""
@@ -108,6 +116,16 @@ class Ledger:
             self._db.close()
             raise
 
+    @property
+    def released(self) -> int:
+        """How many releases were charged."""
+        return self.spent.released
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of all that was released."""
+        return self.spent.epsilon
+
     def next_charge(self) -> Charge:
         """What the next release will cost; BudgetError when the budget, or its floor, does not allow one."""
         i = self.released + 1
@@ -139,7 +157,7 @@ class Ledger:
             keeps = len(noised) <= KEPT_BYTES_MAX
             if keeps:
                 self._db.execute("INSERT INTO kept VALUES (?, ?)", (charge.participation, noised))
-        self.released, self.epsilon_spent, self._chain = charge.participation, charge.epsilon_spent, chain
+        self.spent, self._chain = Spent(charge.participation, charge.epsilon_spent), chain
         self._commit_count.write(self.released)
         self._log_bytes += _ROW_BYTES + (len(noised) if keeps else 0)
         self._is_settled = False
@@ -198,7 +216,7 @@ class Ledger:
         with self._transaction():
             if self._db.execute("SELECT 1 FROM meta").fetchone() is None:
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", belongs_to.items())
-            self.released, self.epsilon_spent, self._chain = _walk(self._path, self._db)
+            self.spent, self._chain = _walk(self._path, self._db)
             _refuse_behind(self._path, self.released, self._commit_count.read())
             known = dict(self._db.execute("SELECT key, value FROM meta"))
         if "data" in known.keys() - belongs_to.keys():
@@ -280,19 +298,19 @@ def make_durable(folder: Path) -> None:
         sync_folder(entry.absolute().parent)
 
 
-def verified_spend(path: Path) -> tuple[int, float]:
-    """Releases and ε spent in a ledger, read only; LedgerError where it does not hold together."""
+def verified_spend(path: Path) -> Spent:
+    """What is spent in a ledger, read only; LedgerError where it does not hold together."""
     has_log, charged = _has_log(path), CommitCount(path).read()
     # SQLite makes an empty -wal where there is none, unless it is told that nobody writes to the file.
     access = "mode=ro" if has_log else "mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{access}", uri=True)) as db:
             _refuse_alone(path, db, has_log)
-            released, spent, _ = _walk(path, db)
-            _refuse_behind(path, released, charged)
+            spent, _ = _walk(path, db)
+            _refuse_behind(path, spent.released, charged)
     except sqlite3.Error as error:
         raise LedgerError(f"ledger {path}: {error}") from error
-    return released, spent
+    return spent
 
 
 def _has_log(path: Path) -> bool:
@@ -322,8 +340,8 @@ def _refuse_behind(path: Path, released: int, charged: int) -> None:
         )
 
 
-def _walk(path: Path, db: sqlite3.Connection) -> tuple[int, float, str]:
-    """Releases, ε spent and the end of the hash chain; LedgerError where a row does not fit it, or SQLite misses one.
+def _walk(path: Path, db: sqlite3.Connection) -> tuple[Spent, str]:
+    """What was spent, and the end of the hash chain; LedgerError where a row does not fit it, or SQLite misses one.
 
     Beside an older file, the pages of a later -wal may hold releases that no page of the file leads to.
     """
@@ -340,7 +358,7 @@ def _walk(path: Path, db: sqlite3.Connection) -> tuple[int, float, str]:
         if recorded != chain or row[0] != released:
             raise LedgerError(f"ledger {path}: release {row[0]} does not fit the hash chain; it was altered")
         spent = float(row[6])
-    return released, spent, chain
+    return Spent(released, spent), chain
 
 
 def _link(chain: str, row: tuple[object, ...]) -> str:
