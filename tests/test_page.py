@@ -8,6 +8,7 @@ import pytest
 
 from pausefl.config.loading import load_experiment
 from pausefl.runtime.server.plan import endpoints_of
+from pausefl_process.host_monitor import HostReport
 from pausefl_server.monitoring.page import READERS_MAX, ROWS_MAX, frame
 from pausefl_server.monitoring.snapshot import PARTS
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -70,6 +71,15 @@ def test_where_there_is_no_accuracy_a_frame_says_why(
 ) -> None:
     telemetry = make_telemetry(None, info=replace(INFO, model=model), evaluation_every=every)
     assert said in frame(telemetry.now, telemetry.settings)["no_accuracy"]
+
+
+def test_a_frame_names_the_clients_behind_a_suspect_round(make_telemetry: MakeTelemetry) -> None:
+    telemetry, names = make_telemetry(PRIVATE), ["a", "b", "c", "d", "e"]
+    played = record(1, names, suspect=("clients steal_share", "server loop_lag_s"))
+    robbed = [o if o.client_id == "c" else replace(o, host=HostReport(steal_share=0.5)) for o in played.observations]
+    replay(All(5), 1, [replace(played, observations=tuple(robbed))], telemetry.round_committed)
+    suspect = frame(telemetry.now, telemetry.settings)["last"]["suspect"]
+    assert suspect == ["clients steal_share (a, b, d and 1 more)", "server loop_lag_s"]
 
 
 def test_of_a_large_fleet_the_first_hundred_by_either_order_are_shown(make_telemetry: MakeTelemetry) -> None:

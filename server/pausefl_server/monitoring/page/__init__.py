@@ -17,7 +17,7 @@ import numpy as np
 
 from pausefl_process.http_server import Response, Route
 from pausefl_proto.arrays import FloatArray
-from pausefl_server.host_limits import advice
+from pausefl_server.host_limits import HostLimits, advice
 from pausefl_server.monitoring.snapshot import PARTS, Clients, RunSnapshot, greatest_and_median, parts_of
 from pausefl_server.monitoring.telemetry import Telemetry
 from pausefl_server.records import RoundRecord
@@ -29,6 +29,7 @@ READERS_MAX = 32
 ROWS_MAX = 100
 """Clients in the table, and exchanges in the waterfall."""
 
+_MOST_NAMED = 3
 # How long a reader hears nothing: proxies cut connections that are silent for longer.
 _SILENCE_S = 15.0
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
@@ -122,7 +123,7 @@ def frame(now: RunSnapshot, settings: ServerSettings) -> dict[str, Any]:
         "no_accuracy": _no_accuracy(settings),
         "leakage": _rows(_leakage(now)) if privacy and now.round else [],
         "parts": PARTS,
-        "last": _waterfall(now.record) if now.record else None,
+        "last": _waterfall(now.record, settings.limits) if now.record else None,
         "clients": _table(now.clients),
     }
 
@@ -140,17 +141,23 @@ def _leakage(now: RunSnapshot) -> FloatArray:
     return np.vstack((points[points[:, 0] < now.round], (now.round, now.total_latency_s, *spent)))
 
 
-def _waterfall(record: RoundRecord) -> dict[str, Any]:
-    """The slowest exchanges of a round, part by part."""
+def _waterfall(record: RoundRecord, limits: HostLimits) -> dict[str, Any]:
+    """The slowest exchanges of a round, part by part, and whose hosts put it in doubt."""
     slowest = sorted(record.observations, key=lambda o: -o.timing.exchange_s)[:ROWS_MAX]
     return {
         "round": record.round,
         "chosen": len(record.chosen),
         "answered": len(record.observations),
-        "suspect": record.suspect,
+        "suspect": [_told(doubt, limits.clients_beyond(doubt, record.observations)) for doubt in record.suspect],
         "missed": [miss.client_id for miss in record.missed],
         "exchanges": [{"client": o.client_id, "parts": [_digits(p) for p in parts_of(o.timing)]} for o in slowest],
     }
+
+
+def _told(doubt: str, whose: Sequence[str]) -> str:
+    """A reason for doubt, and the first of the clients whose hosts gave it."""
+    more = f" and {len(whose) - _MOST_NAMED} more" if len(whose) > _MOST_NAMED else ""
+    return f"{doubt} ({', '.join(whose[:_MOST_NAMED])}{more})" if whose else doubt
 
 
 def _table(clients: Clients) -> dict[str, Any]:
