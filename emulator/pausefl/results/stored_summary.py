@@ -15,6 +15,7 @@ from pausefl_process.events import Outcome
 from pausefl_process.files import reason
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.privacy_unit import PrivacyUnit
+from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
 
 _MEND = "delete it and resume the run"
 _MOST_NAMED = 4
@@ -187,9 +188,9 @@ def _checker() -> TypeAdapter[Summary]:
 
 def check_is_last(summary: Mapping[str, Any], path: Path, database: sqlite3.Connection) -> None:
     """ConfigError where a run was resumed since its summary was written, and has not ended again."""
-    at_work = "SELECT count(*) FROM meta WHERE key = 'has_ended' AND value != 'yes'"
-    last, is_at_work = database.execute(f"SELECT coalesce(max(round), 0), ({at_work}) FROM rounds").fetchone()
-    if summary["rounds"] != last or is_at_work:
+    (last,) = database.execute("SELECT coalesce(max(round), 0) FROM rounds").fetchone()
+    phase = database.execute("SELECT value FROM meta WHERE key = ?", (SERVER_PHASE,)).fetchone()
+    if summary["rounds"] != last or phase not in (None, (ServerPhase.SUMMARISED,)):
         raise ConfigError(
             f"{path}: was resumed since its summary.json was written, and has not ended in order again; wait for its"
             " end, or resume it"

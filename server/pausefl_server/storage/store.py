@@ -36,9 +36,9 @@ from pausefl_server.storage.seals import (
     unusable_log,
     verify_log,
 )
+from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
 
 _FIRST_HELLOS = "first hellos"
-_HAS_ENDED = "has_ended"
 # What the disk does not take. The latter are a "disk I/O error" each, as are those of a disk that cannot be read.
 _NOT_TAKEN = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 _NOT_WRITTEN = {
@@ -145,26 +145,26 @@ class Store:
         with self._transaction():
             self._replace_late_events(round, events)
             self._seal_round(round)
-            self._set_meta(_HAS_ENDED, "ended" if is_end else "no")
+            self._set_meta(SERVER_PHASE, ServerPhase.ENDED if is_end else ServerPhase.AT_WORK)
 
     def note_summarised(self) -> None:
         """Note that no summary of an earlier end is left, and that the one of this end is being written."""
-        self.set_meta(_HAS_ENDED, "yes")
+        self.set_meta(SERVER_PHASE, ServerPhase.SUMMARISED)
 
     @property
     def has_ended(self) -> bool:
         """Whether no job is out, as far as the log tells: the server ended in order, or never sent one."""
-        return self.meta(_HAS_ENDED) not in ("no", "killed")
+        return self.meta(SERVER_PHASE) not in (ServerPhase.AT_WORK, ServerPhase.KILLED)
 
     @property
     def has_sent(self) -> bool:
         """Whether the server that plays the run, or played it last, has sent a job and has not ended in order."""
-        return self.meta(_HAS_ENDED) == "no"
+        return self.meta(SERVER_PHASE) == ServerPhase.AT_WORK
 
     def note_killed(self) -> None:
         """Note that a server which had sent a job did not end in order, and that another has begun."""
         if self.has_sent:
-            self.set_meta(_HAS_ENDED, "killed")
+            self.set_meta(SERVER_PHASE, ServerPhase.KILLED)
 
     def save_evaluations(self, round: int, evaluations: Sequence[Evaluation]) -> None:
         """Write how good θ_t is; a second opinion on the same split replaces the first."""
