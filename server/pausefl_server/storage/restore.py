@@ -13,7 +13,6 @@ from pausefl_server.selection.base import Policy
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState, StartingPoint, replay
 from pausefl_server.storage.checkpoint import Checkpoint
-from pausefl_server.storage.round_log import RoundLog
 from pausefl_server.storage.store import Store
 
 
@@ -63,7 +62,8 @@ def restore(
         unfinished=store.failed_attempts(),
     )
     late = store.late_events()
-    lost = _lost_updates(_events(log, store)) if settings.keeps_late_updates else []
+    events = (told for _, told in _told(store) if isinstance(told, LogEvent))
+    lost = _lost_updates(events) if settings.keeps_late_updates else []
     evaluated, every = {t for t, e in store.evaluations() if e.subset}, settings.evaluation_every
     due = range(every, min(begun + 1, settings.rounds), every) if every else ()
     return StartingPoint(
@@ -188,13 +188,6 @@ def _agree_on(store: Store, key: str, value: str) -> None:
     store.set_meta(key, value)
 
 
-def _events(log: RoundLog, store: Store) -> Iterator[LogEvent]:
-    """All that the log tells beside the rounds' results, in order."""
-    for attempt in chain((attempt for record in log for attempt in record.attempts), store.failed_attempts()):
-        yield from attempt.events
-    yield from store.late_events()
-
-
 def _departures(state: RunState, late: list[LogEvent]) -> list[LogEvent]:
     """A departure for each client the log has as connected: none is connected to a server that has just started."""
     return [LogEvent("left", client_id, "the server was restarted") for client_id in _connected(state, late)]
@@ -217,7 +210,7 @@ def _owed(state: RunState, late: list[LogEvent], store: Store, settings: ServerS
 
 
 def _lost_updates(events: Iterable[LogEvent]) -> list[LogEvent]:
-    """What the log is to know of updates that it has as kept for the next model, and of whose fate it says nothing.
+    """A "dropped" event for each late update that was kept for the next model and of whose fate the log says nothing.
 
     `events` are all of a run whose late updates are kept, in order.
     """
