@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 
 from pausefl_process.events import Outcome
 from pausefl_proto.actor import Actor
@@ -38,14 +37,6 @@ _DRAIN_S = 3.0
 _Message = Register | Lost | Update | Pinged | Refusal | JobWithdrawn | Shutdown
 
 
-@dataclass(slots=True)
-class _Unlogged:
-    """What has happened and goes into the log with the next commit."""
-
-    events: PendingEvents
-    pings: list[Ping] = field(default_factory=list)
-
-
 class Coordinator(Actor[_Message]):
     """Runs the rounds; it alone changes the run's state. `stopped_because` and `outcome` say how the run ended."""
 
@@ -76,7 +67,8 @@ class Coordinator(Actor[_Message]):
         self._now_s = self._stopwatch.clock
         self._preparer = Preparer(settings, self.state, oracle, self._now_s)
         self._late = LateUpdates(keeps=settings.keeps_late_updates)
-        self._unlogged = _Unlogged(PendingEvents(start.late_events))
+        self._pending = PendingEvents(start.late_events)  # goes into the log with the next commit
+        self._pings: list[Ping] = []  # as well
         self._open: OpenRound | None = None  # the round whose answers are waited for
         self._unreported: RoundRecord | None = None  # committed, but not acknowledged and reported yet
         self._is_at_work = False  # whether a job has left since this process began, as the log knows
@@ -109,13 +101,13 @@ class Coordinator(Actor[_Message]):
             case Update():
                 self._take_update(message)
             case Pinged(client_id, ping_s):
-                self._unlogged.pings.append(Ping(self.state.round + 1, client_id, ping_s))
+                self._pings.append(Ping(self.state.round + 1, client_id, ping_s))
                 if (row := self.state.table.row_of.get(client_id)) is not None:
                     self._observer.pinged(row, ping_s)
             case Refusal():
                 self._take_refusal(message)
             case JobWithdrawn(client_id, round_, _):
-                self._unlogged.events.add(LogEvent("withdrawn", client_id, f"dropped its job of round {round_} unpaid"))
+                self._pending.add(LogEvent("withdrawn", client_id, f"dropped its job of round {round_} unpaid"))
             case Shutdown(reason):
                 self._end_run("interrupted", reason)
         return None
@@ -145,12 +137,12 @@ class Coordinator(Actor[_Message]):
             self._end_run("budgets_spent", too_few)
         if self.stopped_because or not self.state.table.eligible().size:
             self.state.table.forget_rows_from(known)  # the log will have these clients come with those that come later
-            self._unlogged.events.put_back(events)
+            self._pending.put_back(events)
             return
         prepared = await self._preparer.prepare(round, self._attempts.get(round, 1), self.model)
-        if self._settings.budget is not None and not (self._is_at_work and self._unlogged.events.has_logged(events)):
+        if self._settings.budget is not None and not (self._is_at_work and self._pending.has_logged(events)):
             # Who came may charge this job: a kill must not leave a log that knows nothing of them, or of it.
-            await self._store.ask(SaveLateEvents(round, (*events, *self._unlogged.events.waiting())))
+            await self._store.ask(SaveLateEvents(round, (*events, *self._pending.waiting())))
             self._is_at_work = True
         self._open = open_round = self._send(prepared, events)
         await asyncio.sleep(0)  # let the job leave before anything else is done
@@ -161,7 +153,7 @@ class Coordinator(Actor[_Message]):
             return
         self._open = None
         self._late.expect(open_round, self.state.table)
-        self._unlogged.events.add(*self._unlogged.events.not_settled_by(self._members.owed(open_round)))
+        self._pending.add(*self._pending.not_settled_by(self._members.owed(open_round)))
         self._members.withdraw_jobs(c for c, miss in open_round.misses.items() if miss.kind in ("timeout", "unneeded"))
         if not open_round.updates:
             await self._try_again(self._record(open_round, self.model, started))
@@ -175,7 +167,7 @@ class Coordinator(Actor[_Message]):
             self._observer.rejected(f"client {event.client_id} {event.detail}: rejected")
         rejected = combined.late_rejected
         fates = (u.dropped(rejected[i]) if i in rejected else u.merged(round) for i, u in enumerate(late))
-        self._unlogged.events.add(*combined.rejected, *open_round.capped, *combined.capped, *fates)
+        self._pending.add(*combined.rejected, *open_round.capped, *combined.capped, *fates)
         await self._commit(self._record(open_round, combined.model, started), combined.model)
 
     def _record(self, open_round: OpenRound, model: GlobalModel, started: RoundStart) -> RoundRecord:
@@ -184,7 +176,7 @@ class Coordinator(Actor[_Message]):
 
     def _fold_events(self, round: int) -> tuple[LogEvent, ...]:
         """Take all events since the last round into the state, with the retirements that follow; returns them."""
-        events = self._unlogged.events.take_known(self.state.table.row_of)
+        events = self._pending.take_known(self.state.table.row_of)
         self.state.before_round(round, events)
         retired = used_up(self.state.table, self._settings.budget)
         self.state.before_round(round, retired)
@@ -216,7 +208,7 @@ class Coordinator(Actor[_Message]):
             await self.drain()
             if not open_round.is_answered and not self.stopped_because:
                 for client_id in open_round.miss_overdue(self._now_s()):
-                    self._unlogged.events.add(LogEvent("missed", client_id, open_round.misses[client_id].reason))
+                    self._pending.add(LogEvent("missed", client_id, open_round.misses[client_id].reason))
         if open_round.is_answered:
             open_round.end(self._now_s())
 
@@ -229,13 +221,13 @@ class Coordinator(Actor[_Message]):
         while open_round.due and (left_s := until_s - self._now_s()) > 0:
             await self.pump(left_s)
         self._open = None
-        events = self._unlogged.events.take()
-        self._unlogged.events.put_back([*open_round.abandoned(), *events, *self._members.owed(open_round)])
+        events = self._pending.take()
+        self._pending.put_back([*open_round.abandoned(), *events, *self._members.owed(open_round)])
 
     async def _commit(self, record: RoundRecord, model: GlobalModel) -> None:
         """Make the model and the round durable, then the run's state."""
-        pings, self._unlogged.pings = tuple(self._unlogged.pings), []
-        later = self._unlogged.events.to_log()  # with the model they tell of, or a kill would make it another's
+        pings, self._pings = tuple(self._pings), []
+        later = self._pending.to_log()  # with the model they tell of, or a kill would make it another's
         await self._store.ask(CommitRound(record, model.theta, pings, model.optimizer_state, later))
         self.model = model
         self.state.after_round(record)
@@ -248,12 +240,12 @@ class Coordinator(Actor[_Message]):
         Too many such attempts in a row end the run. One that found budgets used up does not count: the others may still
         have some.
         """
-        pings, self._unlogged.pings = tuple(self._unlogged.pings), []
-        await self._store.ask(SaveFailedAttempt(record, pings, self._unlogged.events.to_log()))
+        pings, self._pings = tuple(self._pings), []
+        await self._store.ask(SaveFailedAttempt(record, pings, self._pending.to_log()))
         self.state.after_failed_attempt(record)
         self._attempts[record.round] = record.attempt + 1
         self._observer.attempt_failed(record, self.state)
-        self._without_update = 0 if self._unlogged.events.retired() else self._without_update + 1
+        self._without_update = 0 if self._pending.retired() else self._without_update + 1
         if self._without_update >= self._settings.rounds_without_update_max:
             last = record.misses[-1]
             self._end_run(
@@ -311,13 +303,13 @@ class Coordinator(Actor[_Message]):
         """True when a client can be chosen; False, with the reason noted, when none came within the timeout."""
 
         def can_select() -> bool:
-            return self._members.can_select(self._unlogged.events.retired())
+            return self._members.can_select(self._pending.retired())
 
         if not can_select():
             await self._report_last_round()  # no next job will follow soon
         if await self._wait_until(can_select, self._settings.connect_timeout_s):
             return not self.stopped_because
-        if self.state.table.retired.any() or self._unlogged.events.retired():
+        if self.state.table.retired.any() or self._pending.retired():
             self._end_run("budgets_spent", "every client has spent its budget")
         else:
             self._end_run("failed", "no client is connected")
@@ -336,20 +328,20 @@ class Coordinator(Actor[_Message]):
 
     def _register(self, message: Register) -> pb.Welcome:
         client_id = message.hello.client_id
-        self._unlogged.events.add(*self._members.register(message, self.state.round))
+        self._pending.add(*self._members.register(message, self.state.round))
         if self._open is not None and (job := self._open.returned(client_id, self._now_s())) is not None:
             # It was chosen, lost its stream and is back: the same job, so it sends the same bytes.
             self._members.offer(client_id, job)
         elif (withdrawn := self._members.withdraw_job(client_id)) is not None and self._settings.budget is not None:
             # It may still work on the job that it had when its stream broke, and charge it after this hello.
-            self._unlogged.events.add(unsettled(client_id, withdrawn.round, withdrawn.attempt))
+            self._pending.add(unsettled(client_id, withdrawn.round, withdrawn.attempt))
         return pb.Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._settings.run_id)
 
     def _lose(self, message: Lost) -> None:
         event = self._members.remove(message.peer, message.reason, self.state.round)
         if event is None:
             return
-        self._unlogged.events.add(event)
+        self._pending.add(event)
         if self._open is not None:
             patience_s = self._settings.rejoin_timeout_s if message.may_return else 0.0
             until_s = self._now_s() + patience_s
@@ -371,10 +363,10 @@ class Coordinator(Actor[_Message]):
         open_round.take(update, table, self._settings, self._now_s())
 
     def _take_late(self, update: Update) -> None:
-        self._unlogged.events.add(*self._late.take(update))
+        self._pending.add(*self._late.take(update))
         if self._settings.keeps_late_updates:  # which are lost if the server is killed before the next commit
             begun = self._open.events if self._open is not None else ()
-            self._store.offer(SaveLateEvents(self.state.round + 1, (*begun, *self._unlogged.events.waiting())))
+            self._store.offer(SaveLateEvents(self.state.round + 1, (*begun, *self._pending.waiting())))
 
     def _take_refusal(self, refusal: Refusal) -> None:
         client_id = refusal.client_id
@@ -382,9 +374,9 @@ class Coordinator(Actor[_Message]):
             self._observer.rejected(f"client {client_id} {refusal.reason}: rejected")
         is_spent = refusal.exhausted and self._settings.budget is not None
         kind: EventKind = "retired" if is_spent else "rejected" if refusal.rejected else "missed"
-        self._unlogged.events.add(LogEvent(kind, client_id, refusal.reason))
+        self._pending.add(LogEvent(kind, client_id, refusal.reason))
         if is_plausible(refusal.release, self._settings.budget):
-            self._unlogged.events.add(reconciled(refusal))
+            self._pending.add(reconciled(refusal))
         if self._open is not None and self._open.is_of(refusal) and client_id in self._open.due:
             self._open.miss(client_id, "rejected" if refusal.rejected else "refused", refusal.reason, self._now_s())
 
@@ -392,8 +384,8 @@ class Coordinator(Actor[_Message]):
 
     async def _finish(self) -> None:
         await self._report_last_round()
-        self._unlogged.events.add(*(update.dropped("the run ended") for update in self._late.hand_over()))
-        number, events = self.state.round + 1, self._unlogged.events.take()
+        self._pending.add(*(update.dropped("the run ended") for update in self._late.hand_over()))
+        number, events = self.state.round + 1, self._pending.take()
         await self._store.ask(SaveLateEvents(number, events, is_end=True))
         self.state.before_round(number, events)
         self._observer.finished(self.state, self.stopped_because, events)
