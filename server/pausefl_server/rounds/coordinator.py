@@ -158,17 +158,22 @@ class Coordinator(Actor[_Message]):
         if not open_round.updates:
             await self._try_again(self._record(open_round, self.model, started))
             return
-        late = self._late.hand_over()
+        model = await self._aggregate(open_round)
+        await self._commit(self._record(open_round, model, started), model)
+
+    async def _aggregate(self, open_round: OpenRound) -> GlobalModel:
+        """The next model, from the round's updates and kept late ones; notes what became of each for the log."""
+        number, late = open_round.job.round, self._late.hand_over()
         quick = self.model.theta.nbytes * (len(open_round.chosen) + len(late)) <= MAX_FRAME_BYTES
-        weighted = [update.in_round(round) for update in late]
+        weighted = [update.in_round(number) for update in late]
         combined = await off_loop(quick, aggregate, open_round, weighted, self.state, self.model, self._settings)
         open_round.observations.update(combined.observations)
         for event in combined.rejected:
             self._observer.rejected(f"client {event.client_id} {event.detail}: rejected")
         rejected = combined.late_rejected
-        fates = (u.dropped(rejected[i]) if i in rejected else u.merged(round) for i, u in enumerate(late))
+        fates = (u.dropped(rejected[i]) if i in rejected else u.merged(number) for i, u in enumerate(late))
         self._pending.add(*combined.rejected, *open_round.capped, *combined.capped, *fates)
-        await self._commit(self._record(open_round, combined.model, started), combined.model)
+        return combined.model
 
     def _record(self, open_round: OpenRound, model: GlobalModel, started: RoundStart) -> RoundRecord:
         host = self._stopwatch.report(started)
