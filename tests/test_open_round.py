@@ -16,17 +16,19 @@ from rigs.settings import server_settings
 SENT_S, TIMEOUT_S = 10.0, 30.0
 
 
-def open_round() -> OpenRound:
+def open_round(time_scale: float = 1.0) -> OpenRound:
     """A round with the clients a and b."""
     job, chosen = Dispatch(1, 1, (), 0.0, ready_s=SENT_S), Selection(np.array([0, 1]))
-    return OpenRound(job, chosen, 0.0, ("a", "b"), (), sent_s=SENT_S, timeout_s=TIMEOUT_S, needed=2)
+    return OpenRound(
+        *(job, chosen, 0.0, ("a", "b"), ()), sent_s=SENT_S, timeout_s=TIMEOUT_S, needed=2, time_scale=time_scale
+    )
 
 
 @pytest.mark.parametrize(("is_needed", "latency_s"), [(False, 2.0), (True, 15.0)])
 def test_a_rounds_latency_is_the_wait_for_a_silent_client_only_where_its_answer_was_needed(
     is_needed: bool, latency_s: float
 ) -> None:
-    opened, table, settings = open_round(), ClientTable(), server_settings(8, time_scale=2.0)
+    opened, table, settings = open_round(2.0), ClientTable(), server_settings(8, time_scale=2.0)
     table.apply_events([LogEvent("joined", client_id, n_examples=10) for client_id in "ab"], round=1)
     opened.take(answer_of("a", 1, Release(), timing=Timing(4.0)), table, settings, now_s=14.0)
     if is_needed:

@@ -194,8 +194,8 @@ def test_an_update_is_taken_64_rounds_after_its_own_at_most() -> None:
     late, table = LateUpdates(keeps=False), ClientTable()
     table.apply_events([LogEvent("joined", "a", n_examples=10)], round=1)
     for t in range(1, 66):
-        chosen = Selection(np.array([0]))
-        opened = OpenRound(Dispatch(t, 1, (), 0.0, 0.0), chosen, 0.0, ("a",), (), sent_s=0.0, timeout_s=1.0, needed=1)
+        job, chosen = Dispatch(t, 1, (), 0.0, 0.0), Selection(np.array([0]))
+        opened = OpenRound(job, chosen, 0.0, ("a",), (), sent_s=0.0, timeout_s=1.0, needed=1, time_scale=1.0)
         opened.miss_overdue(1.0)
         late.expect(opened, table)
     with pytest.raises(WireError, match="round 1 is over"):

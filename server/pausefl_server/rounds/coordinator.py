@@ -194,6 +194,7 @@ class Coordinator(Actor[_Message]):
             sent_s=self._now_s(),
             timeout_s=self._timeout_s(prepared.selection),
             needed=answers_needed(len(set(chosen)), self._m, self._settings.spare, self._settings.quorum),
+            time_scale=self._settings.time_scale,
         )
         for client_id in open_round.due:  # once each, also where a policy has drawn one twice
             self._members.offer(client_id, prepared.job)

@@ -35,6 +35,8 @@ class OpenRound:
     """How long the round waits for its clients, from when the job was sent."""
     needed: int
     """So many answers end the round."""
+    time_scale: float
+    """The factor from emulated to real seconds."""
     due: dict[str, float] = field(init=False)
     """The clients that still owe an answer, and until when each is waited for."""
     handed_over: dict[str, float] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class OpenRound:
     updates: dict[str, Update] = field(default_factory=dict)
     observations: dict[str, Observation] = field(default_factory=dict)
     misses: dict[str, Miss] = field(default_factory=dict)
-    """The clients no longer waited for; their latencies are still real seconds."""
+    """The clients that are not waited for any longer."""
     capped: list[LogEvent] = field(default_factory=list)
     """What clients said of their device time and was cut to what is plausible."""
     extended_until_s: float = -math.inf
@@ -138,7 +140,8 @@ class OpenRound:
         """Wait no longer for a client that is due, without an update that can be used."""
         del self.due[client_id]
         waited_s = now_s - self.sent_s
-        self.misses[client_id] = Miss(client_id, kind, waited_s, latency_s=waited_s, reason=reason)
+        # Nothing tells how a silent client's time was spent: all of the wait counts as communication.
+        self.misses[client_id] = Miss(client_id, kind, waited_s, latency_s=waited_s / self.time_scale, reason=reason)
 
     def release_of(self, client_id: str) -> int:
         """Which of its releases the client answered with; 0 where it has not answered."""
@@ -156,9 +159,8 @@ class OpenRound:
     def record(self, model_digest: str, wall_clock_s: float, host: HostReport, settings: ServerSettings) -> RoundRecord:
         """The round as it is logged, once no more answers are waited for."""
         observations = tuple(self.observations[c] for c in sorted(self.observations))
-        waits = (self.misses[c] for c in sorted(self.misses))
-        # Nothing tells how a silent client's time was spent: all of the wait counts as communication.
-        misses = tuple(replace(miss, latency_s=miss.waited_s / settings.time_scale) for miss in waits)
+        misses = tuple(self.misses[c] for c in sorted(self.misses))
+        waits_s = (miss.latency_s for miss in misses if miss.kind != "unneeded")
         weights, hosts = self.selection.weights, (o.host for o in observations)
         return RoundRecord(
             round=self.job.round,
@@ -167,13 +169,7 @@ class OpenRound:
             weights=None if weights is None else tuple(weights.tolist()),
             observations=observations,
             events=self.events,
-            round_latency_s=max(
-                [
-                    *(o.latency_s for o in observations),
-                    *(miss.latency_s for miss in misses if miss.kind != "unneeded"),
-                ],
-                default=0.0,
-            ),
+            round_latency_s=max((*(o.latency_s for o in observations), *waits_s), default=0.0),
             wall_clock_s=wall_clock_s,
             selection_s=self.selection_s,
             model_digest=model_digest,
