@@ -255,7 +255,7 @@ def test_the_summary_counts_jobs_that_were_never_answered(tmp_path: Path) -> Non
     table = replay(Random(1), 1, played).table
 
     def releases_at_most(*late: LogEvent, budget: Budget = BUDGET) -> dict[str, int]:
-        return RunTally.of(played, late_events=late).unanswered.releases_at_most(table, budget)
+        return RunTally(played, late_events=late).unanswered.releases_at_most(table, budget)
 
     assert releases_at_most() == {"a": 5, "b": 5, "c": 2}
     unsettled = LogEvent("unsettled", "b")

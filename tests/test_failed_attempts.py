@@ -147,7 +147,7 @@ def test_going_back_over_failed_attempts_keeps_their_number_and_what_was_spent(t
 def test_what_clients_said_of_failed_jobs_is_told_and_no_other_reason() -> None:
     reasons = {"a": ("refused", "out of memory"), "b": ("timeout", "gave no answer in time"), "c": ("unneeded", "")}
     misses = tuple(Miss(c, kind, 1.0, 1.0, reason=reason) for c, (kind, reason) in reasons.items())  # type: ignore[arg-type]
-    tally = RunTally.of([RoundRecord(1, 1, tuple(reasons), None, (), (), 1.0, 1.0, 0.0, "", misses=misses)])
+    tally = RunTally([RoundRecord(1, 1, tuple(reasons), None, (), (), 1.0, 1.0, 0.0, "", misses=misses)])
     assert tally.failures == [{"reason": "out of memory", "jobs": 1}]
     assert tally.missed_jobs == {"refused": 1, "timeout": 1}
     assert tally.unneeded_jobs == 1

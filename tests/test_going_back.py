@@ -100,8 +100,8 @@ def test_what_clients_came_with_is_known_after_their_hellos_were_taken_back(tmp_
     assert store.first_hellos() == {"a": (0, 0.0), "b": (3, BUDGET.spent(3))}
     before = {client_id: released for client_id, (released, _) in store.first_hellos().items()}
     log, late = store.log(), store.late_events()
-    assert RunTally.of(log, late_events=late, released_before=before).had_spent
-    assert not RunTally.of(log, late_events=late, released_before=before | {"b": 0}).had_spent
+    assert RunTally(log, late_events=late, released_before=before).had_spent
+    assert not RunTally(log, late_events=late, released_before=before | {"b": 0}).had_spent
     store.close()
     with open_database(tmp_path) as database:
         clients = read_columns(database, CLIENTS)
@@ -337,7 +337,7 @@ async def test_a_client_that_came_later_is_a_newcomer_again_and_stays_charged(tm
         for t in (1, 2, 3):
             job = await a.next_job()
             assert r.coordinator.state.table.ids == (["a"] if t < 3 else ["a", "b"])
-            tally = RunTally.of(r.store.log(), late_events=r.store.late_events())
+            tally = RunTally(r.store.log(), late_events=r.store.late_events())
             if t == 2:
                 assert tally.unanswered.releases_at_most(r.coordinator.state.table, BUDGET)["b"] == b.released == 7
                 await r.join("b", released=b.released)

@@ -57,7 +57,7 @@ def test_a_flood_of_rejections_is_one_event_that_counts_them() -> None:
     pending.put_back([event, LogEvent("rejected", "a", "another")])
     (event,) = pending.take()
     assert event.detail == "reason 0 (734 times)"
-    assert RunTally.of([], late_events=[event, LogEvent("rejected", "b", "one")]).events["rejected"] == 735
+    assert RunTally([], late_events=[event, LogEvent("rejected", "b", "one")]).events["rejected"] == 735
 
 
 def test_events_put_back_come_before_later_ones() -> None:

@@ -66,11 +66,11 @@ def test_no_share_of_the_average_exceeds_the_greatest_weight_share() -> None:
 def test_the_summary_lists_who_was_capped_and_how_often() -> None:
     table = table_of({"a": 100, "b": 10**9})
     events = [LogEvent("capped", "a", "device time")] * 2 + [LogEvent("capped", "b", "weight in the average")]
-    assert RunTally.of((), late_events=events).capped(table) == {
+    assert RunTally((), late_events=events).capped(table) == {
         "a": {"device time": 2},
         "b": {"stated examples": 10**9, "weight in the average": 1},
     }
-    assert RunTally.of(()).capped(table_of({"a": 100, "b": 300})) == {}
+    assert RunTally(()).capped(table_of({"a": 100, "b": 300})) == {}
 
 
 @given(st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=12), st.floats(0.01, 1))

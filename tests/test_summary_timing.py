@@ -24,20 +24,20 @@ LATE = Timing(1.32, download_s=0.1, train_s=1.2, upload_s=0.01)
 
 
 def test_an_overrun_is_an_update_ready_after_it_was_due() -> None:
-    assert RunTally.of([record(IN_TIME, LATE, drawn_s=1.0), record(LATE, drawn_s=1.0)]).overruns == 2
-    assert RunTally.of([record(IN_TIME, LATE, drawn_s=2.0)]).overruns == 0
+    assert RunTally([record(IN_TIME, LATE, drawn_s=1.0), record(LATE, drawn_s=1.0)]).overruns == 2
+    assert RunTally([record(IN_TIME, LATE, drawn_s=2.0)]).overruns == 0
 
 
 def test_a_total_is_held_against_the_round_trip() -> None:
     rounds = [record(IN_TIME, drawn_s=1.0)]
-    assert RunTally.of(rounds, mode="total").timing_error_s["p50"] == pytest.approx(0.02)
-    assert RunTally.of(rounds).timing_error_s["p50"] == pytest.approx(0.48)
+    assert RunTally(rounds, mode="total").timing_error_s["p50"] == pytest.approx(0.02)
+    assert RunTally(rounds).timing_error_s["p50"] == pytest.approx(0.48)
 
 
 def test_delays_that_were_never_held_do_not_hide_behind_a_sign() -> None:
     """With it, both quantiles were those of the other clients."""
     rounds = [record(*9 * [IN_TIME], drawn_s=0.5), record(IN_TIME, drawn_s=1e6)]
-    found = RunTally.of(rounds).timing_error_s
+    found = RunTally(rounds).timing_error_s
     assert found["p50"] == pytest.approx(0.02)
     assert found["p99"] is not None
     assert found["p99"] > 1e5
@@ -52,9 +52,9 @@ def test_a_client_that_makes_rounds_suspect_is_named() -> None:
         seen = [dataclasses.replace(o, host=busy) if i in who else o for i, o in enumerate(played.observations)]
         doubts = limits.doubts(HostReport(), [o.host for o in seen], "round_trip")
         rounds.append(dataclasses.replace(played, observations=tuple(seen), suspect=doubts))
-    found = RunTally.of(rounds, limits=limits).suspect_because["clients steal_share"]
+    found = RunTally(rounds, limits=limits).suspect_because["clients steal_share"]
     assert (found["rounds"], found["clients"]) == (3, {"c0": 3, "c2": 1})
     assert by_whom(found["clients"]) == "; c0 (3), c2 (1)"
     assert by_whom({f"c{i}": 9 - i for i in range(6)}) == "; c0 (9), c1 (8), c2 (7), c3 (6) and 2 more"
     server = dataclasses.replace(rounds[0], suspect=limits.doubts(busy, [HostReport()], "round_trip"))
-    assert RunTally.of([server], limits=limits).suspect_because["server steal_share"]["clients"] == {}
+    assert RunTally([server], limits=limits).suspect_because["server steal_share"]["clients"] == {}

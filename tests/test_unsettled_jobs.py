@@ -57,7 +57,7 @@ async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | J
 
 
 def most_releases(rig: CoordinatorRig) -> int:
-    tally = RunTally.of(rig.store.log(), late_events=rig.store.late_events())
+    tally = RunTally(rig.store.log(), late_events=rig.store.late_events())
     return max(tally.unanswered.releases_at_most(rig.coordinator.state.table, BUDGET).values())
 
 
@@ -338,7 +338,7 @@ async def test_a_start_that_fails_before_a_job_is_out_charges_no_one(tmp_path: P
     async with CoordinatorRig(tmp_path, All(1), rounds=3, minimum_clients=1).running() as r:
         await r.join("a", released=2)
         await r.played()
-        assert RunTally.of(r.store.log()).unanswered.releases_at_most(r.coordinator.state.table, BUDGET) == {
+        assert RunTally(r.store.log()).unanswered.releases_at_most(r.coordinator.state.table, BUDGET) == {
             "a": 3,
             "b": 2,
         }
@@ -357,7 +357,7 @@ def test_rounds_taken_back_keep_what_their_misses_may_have_cost(tmp_path: Path) 
     def most() -> int:
         state = replay(All(2), 1, store.rounds())
         state.before_round(state.round + 1, store.late_events())
-        tally = RunTally.of(store.log(), late_events=store.late_events())
+        tally = RunTally(store.log(), late_events=store.late_events())
         return max(tally.unanswered.releases_at_most(state.table, BUDGET).values())
 
     assert most() == 13

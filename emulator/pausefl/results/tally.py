@@ -24,13 +24,18 @@ class RunTally:
 
     def __init__(
         self,
+        records: Iterable[RoundRecord],
+        unfinished: Iterable[RoundRecord] = (),
+        late_events: Iterable[LogEvent] = (),
+        *,
         groups: Mapping[str, ClientGroup] | None = None,
         mode: Mode = "additive",
         released_before: Mapping[str, int] | None = None,
         limits: HostLimits | None = None,
     ) -> None:
-        """`mode`: whether delays are added to an exchange, or are its total. `limits`: by which rounds were doubted.
+        """Count a log: its rounds, the failed attempts at the round after them, and the events after those.
 
+        `mode`: whether delays are added to an exchange, or are its total. `limits`: by which rounds were doubted.
         `released_before`: what clients came with first, where the events do not tell.
         """
         self.missed_jobs: Counter[str] = Counter()
@@ -52,29 +57,13 @@ class RunTally:
         self._released_before = dict(released_before or {})  # by client, when it first joined
         self._selection_s = array("d")
         self._errors_s = array("d")  # measured minus drawn
-
-    @classmethod
-    def of(
-        cls,
-        records: Iterable[RoundRecord],
-        unfinished: Iterable[RoundRecord] = (),
-        late_events: Iterable[LogEvent] = (),
-        *,
-        groups: Mapping[str, ClientGroup] | None = None,
-        mode: Mode = "additive",
-        released_before: Mapping[str, int] | None = None,
-        limits: HostLimits | None = None,
-    ) -> "RunTally":
-        """The counts of a log: its rounds, the failed attempts at the round after them, and the events after those."""
-        tally = cls(groups, mode, released_before, limits)
         for record in records:
-            tally._add_round(record)
+            self._add_round(record)
         for attempt in unfinished:
-            tally._add_failed(attempt)
+            self._add_failed(attempt)
         late = tuple(late_events)
-        tally._add_events(late)
-        tally.unanswered.settle(late)
-        return tally
+        self._add_events(late)
+        self.unanswered.settle(late)
 
     @property
     def failures(self) -> list[dict[str, Any]]:

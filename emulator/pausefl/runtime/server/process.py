@@ -180,7 +180,7 @@ def _keep(plan: SummaryPlan, policy: Policy, models: ModelFiles, run_dir: Path, 
     file.unlink(missing_ok=True)
     sync_folder(run_dir)
     with closing(Store(run_dir / "run.db", verify=False)) as store:
-        tally = RunTally.of(
+        tally = RunTally(
             store.log(),
             store.failed_attempts(),
             store.late_events(),
