@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pausefl.cli import main
+from pausefl.cli.summary_table import summary_table
 from pausefl.config.toml_source import preset_names
 from pausefl.registries import REGISTRIES
-from pausefl.results.summary import summary_table
 from pausefl.terminal_table import plain_console
 from test_report import summary
 

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from pausefl.bench import BENCHMARKS, Benchmark, run_benchmark
 from pausefl.campaigns.compare import print_comparison
+from pausefl.cli.summary_table import summary_table
 from pausefl.report.comparison import compare
-from pausefl.results.summary import summary_table
 from pausefl.runtime.terminal import TerminalView
 from pausefl.terminal_table import FittingTable
 from pausefl_process.events import Notice

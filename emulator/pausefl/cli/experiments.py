@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
-    from pausefl.results.summary import summary_table
+    from pausefl.cli.summary_table import summary_table
 
     console.print(summary_table(summary))
     report = run_dir / "report.html"

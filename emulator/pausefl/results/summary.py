@@ -1,18 +1,15 @@
 """What a run comes to: summary.json."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
-from rich.table import Table
-from rich.text import Text
 
 from pausefl.config.client_records import budget_of
 from pausefl.config.links import LatencyTable
 from pausefl.config.tables import ClientGroup, PrivacyTable, SelectionTable
 from pausefl.results.accounting import tighter_epsilon
-from pausefl.results.reading import summed_over
 from pausefl.results.tally import RunTally
 from pausefl_client.data.datasets import split_note
 from pausefl_proto.privacy_unit import vector_epsilon
@@ -156,69 +153,6 @@ def _privacy(settings: PrivacyTable, tally: RunTally, table: ClientTable, size: 
 
 def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
     return next((e.accuracy for e in evaluations if e.split == "test"), None)
-
-
-def _what_failed(summary: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
-    if unneeded := summary["unneeded_jobs"]:
-        yield "not waited for", Text(f"{unneeded} jobs: enough others had answered")
-    if late := summary["late_updates"]:
-        yield "late updates", Text(f"{late}, {summary['merged_updates']} of them in a later model; their ε is counted")
-    if failed := summary["failed_attempts"]:
-        yield "failed attempts", Text(f"{failed}: no client gave an update; the round was tried again")
-    for failure in summary["failures"]:
-        yield "failed", Text(f"{failure['jobs']} jobs: {failure['reason']}")
-
-
-def summary_table(summary: Mapping[str, Any]) -> Table:
-    """The summary as a person reads it at the end of a run."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    rounds = f"{summary['rounds']} with {summary['clients']} clients, {summary['m']} a round"
-    table.add_row("policy", f"{summary['policy']} (seed {summary['seed']})")
-    table.add_row("rounds", f"{rounds}; {summary['stopped_because']}")
-    if summary["data"] is not None:
-        table.add_row("data", summary["data"])
-    if summary["final_accuracy"] is not None:
-        chosen = f"{summary['best_accuracy']:.1%} for that chosen on validation (round {summary['best_round']})"
-        table.add_row(
-            f"test {summary.get('metric', ACCURACY)}",
-            f"{summary['final_accuracy']:.1%} for the last model, {chosen};"
-            f" all {summary['test_examples']:,} test examples",
-        )
-    latency = f"{summary['total_latency_s']:.1f} s {summed_over(summary)} ({summary['latency_signal']}"
-    scale = f"; emulated seconds of {summary['time_scale']:g} real ones" if summary["time_scale"] != 1 else ""
-    table.add_row(
-        "latency", f"{latency}{scale}); {summary['wall_clock_s']:.1f} s on the {summary.get('clock', 'real')} clock"
-    )
-    if missed := summary["missed_jobs"]:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in missed.items())
-        waits_s = summary["total_latency_s"] - summary["measured_latency_s"]
-        table.add_row("missed jobs", f"{kinds}; {waits_s:.1f} s of the latency were waits for them")
-    for what, text in _what_failed(summary):
-        table.add_row(what, text)
-    if summary["clamped_latencies"]:
-        table.add_row("below τ_min", f"{summary['clamped_latencies']} latencies, which count as equally fast")
-    if summary["capped"]:
-        table.add_row("capped", f"what {', '.join(summary['capped'])} stated; see summary.json")
-    if summary["max_epsilon_spent"] is None:
-        table.add_row("privacy", "none: updates leave without noise")
-    else:
-        spent = f"ε {summary['max_epsilon_spent']:.3g} of {summary['epsilon_budget']:g} per {summary['privacy_unit']}"
-        table.add_row(
-            "greatest leakage", f"{spent}; ε {summary['vector_epsilon_max']:.3g} for all the uploads of a client"
-        )
-        if not summary["private"]:
-            table.add_row("NOT PRIVATE", "the noise was drawn from the seed: anyone who knows it can subtract it")
-    error = summary["timing_error_s"]
-    if error["p50"] is not None:
-        quantiles = f"p50 {1e3 * error['p50']:.1f} ms, p99 {1e3 * error['p99']:.1f} ms off what was drawn"
-        table.add_row("timing error", f"{quantiles}; {summary['rejected_updates']} updates rejected")
-    for reason in summary["suspect_because"].values():
-        table.add_row("suspect", f"{reason['rounds']} rounds: {reason['advice']}{by_whom(reason.get('clients', {}))}")
-    if "overruns" in summary:
-        table.add_row("overruns", f"{summary['overruns']} exchanges took longer than the total drawn for them")
-    return table
 
 
 def by_whom(rounds_of: Mapping[str, int]) -> str:

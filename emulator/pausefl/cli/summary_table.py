@@ -1,0 +1,92 @@
+"""A run's summary as a person reads it on a terminal."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from pausefl.results.reading import summed_over
+from pausefl.results.summary import by_whom
+from pausefl_server.records import ACCURACY
+
+_SummaryLine = tuple[str, str]
+"""A name, and what there is to say."""
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """What is shown at the end of a run, from the keys of summary.json; it holds text as it is, no markup."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for rows in (_played, _learned, _latency, _what_failed, _bounded, _privacy, _measurements):
+        for row in rows(summary):
+            table.add_row(*row)
+    return table
+
+
+def _played(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+    rounds = f"{summary['rounds']} with {summary['clients']} clients, {summary['m']} a round"
+    yield "policy", f"{summary['policy']} (seed {summary['seed']})"
+    yield "rounds", f"{rounds}; {summary['stopped_because']}"
+
+
+def _learned(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+    if summary["data"] is not None:
+        yield "data", summary["data"]
+    if summary["final_accuracy"] is not None:
+        last = f"{summary['final_accuracy']:.1%} for the last model"
+        best = f"{summary['best_accuracy']:.1%} for that chosen on validation (round {summary['best_round']})"
+        whole = f"all {summary['test_examples']:,} test examples"
+        yield f"test {summary.get('metric', ACCURACY)}", f"{last}, {best}; {whole}"
+
+
+def _latency(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+    latency = f"{summary['total_latency_s']:.1f} s {summed_over(summary)} ({summary['latency_signal']}"
+    scale = f"; emulated seconds of {summary['time_scale']:g} real ones" if summary["time_scale"] != 1 else ""
+    clock = f"{summary['wall_clock_s']:.1f} s on the {summary.get('clock', 'real')} clock"
+    yield "latency", f"{latency}{scale}); {clock}"
+    if missed := summary["missed_jobs"]:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in missed.items())
+        waits_s = summary["total_latency_s"] - summary["measured_latency_s"]
+        yield "missed jobs", f"{kinds}; {waits_s:.1f} s of the latency were waits for them"
+
+
+def _what_failed(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+    if unneeded := summary["unneeded_jobs"]:
+        yield "not waited for", f"{unneeded} jobs: enough others had answered"
+    if late := summary["late_updates"]:
+        yield "late updates", f"{late}, {summary['merged_updates']} of them in a later model; their ε is counted"
+    if failed := summary["failed_attempts"]:
+        yield "failed attempts", f"{failed}: no client gave an update; the round was tried again"
+    for failure in summary["failures"]:
+        yield "failed", f"{failure['jobs']} jobs: {failure['reason']}"
+
+
+def _bounded(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+    """What was cut to a bound."""
+    if summary["clamped_latencies"]:
+        yield "below τ_min", f"{summary['clamped_latencies']} latencies, which count as equally fast"
+    if summary["capped"]:
+        yield "capped", f"what {', '.join(summary['capped'])} stated; see summary.json"
+
+
+def _privacy(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+    if summary["max_epsilon_spent"] is None:
+        yield "privacy", "none: updates leave without noise"
+        return
+    spent = f"ε {summary['max_epsilon_spent']:.3g} of {summary['epsilon_budget']:g} per {summary['privacy_unit']}"
+    yield "greatest leakage", f"{spent}; ε {summary['vector_epsilon_max']:.3g} for all the uploads of a client"
+    if not summary["private"]:
+        yield "NOT PRIVATE", "the noise was drawn from the seed: anyone who knows it can subtract it"
+
+
+def _measurements(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
+    """How far the measurements can be trusted."""
+    error_s = summary["timing_error_s"]
+    if error_s["p50"] is not None:
+        quantiles = f"p50 {1e3 * error_s['p50']:.1f} ms, p99 {1e3 * error_s['p99']:.1f} ms off what was drawn"
+        yield "timing error", f"{quantiles}; {summary['rejected_updates']} updates rejected"
+    for reason in summary["suspect_because"].values():
+        yield "suspect", f"{reason['rounds']} rounds: {reason['advice']}{by_whom(reason.get('clients', {}))}"
+    if "overruns" in summary:
+        yield "overruns", f"{summary['overruns']} exchanges took longer than the total drawn for them"
