@@ -17,7 +17,7 @@ from pausefl.campaigns.campaign import (
     resume_campaign,
     told_how_to_go_on,
 )
-from pausefl.config.experiment import Experiment
+from pausefl.config.experiment import Experiment, with_seed
 from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.report.comparison import Comparison, as_group_table, as_table, compare, write_comparison
@@ -118,11 +118,8 @@ def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> lis
 
 def variant_of(experiment: Experiment, policy: str, i: int) -> Experiment:
     """The same experiment with another policy and the i-th seed; ConfigError when the policy does not fit it."""
-    variant = experiment.model_copy(
-        update={
-            "selection": experiment.selection.model_copy(update={"policy": policy}),
-            "experiment": experiment.experiment.model_copy(update={"seed": experiment.experiment.seed + i}),
-        }
-    )
+    selection = experiment.selection.model_copy(update={"policy": policy})
+    seeded = with_seed(experiment, experiment.experiment.seed + i)
+    variant = seeded.model_copy(update={"selection": selection})
     check_policies(variant)
     return variant

@@ -22,7 +22,7 @@ from pausefl.campaigns.campaign import (
     told_how_to_go_on,
 )
 from pausefl.campaigns.values import listed_values
-from pausefl.config.experiment import Experiment
+from pausefl.config.experiment import Experiment, with_seed
 from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import parts_of_key
@@ -142,10 +142,7 @@ def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any
     for i in range(seeds):
         for point, experiment in zip(points, experiments, strict=True):
             seed = experiment.experiment.seed + i
-            variant = experiment.model_copy(
-                update={"experiment": experiment.experiment.model_copy(update={"seed": seed})}
-            )
-            runs.append((point, Planned(_name(point, grid, seed), variant)))
+            runs.append((point, Planned(_name(point, grid, seed), with_seed(experiment, seed))))
     check_named_once([planned for _, planned in runs])
     check_own_budgets([planned for _, planned in runs])
     return runs

@@ -25,8 +25,9 @@ from pausefl_proto.errors import ConfigError, PauseflError
 
 def run(options: argparse.Namespace) -> None:
     """Play an experiment, or go on with a run."""
+    from pausefl.config.experiment import with_rounds
     from pausefl.runtime.run import run_experiment
-    from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment, with_rounds
+    from pausefl.runtime.run_dir import has_rounds, new_run_dir, resume_command, stored_experiment
     from pausefl.runtime.terminal import JsonView, make_view
 
     check_one_given({"CONFIG": options.config, "--resume RUN_DIR": options.resume})

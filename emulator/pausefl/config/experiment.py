@@ -126,3 +126,13 @@ class Experiment(TomlTable):
     def to_toml(self) -> str:
         """The experiment with every default filled in."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
+    """The same experiment with another number of rounds."""
+    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"rounds": rounds})})
+
+
+def with_seed(experiment: Experiment, seed: int) -> Experiment:
+    """The same experiment with another seed."""
+    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"seed": seed})})

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pausefl.config.experiment import Experiment
+from pausefl.config.experiment import Experiment, with_rounds
 from pausefl.config.loading import parse_experiment
 from pausefl.config.toml_source import bare_or_quoted
 from pausefl.runtime.provenance import is_served, meta_of
@@ -221,11 +221,6 @@ def _has_log(run_dir: Path) -> bool:
 def is_run_of(experiment: Experiment, run_dir: Path) -> bool:
     """Whether a run directory holds a run of this experiment, wherever its files lie; ConfigError without any run."""
     return not _differences(stored_experiment(run_dir), experiment)
-
-
-def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
-    """The same experiment with another number of rounds."""
-    return experiment.model_copy(update={"experiment": experiment.experiment.model_copy(update={"rounds": rounds})})
 
 
 def has_rounds(run_dir: Path) -> bool:

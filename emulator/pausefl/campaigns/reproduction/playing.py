@@ -15,7 +15,7 @@ from pausefl.campaigns.campaign import (
 )
 from pausefl.campaigns.reproduction.request import COMMAND, Request
 from pausefl.campaigns.reproduction.summary import write_summary
-from pausefl.config.experiment import Experiment
+from pausefl.config.experiment import Experiment, with_seed
 from pausefl.config.loading import parse_experiment
 from pausefl.published import Reproduction
 from pausefl.results.reading import RunData, has_diverged, read_run
@@ -52,8 +52,7 @@ def planned(request: Request, experiments: dict[str, Experiment]) -> list[tuple[
     for i in range(request.seeds):
         for series, experiment in experiments.items():
             seed = experiment.experiment.seed + i
-            table = experiment.experiment.model_copy(update={"seed": seed})
-            runs.append((series, Planned(f"{series}-seed{seed}", experiment.model_copy(update={"experiment": table}))))
+            runs.append((series, Planned(f"{series}-seed{seed}", with_seed(experiment, seed))))
     return runs
 
 
