@@ -36,7 +36,7 @@ def compare_policies(
     Budgets are per run. `CampaignInterrupted` when the user ends a run.
     """
     runs = _planned(experiment, policies, seeds)
-    player.check([planned for _, planned in runs])
+    player.check(runs)
     begin(folder, Plan("compare", experiment.to_toml(), {"policies": list(policies), "seeds": seeds}))
     return _play(runs, folder, player)
 
@@ -52,9 +52,7 @@ def redraw_comparison(plan: Plan, folder: Path) -> list[Path]:
         by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
     else:
         runs = _planned_in(plan, folder)
-        by_label = _by_policy(
-            runs, finished([planned for _, planned in runs], folder, resume_campaign("compare", folder))
-        )
+        by_label = _by_policy(runs, finished(runs, folder, resume_campaign("compare", folder)))
     write_comparison(compare(by_label), folder)
     return [run_dir for dirs in by_label.values() for run_dir in dirs]
 
@@ -81,29 +79,29 @@ def print_comparison(comparison: Comparison, folder: Path, console: Console) -> 
     console.print(f"figure: {folder / 'comparison.png'}\nreport: {folder / 'comparison.html'}", soft_wrap=True)
 
 
-def _play(runs: Sequence[tuple[str, Planned]], folder: Path, player: Player) -> Comparison:
+def _play(runs: Sequence[Planned], folder: Path, player: Player) -> Comparison:
     go_on = resume_campaign("compare", folder, player.options)
     with told_how_to_go_on(folder, go_on):
-        directories = player.play([planned for _, planned in runs], folder, go_on)
+        directories = player.play(runs, folder, go_on)
         comparison = replace(compare(_by_policy(runs, directories)), folder=folder)
         write_comparison(comparison, folder)
     return comparison
 
 
-def _by_policy(runs: Sequence[tuple[str, Planned]], directories: Sequence[Path]) -> dict[str, list[Path]]:
+def _by_policy(runs: Sequence[Planned], directories: Sequence[Path]) -> dict[str, list[Path]]:
     by_policy: dict[str, list[Path]] = {}
-    for (policy, _), run_dir in zip(runs, directories, strict=True):
-        by_policy.setdefault(policy, []).append(run_dir)
+    for run, run_dir in zip(runs, directories, strict=True):
+        by_policy.setdefault(run.experiment.selection.policy, []).append(run_dir)
     return by_policy
 
 
-def _planned_in(plan: Plan, folder: Path) -> list[tuple[str, Planned]]:
+def _planned_in(plan: Plan, folder: Path) -> list[Planned]:
     experiment = parse_experiment(plan.source, file=str(folder))
     return _planned(experiment, plan.arguments["policies"], plan.arguments["seeds"])
 
 
-def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> list[tuple[str, Planned]]:
-    """Each run with its policy, seed by seed, so that an interrupted comparison has whole seeds to show."""
+def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> list[Planned]:
+    """The runs of each policy, seed by seed, so that an interrupted comparison has whole seeds to show."""
     if seeds > 1 and experiment.privacy.enabled and experiment.privacy.ledger_dir:
         raise ConfigError(f"--seeds {seeds}: goes without privacy.ledger_dir, whose ledgers are of one seed's data")
     runs = []
@@ -111,8 +109,8 @@ def _planned(experiment: Experiment, policies: Sequence[str], seeds: int) -> lis
         for policy in policies:
             variant = variant_of(experiment, policy, i)
             name = f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
-            runs.append((policy, Planned(name, variant)))
-    check_named_once([planned for _, planned in runs])
+            runs.append(Planned(name, variant))
+    check_named_once(runs)
     return runs
 
 
