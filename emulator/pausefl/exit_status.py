@@ -84,12 +84,12 @@ def check_outcome(outcome: Outcome, reason: str, go_on: str) -> None:
         raise RunInterrupted(f"{reason}; go on with: {go_on}")
 
 
-def with_way_on(error: PauseflError, go_on: str, run: str = "") -> PauseflError:
+def with_resume_command(error: PauseflError, go_on: str, run: str = "") -> PauseflError:
     """The error that ended a run, with the command that goes on with it once it is mended; bad input as it is.
 
     No command where `go_on` is empty: its caller goes on by itself.
     """
     if isinstance(error, ConfigError | RunInterrupted):
         return error
-    way_on = f"; go on with: {go_on}" if go_on else ""
-    return PauseflError(f"{run + ': ' if run else ''}{error}{way_on}")
+    advice = f"; go on with: {go_on}" if go_on else ""
+    return PauseflError(f"{run + ': ' if run else ''}{error}{advice}")

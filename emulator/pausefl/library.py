@@ -14,7 +14,7 @@ from pausefl.config.experiment import Experiment
 from pausefl.config.loading import load_experiment
 from pausefl.config.server_records import check_policies
 from pausefl.config.toml_source import Overrides
-from pausefl.exit_status import with_way_on
+from pausefl.exit_status import with_resume_command
 from pausefl.observers import Observer, check_methods, check_observers
 from pausefl.report.comparison import Comparison
 from pausefl.results.run import Run
@@ -81,7 +81,7 @@ def run(
         except PauseflError as error:
             if not has_rounds(folder):
                 raise
-            raise with_way_on(error, resume_command(folder)) from error
+            raise with_resume_command(error, resume_command(folder)) from error
     return Run(folder)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pausefl.campaigns.time_left import TimeLeft
 from pausefl.config.experiment import Experiment
-from pausefl.exit_status import RunInterrupted, with_way_on
+from pausefl.exit_status import RunInterrupted, with_resume_command
 from pausefl.results.stored_summary import read_summary
 from pausefl.runtime.fleet import View
 from pausefl.runtime.run import run_experiment
@@ -90,7 +90,7 @@ class OneByOne:
             except KeyboardInterrupt:
                 outcome = "interrupted"
             except PauseflError as error:
-                raise with_way_on(error, go_on, run.name) from error
+                raise with_resume_command(error, go_on, run.name) from error
             if outcome == "interrupted":
                 raise CampaignInterrupted(
                     f"interrupted in run {number} of {len(runs)} ({run.name}); go on with: {go_on}"
@@ -165,14 +165,14 @@ def read_plan(folder: Path, command: str) -> Plan:
     return plan
 
 
-def finished(runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
+def finished_run_dirs(runs: Sequence[Planned], folder: Path, go_on: str) -> list[Path]:
     """All run directories of a campaign, in order; ConfigError unless every run is finished."""
     if n_left := sum(not is_played(run, folder) for run in runs):
         raise ConfigError(f"{folder}: {n_left} of its {len(runs)} runs are not finished; go on with: {go_on}")
     return [folder / run.name for run in runs]
 
 
-def resume_campaign(command: str, folder: Path, options: Sequence[str] = ()) -> str:
+def resume_campaign_command(command: str, folder: Path, options: Sequence[str] = ()) -> str:
     """The command that goes on with a comparison, a sweep or a search; `options` as its player has them."""
     return shlex.join(["pausefl", command, "--resume", str(folder), *options])
 

@@ -12,9 +12,9 @@ from pausefl.campaigns.campaign import (
     Player,
     begin,
     check_named_once,
-    finished,
+    finished_run_dirs,
     read_plan,
-    resume_campaign,
+    resume_campaign_command,
     told_how_to_go_on,
 )
 from pausefl.config.experiment import Experiment, with_seed
@@ -52,7 +52,7 @@ def redraw_comparison(plan: Plan, folder: Path) -> list[Path]:
         by_label = {label: [Path(run_dir) for run_dir in dirs] for label, dirs in plan.arguments["runs"].items()}
     else:
         runs = _planned_in(plan, folder)
-        by_label = _by_policy(runs, finished(runs, folder, resume_campaign("compare", folder)))
+        by_label = _by_policy(runs, finished_run_dirs(runs, folder, resume_campaign_command("compare", folder)))
     write_comparison(compare(by_label), folder)
     return [run_dir for dirs in by_label.values() for run_dir in dirs]
 
@@ -80,7 +80,7 @@ def print_comparison(comparison: Comparison, folder: Path, console: Console) -> 
 
 
 def _play(runs: Sequence[Planned], folder: Path, player: Player) -> Comparison:
-    go_on = resume_campaign("compare", folder, player.options)
+    go_on = resume_campaign_command("compare", folder, player.options)
     with told_how_to_go_on(folder, go_on):
         directories = player.play(runs, folder, go_on)
         comparison = replace(compare(_by_policy(runs, directories)), folder=folder)

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from pausefl.campaigns.campaign import plan_of, resume_campaign
+from pausefl.campaigns.campaign import plan_of, resume_campaign_command
 from pausefl.campaigns.compare import OF_RUNS, redraw_comparison
 from pausefl.campaigns.sweep import redraw_sweep
 from pausefl.report import report_runs
@@ -23,7 +23,7 @@ def report_folder(folder: Path, *, csv: bool) -> list[Path]:
         return [*pages, *(path for name in ("sweep.csv", "sweep.png") if (path := folder / name).exists())]
     if plan.command in ("compare", OF_RUNS):
         return [*report_runs(redraw_comparison(plan, folder), csv=csv), folder / "comparison.html"]
-    again = resume_campaign(plan.command, folder)
+    again = resume_campaign_command(plan.command, folder)
     if plan.command == "reproduce":
         again = shlex.join(["pausefl", "reproduce", plan.arguments["name"], "--resume", "--out", str(folder)])
     raise ConfigError(f"{folder}: was begun by pausefl {plan.command}; to write its files again: {again}")

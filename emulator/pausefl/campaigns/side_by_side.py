@@ -15,7 +15,7 @@ from typing import Any
 from pausefl.campaigns.campaign import CampaignInterrupted, Planned, is_left
 from pausefl.campaigns.time_left import TimeLeft
 from pausefl.config.experiment import Experiment
-from pausefl.exit_status import RunInterrupted, with_way_on
+from pausefl.exit_status import RunInterrupted, with_resume_command
 from pausefl.runtime.fleet import SILENT
 from pausefl.runtime.run import run_experiment
 from pausefl_process.ending import signals_to, sigterm_as_interrupt
@@ -59,7 +59,7 @@ class SideBySide:
                     campaign.begin(waiting.popleft())
                 campaign.end_some()
         if campaign.error is not None:
-            raise with_way_on(campaign.error, go_on, campaign.failed)
+            raise with_resume_command(campaign.error, go_on, campaign.failed)
         if campaign.is_interrupted:
             raise CampaignInterrupted(
                 f"interrupted after {campaign.n_done} of {len(runs)} runs were finished; go on with: {go_on}"

@@ -16,9 +16,9 @@ from pausefl.campaigns.campaign import (
     begin,
     check_named_once,
     check_own_budgets,
-    finished,
+    finished_run_dirs,
     read_plan,
-    resume_campaign,
+    resume_campaign_command,
     told_how_to_go_on,
 )
 from pausefl.campaigns.values import listed_values
@@ -88,7 +88,7 @@ def redraw_sweep(plan: Plan, folder: Path) -> list[Path]:
     """Write a finished sweep's table and figure again; returns its run directories."""
     grid = plan.arguments["grid"]
     runs = _planned(plan.source, grid, plan.arguments["seeds"])
-    directories = finished([planned for _, planned in runs], folder, resume_campaign("sweep", folder))
+    directories = finished_run_dirs([planned for _, planned in runs], folder, resume_campaign_command("sweep", folder))
     _gather(runs, directories, grid, folder)
     return directories
 
@@ -101,7 +101,7 @@ def _listed(key: str, values: object) -> list[Any]:
 
 
 def _play(runs: Sequence[tuple[Mapping[str, Any], Planned]], grid: Grid, folder: Path, player: Player) -> Sweep:
-    go_on = resume_campaign("sweep", folder, player.options)
+    go_on = resume_campaign_command("sweep", folder, player.options)
     with told_how_to_go_on(folder, go_on):
         directories = player.play([planned for _, planned in runs], folder, go_on)
         return _gather(runs, directories, grid, folder)

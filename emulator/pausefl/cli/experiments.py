@@ -18,7 +18,7 @@ from pausefl.cli.option_values import (
     refuse_beside,
     shown_on,
 )
-from pausefl.exit_status import RunInterrupted, check_outcome, with_way_on
+from pausefl.exit_status import RunInterrupted, check_outcome, with_resume_command
 from pausefl.terminal_table import plain_console
 from pausefl_proto.errors import ConfigError, PauseflError
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
     except PauseflError as error:
         if not has_rounds(run_dir):
             raise
-        raise with_way_on(error, resume_command(run_dir)) from error
+        raise with_resume_command(error, resume_command(run_dir)) from error
     _print_summary(console, summary, run_dir)
     check_outcome(summary["outcome"], summary["stopped_because"], resume_command(run_dir))
 
@@ -68,7 +68,7 @@ def _print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> 
 
 def compare(options: argparse.Namespace) -> None:
     """Play an experiment under several policies, or compare finished runs."""
-    from pausefl.campaigns.campaign import check_all_played, resume_campaign
+    from pausefl.campaigns.campaign import check_all_played, resume_campaign_command
     from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
     from pausefl.runtime.run_dir import new_run_dir
 
@@ -94,12 +94,12 @@ def compare(options: argparse.Namespace) -> None:
     print_comparison(comparison, folder, console)
     if not options.runs:  # which were played before
         run_dirs = [run.path for runs in comparison.runs.values() for run in runs]
-        check_all_played(run_dirs, resume_campaign("compare", folder, player.options))
+        check_all_played(run_dirs, resume_campaign_command("compare", folder, player.options))
 
 
 def sweep(options: argparse.Namespace) -> None:
     """Play an experiment on a grid of settings."""
-    from pausefl.campaigns.campaign import check_all_played, resume_campaign
+    from pausefl.campaigns.campaign import check_all_played, resume_campaign_command
     from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
     from pausefl.config.toml_source import resolved_source
     from pausefl.runtime.run_dir import new_run_dir
@@ -116,7 +116,7 @@ def sweep(options: argparse.Namespace) -> None:
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
-    go_on = resume_campaign("sweep", sweep.folder, player.options)
+    go_on = resume_campaign_command("sweep", sweep.folder, player.options)
     check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], go_on)
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pausefl.campaigns.campaign import Plan, Show, begin, read_plan, resume_campaign, write_plan
+from pausefl.campaigns.campaign import Plan, Show, begin, read_plan, resume_campaign_command, write_plan
 from pausefl.campaigns.tuning.fresh import FrontPoint, compared, on_real_clock
 from pausefl.campaigns.tuning.measure import SettingRefused, measure_by_run, measure_of
 from pausefl.campaigns.tuning.plan import TuningPlan
 from pausefl.campaigns.tuning.study import SearchResult, search
-from pausefl.exit_status import RunInterrupted, with_way_on
+from pausefl.exit_status import RunInterrupted, with_resume_command
 from pausefl.extras import require
 from pausefl.runtime.fleet import View
 from pausefl.runtime.terminal import make_view
@@ -85,11 +85,11 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
             tuning = Tuning(folder, plan, tried, front, confirmed)
             write_tuning(tuning)
     except (KeyboardInterrupt, RunInterrupted):  # the latter by a run, which does not know its search
-        raise RunInterrupted(f"interrupted; go on with: {resume_campaign('tune', folder)}") from None
+        raise RunInterrupted(f"interrupted; go on with: {resume_campaign_command('tune', folder)}") from None
     except SettingRefused:
         raise
     except PauseflError as error:  # of the machine, or of the user's own code
-        raise with_way_on(error, resume_campaign("tune", folder)) from error
+        raise with_resume_command(error, resume_campaign_command("tune", folder)) from error
     return tuning
 
 
