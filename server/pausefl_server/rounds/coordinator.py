@@ -21,7 +21,7 @@ from pausefl_server.rounds.evaluation import EvaluatorActor
 from pausefl_server.rounds.late_updates import LateUpdates
 from pausefl_server.rounds.membership import Membership
 from pausefl_server.rounds.messages import Acknowledge, JobWithdrawn, Lost, Pinged, Refusal, Register, Shutdown, Update
-from pausefl_server.rounds.observing import reconciled
+from pausefl_server.rounds.observations import reconciled
 from pausefl_server.rounds.open_round import OpenRound
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.rounds.preparation import PreparedRound, Preparer, off_loop

@@ -9,7 +9,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.records import STILL_AT_WORK, LogEvent
 from pausefl_server.rounds.aggregation import WeightedUpdate
 from pausefl_server.rounds.messages import Update
-from pausefl_server.rounds.observing import reconciled
+from pausefl_server.rounds.observations import reconciled
 from pausefl_server.rounds.open_round import OpenRound
 
 _JobKey = tuple[str, int, int]  # client, round and attempt

@@ -9,7 +9,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Miss, MissKind, Observation, RoundRecord
 from pausefl_server.rounds.deadline import second_wait_s
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
-from pausefl_server.rounds.observing import bounded_timing, observe, reconciled
+from pausefl_server.rounds.observations import bounded_timing, observe, reconciled
 from pausefl_server.selection.base import Selection
 from pausefl_server.settings import ServerSettings
 

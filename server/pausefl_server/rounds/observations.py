@@ -1,4 +1,7 @@
-"""What the log is to know of the answers of clients, and of those that never come. Pure functions."""
+"""What goes into the log of an answer: the observation of an update in time, the release of one that was not used.
+
+Pure functions.
+"""
 
 from dataclasses import replace
 
@@ -14,9 +17,9 @@ _WIRE_BYTES_PER_S = 1.25e9
 
 
 def observe(update: Update, bounded: Timing, table: ClientTable, settings: ServerSettings, now_s: float) -> Observation:
-    """What the log is to know of an update that is taken at `now_s`; its client has a row in `table`.
+    """The observation of an update that came in time and is taken at `now_s`; its client has a row in `table`.
 
-    `bounded` is its timing as far as it is believed (`bounded_timing`).
+    `bounded` is the update's timing as far as it is believed (`bounded_timing`).
     """
     row = table.row_of[update.client_id]
     latency_s = bounded.signal_s(settings.signal, settings.time_scale)
@@ -57,7 +60,7 @@ def bounded_timing(update: Update) -> Timing:
 
 
 def reconciled(message: Update | Refusal) -> LogEvent:
-    """What the log is to know of a release whose update was not used: it has left, so it is spent."""
+    """The event of a release whose update was not used: it has left its client, so its ε is spent."""
     release = message.release
     return LogEvent(
         "reconciled",

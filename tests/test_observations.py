@@ -7,7 +7,7 @@ import pytest
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import TIMING_TOLERANCE_S, LogEvent, Observation, Timing
 from pausefl_server.release_checks import Release
-from pausefl_server.rounds.observing import bounded_timing, observe
+from pausefl_server.rounds.observations import bounded_timing, observe
 from rigs.coordinator import answer_of
 from rigs.settings import server_settings
 
