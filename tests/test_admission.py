@@ -22,10 +22,10 @@ from pausefl_process.tokens import read_token, read_token_digests
 from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITING, ConnectionBounds, HelloLimiter
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
-from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.admission import Admission
 from rigs.federation import SIZE, answer_of, hello, raw_stream
 from rigs.one_job import OneJob

@@ -14,10 +14,10 @@ import pytest
 from pausefl_client.transport import connect
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import unpack
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.hello_limits import ConnectionBounds
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
-from pausefl_server.model.norm_bound import AnswerLimits
 from rigs.federation import BIG, hello
 from rigs.one_job import OneJob
 
@@ -43,7 +43,7 @@ asyncio.run(main())
 
 SERVER = """
 import asyncio
-from pausefl_server.model.norm_bound import AnswerLimits
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from rigs.federation import BIG

@@ -7,9 +7,9 @@ import grpc
 import pytest
 
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
-from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.messages import Lost
 from pausefl_server.selection.policies.everyone import All
 from rigs.client_actor import ClientActorRig

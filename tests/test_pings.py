@@ -15,8 +15,8 @@ import pytest
 from pausefl_proto.actor import Actor
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import digest, pack_job
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor
-from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.pings import PingSchedule
 from pausefl_server.records import Observation, RoundRecord
 from pausefl_server.rounds.messages import Dispatch, Pinged, SendPing, Update

@@ -7,9 +7,9 @@ import pytest
 
 from pausefl_proto.errors import DamageError, TryLaterError
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
-from pausefl_server.model.norm_bound import AnswerLimits
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.clock import Clock
 

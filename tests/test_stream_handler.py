@@ -11,9 +11,9 @@ import pytest
 from fuzz.http2 import DATA, END_STREAM, HEADERS, PING, call, frame, message, opening
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import unpack
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
-from pausefl_server.model.norm_bound import AnswerLimits
 from rigs.federation import SIZE, hello
 from rigs.one_job import OneJob
 

@@ -19,9 +19,9 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.tls import Tls, is_no_servers
 from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
-from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.messages import Register
 from rigs.authority import Authority
 from rigs.waiting import wait_for

@@ -19,11 +19,11 @@ from pausefl_proto.endpoint import DEAD_AFTER_S
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.tls import Tls
 from pausefl_proto.wire import Vector, digest
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.hello_limits import HELLO_TIMEOUT_S, ConnectionBounds
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.interruption import Interruption, interruptible
-from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.monitoring.leak_check import count_held, left_over
 from pausefl_server.monitoring.metrics import exposition, make_registry
 from pausefl_server.monitoring.observer import Observers, RunObserver

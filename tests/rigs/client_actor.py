@@ -11,8 +11,8 @@ from pausefl_proto.actor import Actor
 from pausefl_proto.budget import Budget
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor
-from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from rigs.clock import Clock
 from rigs.stream import FakeStream

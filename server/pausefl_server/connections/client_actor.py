@@ -10,6 +10,7 @@ from pausefl_proto.errors import DamageError, WireError
 from pausefl_proto.foreign_text import shown
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Assembler, Vector, decode, encode
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
 from pausefl_server.connections.reported_values import (
     LONGEST_TEXT,
@@ -19,7 +20,6 @@ from pausefl_server.connections.reported_values import (
     release_of,
     statistics_of,
 )
-from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.records import TIMING_TOLERANCE_S, Timing
 from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import (

@@ -10,6 +10,7 @@ from pausefl_proto.actor import ActorStopped
 from pausefl_proto.errors import DamageError, TryLaterError, WireError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import decode, encode
+from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor, StreamToClient
 from pausefl_server.connections.hello_limits import (
     HELLO_TIMEOUT_S,
@@ -19,7 +20,6 @@ from pausefl_server.connections.hello_limits import (
     StreamQuota,
 )
 from pausefl_server.connections.rate_limit import AbuseError, ClientRateLimit
-from pausefl_server.model.norm_bound import AnswerLimits
 from pausefl_server.rounds.admission import Admission
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Dismiss, Lost, Register

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl_proto.budget import Budget
 from pausefl_proto.encoding import FLOAT32, Encoding
 from pausefl_proto.errors import WireError
 from pausefl_proto.privacy_unit import PrivacyUnit
@@ -59,17 +58,3 @@ class NormBound:
         greatest = clipped + scale * (math.log(max(d, 1)) + s)
         total = (clipped if is_vector else d * clipped) + scale * (d + math.sqrt(2 * d * s) + s)
         return greatest * _ROUNDING, total * _ROUNDING
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerLimits:
-    """What every answer must keep to."""
-
-    size: int
-    """How many values an update has: as many as the model."""
-    norm_bound: NormBound | None = None
-    """What the mechanism cannot have made is rejected; None: nothing is."""
-    encoding: Encoding = FLOAT32
-    """How its values travel."""
-    budget: Budget | None = None
-    """A client that can be within it does not say that it is spent; None: any may say so."""
