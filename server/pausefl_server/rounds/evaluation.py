@@ -69,18 +69,27 @@ def kept_best(
     is its round's by `digests`, was found the best just before a kill: it stays, and is evaluated once more.
     """
     rated = {t: e.accuracy for t, e in evaluations if _is_rating(e)}
-    in_file = dict(filter(None, [file.load()]))
-    is_to_be_rated = any(t not in rated and digest(theta) == digests.get(t) for t, theta in in_file.items())
     ranked = sorted(rated, key=lambda t: (-rated[t], t))
-    models = ((t, in_file[t] if t in in_file else stored(t)) for t in ranked)
-    best, theta = next(((t, theta) for t, theta in models if theta is not None), (0, None))
-    if ranked and best != ranked[0] and not is_to_be_rated:
-        say(f"the best model so far, of round {ranked[0]}, is gone: the best of those that are left counts")
-    if theta is None:
-        return None
-    if best not in in_file and not is_to_be_rated:
-        file.save(best, theta)
-    return Best(best, theta, rated[best])
+    in_file = file.load()
+    found = _first_there(ranked, in_file, stored)
+    is_to_be_rated = in_file is not None and in_file[0] not in rated and digest(in_file[1]) == digests.get(in_file[0])
+    if not is_to_be_rated:
+        if ranked and (found is None or found[0] != ranked[0]):
+            say(f"the best model so far, of round {ranked[0]}, is gone: the best of those that are left counts")
+        if found is not None and (in_file is None or in_file[0] != found[0]):
+            file.save(*found)
+    return None if found is None else Best(*found, rated[found[0]])
+
+
+def _first_there(
+    rounds: Iterable[int], in_file: tuple[int, Vector] | None, stored: Callable[[int], Vector | None]
+) -> tuple[int, Vector] | None:
+    """The first of these rounds whose model is still there, in the file or stored, and the model."""
+    for t in rounds:
+        theta = in_file[1] if in_file is not None and in_file[0] == t else stored(t)
+        if theta is not None:
+            return t, theta
+    return None
 
 
 class EvaluatorActor(Actor[Evaluate]):
