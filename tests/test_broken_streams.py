@@ -30,7 +30,7 @@ from pausefl_server.records import Evaluation
 from pausefl_server.rounds.coordinator import Coordinator
 from pausefl_server.rounds.messages import Lost, Register, Shutdown
 from pausefl_server.selection.policies.everyone import All
-from pausefl_server.service import Endpoints, serve
+from pausefl_server.service import Endpoints, RunOutputs, serve
 from rigs.federation import (
     BIG,
     PRIVATE,
@@ -337,7 +337,7 @@ async def test_a_client_waits_for_a_server_that_is_not_there_yet(tmp_path: Path)
             endpoints,
             tmp_path,
             run.tell,
-            keep=lambda _: None,
+            RunOutputs(lambda _: None),
         )
         assert await goodbye == "all rounds done"
 

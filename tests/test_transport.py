@@ -22,7 +22,7 @@ from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_MESSAGE_BYTES, decode, pack
 from pausefl_server.selection.policies.everyone import All
-from pausefl_server.service import Endpoints, serve
+from pausefl_server.service import Endpoints, RunOutputs, serve
 from rigs.federation import (
     BIG,
     PRIVATE,
@@ -224,7 +224,7 @@ async def test_a_taken_port_is_bad_input(tmp_path: Path) -> None:
             Endpoints("127.0.0.1", port),
             tmp_path,
             lambda event: None,  # noqa: ARG005
-            keep=lambda result: None,  # noqa: ARG005
+            RunOutputs(lambda _: None),
         )
         with pytest.raises(ExceptionGroup) as caught:
             await run

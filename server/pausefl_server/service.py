@@ -5,7 +5,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -127,6 +127,18 @@ class RunResult:
     rejected_updates: int
 
 
+@dataclass(frozen=True)
+class RunOutputs:
+    """What writes down, and takes away again, what a run leaves besides its log."""
+
+    keep: Callable[[RunResult], None]
+    """Writes the results down; called in a thread, before metrics and page are closed."""
+    forget: Callable[[int], None] = lambda _: None
+    """forget(t) takes away the results of an earlier end; called before the rounds after t are taken back."""
+    best_model: BestModelFile | None = None
+    """Keeps the best model found so far; None: no file does."""
+
+
 async def serve(
     settings: ServerSettings,
     policy: Policy,
@@ -135,28 +147,21 @@ async def serve(
     endpoints: Endpoints,
     folder: Path,
     report: Report,
+    outputs: RunOutputs,
     *,
     oracle: Oracle | None = None,
-    keep: Callable[[RunResult], None],
-    forget: Callable[[int], None] = lambda _: None,
     back_to: int | None = None,
-    best_model: BestModelFile | None = None,
     platform: Platform = REAL,
 ) -> RunResult:
     """Run one federation to its end; `folder` holds run.db and the checkpoint, and is resumed where it has rounds.
 
-    `back_to` takes back the rounds after that one. `best_model` keeps the best model found so far.
-    `report` gets the progress events. `keep` writes the results down, in a thread, before metrics and page are closed;
-    `forget(t)` takes away those of an earlier end; it is called before the rounds after t are taken back.
+    `back_to` takes back the rounds after that one. `report` gets the progress events.
     SIGINT and SIGTERM end the run: the open round is given up, and everything is saved.
     """
-    with ExitStack() as closing:
-        interruption = closing.enter_context(interruptible())
+    with ExitStack() as ending:
+        interruption = ending.enter_context(interruptible())
         with _disk_errors(folder):
-            store = Store(folder / "run.db")
-            closing.callback(store.close)
-            checkpoint = Checkpoint(folder / "checkpoints")
-            closing.callback(checkpoint.close)
+            store, checkpoint = ending.enter_context(_opened(folder))
             settings = replace(settings, run_id=_run_id(store, settings.run_id))
             telemetry = Telemetry(settings, is_watched=endpoints.metrics is not None)
             observer = Observers(telemetry, ProgressReporter(settings, report))
@@ -165,19 +170,19 @@ async def serve(
                 after_each=telemetry.replayed,
                 back_to=back_to,
                 say=observer.noticed,
-                forget=forget,
+                forget=outputs.forget,
             )
-            best_so_far = _best_so_far(store, checkpoint, best_model, observer)
+            best_so_far = _best_so_far(store, checkpoint, outputs.best_model, observer)
         _tell_of_log(telemetry, store, start.state, settings)
         store_actor = StoreActor(store, checkpoint, settings.checkpoint_every)
         if endpoints.metrics is not None:
             probes = server_probes(telemetry, lambda: store_actor.busy_s, interruption.asked.is_set)
-            closing.enter_context(_shown(telemetry, endpoints.metrics, report, probes))
+            ending.enter_context(_shown(telemetry, endpoints.metrics, report, probes))
         waiting = waiting_models_max(theta_0.nbytes)
-        evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, best_model, waiting)
-        missing = _missing(start, best_model, store.model_digests(), observer) if evaluate is not None else []
+        evaluator = EvaluatorActor(evaluate, store_actor, observer, best_so_far, outputs.best_model, waiting)
+        missing = _missing(start, outputs.best_model, store.model_digests(), observer) if evaluate is not None else []
         monitor = platform.watch()
-        closing.callback(monitor.close)
+        ending.callback(monitor.close)
         stopwatch = RunStopwatch(monitor, platform.clock)
         coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, stopwatch=stopwatch)
         handler = _stream_handler(coordinator, theta_0.size, settings, endpoints, platform.clock)
@@ -193,7 +198,7 @@ async def serve(
             outcome=coordinator.outcome,
             rejected_updates=telemetry.now.rejected,
         )
-        await asyncio.to_thread(keep, result)
+        await asyncio.to_thread(outputs.keep, result)
         telemetry.kept()
         await _linger(endpoints.metrics, interruption)
         return result
@@ -211,6 +216,13 @@ def _stream_handler(
     return ClientStreamHandler(
         coordinator, limits, endpoints.admission, hello_timeout_s=endpoints.hello_timeout_s, clock=clock
     )
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[tuple[Store, Checkpoint]]:
+    """The log and the checkpoint in `folder`, until the end of the block."""
+    with closing(Store(folder / "run.db")) as store, closing(Checkpoint(folder / "checkpoints")) as checkpoint:
+        yield store, checkpoint
 
 
 @contextmanager

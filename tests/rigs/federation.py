@@ -28,7 +28,7 @@ from pausefl_proto.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, SERVICE, Manif
 from pausefl_server.records import RoundRecord
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.policies.everyone import All
-from pausefl_server.service import Endpoints, RunResult, serve
+from pausefl_server.service import Endpoints, RunOutputs, RunResult, serve
 from pausefl_server.settings import PrivacySettings, ServerSettings
 from pausefl_server.storage.store import Store
 from rigs.ledgers import open_ledger
@@ -95,10 +95,9 @@ async def federation(folder: Path, policy: Policy | None = None, **changes: Any)
             endpoints,
             folder,
             run.tell,
+            RunOutputs(keep, best_model=best_model),
             oracle=oracle,
-            keep=keep,
             back_to=back_to,
-            best_model=best_model,
         )
     )
     started: list[asyncio.Future[Any]] = [run.task, run.port]

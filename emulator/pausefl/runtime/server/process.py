@@ -36,7 +36,7 @@ from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation
 from pausefl_server.rounds.evaluation import EvaluateModel
 from pausefl_server.selection.base import Policy
-from pausefl_server.service import REAL, Platform, RunResult, serve
+from pausefl_server.service import REAL, Platform, RunOutputs, RunResult, serve
 from pausefl_server.storage.store import Store
 
 # What the updates of a round take, which are freed with its end and come again in the next.
@@ -161,11 +161,11 @@ async def play(
             plan.endpoints,
             run_dir,
             report,
+            RunOutputs(
+                partial(_keep, plan.summary, policy, models, run_dir), partial(_forget, models, run_dir), models
+            ),
             oracle=plan.oracle,
-            keep=partial(_keep, plan.summary, policy, models, run_dir),
-            forget=partial(_forget, models, run_dir),
             back_to=back_to,
-            best_model=models,
             platform=platform,
         )
 
