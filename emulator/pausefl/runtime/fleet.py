@@ -154,6 +154,7 @@ class Fleet:
         self._running: dict[int, ForkServerProcess] = {}  # by sentinel
         self._returning: list[_ClientProcess] = []  # those to be started again
         self._called = 0  # the last round with which clients came or went
+        self._is_playing = False  # whether a round was committed
         self._targets = Targets(run_dir) if experiment.metrics.client_port >= 0 else None
         self._failures = FailureLog(self._clients_log) if experiment.privacy.enabled else None
         self._interrupts = 0
@@ -201,37 +202,39 @@ class Fleet:
         return ours
 
     def _watch(self, events: "Connection[Any, Any]", view: View) -> None:
-        """Relay the server's events until it is done; start the clients once it listens."""
-        assert self._server is not None
-        playing = False
+        """Relay the server's events until it is done; hear of processes that end, and of where they can be scraped."""
         while True:
             self._start_again()
             if self._is_late():
                 raise KeyboardInterrupt
             expected = self._targets.expected if self._targets else ()
             for ready in wait([events, *self._running, *expected], self._patience_s()):
-                if self._targets is not None and ready in self._targets.expected:
-                    self._targets.hear(ready)
-                    continue
-                if ready is not events:
-                    self._on_exit(self._running.pop(ready), view, playing)  # type: ignore[arg-type]  # a sentinel
-                    continue
-                match event := self._next(events):
-                    case Ready(port):
-                        self._address = host_and_port(self._server_host, port)
-                        if self._presence is None:
-                            self._start_clients(self._client_processes)
-                    case RollCall(round):
-                        self._sync_clients(round)
-                    case Failed(message, bad_input):
-                        raise (ConfigError if bad_input else PauseflError)(message)
-                    case Done():
+                if ready is events:
+                    event = self._next(events)
+                    if isinstance(event, Done):
                         return
-                    case _:
-                        if isinstance(event, MetricsServed) and self._targets is not None:
-                            self._targets.add(SERVER, urlsplit(event.url).netloc)
-                        playing = playing or isinstance(event, RoundCommitted)
-                        self._show(event, view)
+                    self._take(event, view)
+                elif self._targets is not None and ready in self._targets.expected:
+                    self._targets.hear(ready)
+                else:
+                    self._on_exit(self._running.pop(ready), view)  # type: ignore[arg-type]  # a sentinel
+
+    def _take(self, event: ProgressEvent, view: View) -> None:
+        """Do what the server's event asks for, or show it; the clients are started once the server listens."""
+        match event:
+            case Ready(port):
+                self._address = host_and_port(self._server_host, port)
+                if self._presence is None:
+                    self._start_clients(self._client_processes)
+            case RollCall(round):
+                self._sync_clients(round)
+            case Failed(message, bad_input):
+                raise (ConfigError if bad_input else PauseflError)(message)
+            case _:
+                if isinstance(event, MetricsServed) and self._targets is not None:
+                    self._targets.add(SERVER, urlsplit(event.url).netloc)
+                self._is_playing = self._is_playing or isinstance(event, RoundCommitted)
+                self._show(event, view)
 
     def _next(self, events: "Connection[Any, Any]") -> ProgressEvent:
         """The server's next event."""
@@ -303,7 +306,7 @@ class Fleet:
             with suppress(OSError):  # it has died, which `_on_exit` reports
                 client.roll_calls.send(self._called)
 
-    def _on_exit(self, process: ForkServerProcess, view: View, playing: bool) -> None:
+    def _on_exit(self, process: ForkServerProcess, view: View) -> None:
         """A client process has ended: expected at the end of a run, fatal before its first round."""
         process.join()
         if process.exitcode == 0:
@@ -311,9 +314,9 @@ class Fleet:
                 self._targets.forget(process.name)
             return
         message = f"{process.name} ended (exit code {process.exitcode}), see {self._clients_log}"
-        if not playing and process.exitcode == BAD_INPUT:  # which may leave no log to look into
+        if not self._is_playing and process.exitcode == BAD_INPUT:  # which may leave no log to look into
             raise ConfigError(f"{process.name}: {last_line(self._clients_log)}")
-        if not playing:
+        if not self._is_playing:
             raise PauseflError(f"{message}: {last_line(self._clients_log)}")
         client = next(c for c in self._client_processes if c.process is process)
         was_asked_to = self._presence is not None and client.roll_calls is None
