@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import AsyncIterator
 
 from pausefl_client.answered_job import AnsweredJob
@@ -11,6 +10,7 @@ from pausefl_client.jobs import Download, Withdrawals, Work, computed, result_of
 from pausefl_client.link import Delays, Link
 from pausefl_client.privacy.ledger import ReleaseKey
 from pausefl_client.privacy.release import Releaser, error_in_general
+from pausefl_client.reconnection import Reconnection
 from pausefl_client.session_settings import ClientSettings, Connect, HostResources, StreamToServer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome
 from pausefl_client.training.trainer_state import TrainerStates
@@ -23,7 +23,6 @@ from pausefl_proto.wire import MOST_ROUNDS, PROTOCOL_VERSION, Assembler, Vector,
 
 log = logging.getLogger("pausefl.client")
 
-_LONGEST_RETRY_S = 5.0
 # An honest server gives one job at a time; those before it may be withdrawn and not answered yet.
 _MOST_WAITING = 4
 _LONGEST_RUN_ID = 300  # a folder's name and what makes it unique; each entry of a ledger holds it
@@ -78,9 +77,7 @@ class ClientSession:
             self._withdrawals.withdraw_all()
 
     async def _run(self) -> str:
-        who = self._settings.client_id
-        last_contact_s, jitter = self._host.clock(), random.Random(who)
-        retry_s, is_damaged, is_told = self._settings.retry_every_s, False, False
+        reconnection = Reconnection(self._settings, self._host.clock)
         while True:
             try:
                 async with contextlib.AsyncExitStack() as opened:
@@ -88,31 +85,20 @@ class ClientSession:
                     async with self._host.hello_turns, asyncio.timeout(self._settings.welcome_within_s):
                         stream = await opened.enter_async_context(self._connect())
                         await self._say_hello(stream)
-                    retry_s = retry_s if is_damaged else self._settings.retry_every_s
-                    if is_told:
-                        log.info("%s: connected", who, extra={"client_id": who})
-                    is_damaged, is_told, self.is_connected = False, False, True
+                    reconnection.connected()
+                    self.is_connected = True
                     try:
                         await self._take_part(stream)
                     finally:
                         self.is_connected = False
-                        last_contact_s = self._host.clock()
+                        reconnection.disconnected()
             except Dismissed as goodbye:
                 return str(goodbye)
             except DamageError as damage:
-                is_damaged = True  # the server has seen nothing wrong: a fresh stream makes it say all again
-                log.warning("%s: the server %s; connecting again", who, damage, extra={"client_id": who})
+                reconnection.damaged(damage)
             except OSError as error:
-                reason, patience_s = str(error) or "it gives no welcome", self._settings.give_up_after_s
-                if self._host.clock() - last_contact_s > patience_s:
-                    raise PauseflError(f"the server cannot be reached: {reason}") from error
-                if not is_told:
-                    told = "%s: no connection to the server (%s); trying for up to %g s"
-                    log.info(told, who, reason, patience_s, extra={"client_id": who})
-                    is_told = True
-            # Clients that lost their server at one instant must not all come back at another.
-            await asyncio.sleep(retry_s * jitter.uniform(0.5, 1.5))
-            retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                reconnection.failed(error)
+            await reconnection.wait()
 
     async def _say_hello(self, stream: StreamToServer) -> None:
         ledger = self._releaser.ledger

@@ -1,0 +1,61 @@
+"""When a client tries to reach its server again, for how long it does so, and what its log tells of that."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from pausefl_client.session_settings import ClientSettings
+from pausefl_proto.errors import DamageError, PauseflError
+
+log = logging.getLogger("pausefl.client")
+
+_LONGEST_RETRY_S = 5.0
+
+
+class Reconnection:
+    """The waits between one client's streams, each about twice as long as the one before until a stream is welcome."""
+
+    def __init__(self, settings: ClientSettings, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._jitter = random.Random(settings.client_id)
+        self._retry_s = settings.retry_every_s
+        self._last_contact_s = clock()
+        self._is_damaged = False  # whether the last stream ended with a damaged message
+        self._is_told = False  # whether the log says that there is no connection
+
+    def connected(self) -> None:
+        """Note that the server has welcomed the client; after a damaged message, the waits go on growing."""
+        if not self._is_damaged:
+            self._retry_s = self._settings.retry_every_s
+        if self._is_told:
+            self._log(logging.INFO, "connected")
+        self._is_damaged = self._is_told = False
+
+    def disconnected(self) -> None:
+        """Note that a stream whose server had welcomed the client has ended."""
+        self._last_contact_s = self._clock()
+
+    def damaged(self, damage: DamageError) -> None:
+        """Note that a stream is given up: the server has seen nothing wrong, and says all again on a fresh one."""
+        self._is_damaged = True
+        self._log(logging.WARNING, f"the server {damage}; connecting again")
+
+    def failed(self, error: OSError) -> None:
+        """Note that the server cannot be reached; PauseflError where that has been so for `give_up_after_s`."""
+        reason, patience_s = str(error) or "it gives no welcome", self._settings.give_up_after_s
+        if self._clock() - self._last_contact_s > patience_s:
+            raise PauseflError(f"the server cannot be reached: {reason}") from error
+        if not self._is_told:
+            self._log(logging.INFO, f"no connection to the server ({reason}); trying for up to {patience_s:g} s")
+            self._is_told = True
+
+    async def wait(self) -> None:
+        """Return when it is time to try again: clients that lost their server at one instant come back at several."""
+        await asyncio.sleep(self._retry_s * self._jitter.uniform(0.5, 1.5))
+        self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+
+    def _log(self, level: int, text: str) -> None:
+        who = self._settings.client_id
+        log.log(level, "%s: %s", who, text, extra={"client_id": who})
