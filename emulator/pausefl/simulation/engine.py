@@ -152,18 +152,9 @@ def simulate(
             table.apply_events(arrivals(presence, t, setting.examples), t)
             known = np.searchsorted(ids, table.ids) if setting.presence else slice(None)
             came_s, latency_s = (of_id[known] for of_id in of_ids)
-            context = Context(
-                round=t,
-                table=table,
-                eligible=selectable_rows(table, t, policy.m, setting.rest_rounds_max),
-                rng=generator(setting.seed, "selection", t, 0),
-                epsilon_budget=setting.budget.epsilon_budget if setting.budget else None,
-                oracle=setting.oracle if policy.needs_oracle else None,
-                clock=time.monotonic,
-                weight_share_max=setting.weight_share_max,
-            )
             if too_few_left(table, policy.m - setting.spare):
                 return curves.result(table, missed, penalty_s)
+            context = _context(policy, setting, table, t)
             if not context.eligible.size:
                 curves.add(t, np.zeros((1, 4)), np.array([table.epsilon_spent.max()]))
                 continue
@@ -172,16 +163,30 @@ def simulate(
                 watch(selection)
             unrested = replace(context, oracle=setting.oracle, eligible=table.eligible())
             problem = genie.choice(None, unrested) if genie else None
-            record = _record(t, selection, came_s, latency_s, table, setting, policy.m)
+            record = _record(context, selection, came_s, latency_s, setting, policy.m)
             gained = _gained(selection, problem, setting, latency_s, record.round_latency_s)
-            table.apply_round(record)
             missed[table.rows(miss.client_id for miss in record.missed)] += 1
+            table.apply_round(record)
             table.apply_events(releases_of_misses(record, table, setting.budget), t)
             _retire(table, setting.budget, selection.rows)
             state = policy.observe(state, seen_by_policy(record), table)
             penalty_s += selection.cluster_penalty_s
             curves.add(t, gained[None], np.array([table.epsilon_spent.max()]))
     return curves.result(table, missed, penalty_s)
+
+
+def _context(policy: Policy, setting: Setting, table: ClientTable, t: int) -> Context:
+    """What the policy is told before round t."""
+    return Context(
+        round=t,
+        table=table,
+        eligible=selectable_rows(table, t, policy.m, setting.rest_rounds_max),
+        rng=generator(setting.seed, "selection", t, 0),
+        epsilon_budget=setting.budget.epsilon_budget if setting.budget else None,
+        oracle=setting.oracle if policy.needs_oracle else None,
+        clock=time.monotonic,
+        weight_share_max=setting.weight_share_max,
+    )
 
 
 def simulate_pause(policy: Pause, setting: Setting, rounds: int) -> SimulationResult:
@@ -319,16 +324,10 @@ def _gained(
 
 
 def _record(
-    t: int,
-    selection: Selection,
-    came_s: FloatArray,
-    latency_s: FloatArray,
-    table: ClientTable,
-    setting: Setting,
-    m: int,
+    context: Context, selection: Selection, came_s: FloatArray, latency_s: FloatArray, setting: Setting, m: int
 ) -> RoundRecord:
     """What the server would have written down: it waits for the answers that it needs, at most until the deadline."""
-    chosen = np.array([*dict.fromkeys(selection.rows.tolist())])
+    table, chosen = context.table, np.array([*dict.fromkeys(selection.rows.tolist())])
     deadline_s = setting.waits_s(table, selection.rows)
     needed = setting.answers_needed(len(chosen), m)
     end_s = min(float(np.sort(came_s[chosen])[needed - 1]), deadline_s)
@@ -338,7 +337,7 @@ def _record(
     in_time = chosen[is_in_time]
     waited_s = [end_s] if missed and kind == "timeout" else []
     return RoundRecord(
-        round=t,
+        round=context.round,
         attempt=0,
         chosen=tuple(table.ids[row] for row in selection.rows.tolist()),
         weights=None,
