@@ -126,18 +126,8 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
 
     τ_min = "auto" counts as the least latency possible.
     """
-    workload, ids = experiment.workload, experiment.client_ids
-    labels = np.arange(workload.examples or 1000 * len(ids)) % 10
-    shares = partition(
-        partitioner_of(workload),
-        labels,
-        clients=len(ids),
-        classes=10,
-        seed=experiment.experiment.seed_of("split"),
-        owners=np.arange(labels.size) * len(ids) // labels.size,  # equal shares stand for unknown owners
-    )
-    examples = {client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)}
-    laws, timeout_s, training = experiment.delays(), experiment.round_timeout_s, _training_times(experiment, examples)
+    laws, timeout_s, examples = experiment.delays(), experiment.round_timeout_s, _data_sizes(experiment)
+    training = _training_times(experiment, examples)
     return Setting(
         laws=laws,
         examples=examples,
@@ -158,6 +148,21 @@ def setting_of(experiment: Experiment, rounds: int | None = None) -> Setting:
         spare=experiment.selection.asked - experiment.selection.m,
         quorum=experiment.server.quorum,
     )
+
+
+def _data_sizes(experiment: Experiment) -> dict[str, int]:
+    """|D_k| by id, as the experiment's partition deals out examples of ten equally frequent labels."""
+    workload, ids = experiment.workload, experiment.client_ids
+    labels = np.arange(workload.examples or 1000 * len(ids)) % 10
+    shares = partition(
+        partitioner_of(workload),
+        labels,
+        clients=len(ids),
+        classes=10,
+        seed=experiment.experiment.seed_of("split"),
+        owners=np.arange(labels.size) * len(ids) // labels.size,  # equal shares stand for unknown owners
+    )
+    return {client_id: len(rows) for client_id, rows in zip(ids, shares, strict=True)}
 
 
 def _training_times(experiment: Experiment, examples: Mapping[str, int]) -> dict[str, Delay]:
