@@ -59,7 +59,7 @@ class HostResources:
     """Trains, adds noise and checks great models, away from the event loop; None: on it, for work that is shorter than
     the way to a thread and back (0.1 ms)."""
     clock: Callable[[], float] = time.monotonic
-    """In seconds."""
+    """The time in seconds."""
     monitor: HostWatch = UNWATCHED
     observe: Observe = lambda _: None
     hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))

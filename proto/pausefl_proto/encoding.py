@@ -171,7 +171,7 @@ def _are_greatest(sizes: Values, k: int) -> npt.NDArray[np.bool_]:
 
 FLOAT32 = Encoding()
 ENCODINGS: Mapping[str, Encoding] = {"float32": FLOAT32, "float16": Float16(), "bfloat16": BFloat16(), "int8": Int8()}
-"""By the value of `wire.dtype`."""
+"""The encodings, by the value of `wire.dtype`."""
 
 
 def encoding_of(dtype: str, top_share: float) -> Encoding:

@@ -21,7 +21,7 @@ class Pem:
     """The contents of the files."""
 
     certificate: bytes | None
-    """With whatever chain leads to it."""
+    """The certificate, and the chain of those that signed it."""
     key: bytes | None
     ca: bytes | None
 

@@ -25,7 +25,7 @@ Checked = TypeVar("Checked", pb.ClientMessage, pb.ServerMessage, pb.ExperimentOf
 PROTOCOL_VERSION = 1
 SERVICE = pb.DESCRIPTOR.services_by_name["Federation"].full_name
 MOST_ROUNDS = 1_000_000
-"""Of a run. What a client does before a round, such as stepping a schedule, may take time linear in its number."""
+"""The most rounds of a run. Before a round, a client may take time linear in its number, as for stepping a schedule."""
 NOT_FINITE = "holds values that are not finite, or too great to be averaged"
 """Why an update is refused whose training diverged."""
 MAX_FRAME_BYTES = 1 << 20

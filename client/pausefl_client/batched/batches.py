@@ -10,7 +10,8 @@ from pausefl_client.training.method import Batch
 from pausefl_client.training.torch_trainer import TorchTrainer, normalise
 from pausefl_proto.arrays import IntArray
 
-# Of inputs as they are stored: as many steps of all clients at once, and no more than a processor's cache holds.
+# How many bytes of inputs are gathered at once: those of several steps of all clients, as they are stored, and no more
+# than a processor's cache holds.
 _GATHERED_BYTES = 1 << 20
 
 
@@ -19,7 +20,7 @@ class RoundBatches:
 
     def __init__(self, learners: Sequence[TorchTrainer], round: int) -> None:
         self.size = max(min(learner.settings.batch_size, learner.n_examples) for learner in learners)
-        """Of a whole batch."""
+        """How many examples a whole batch has."""
         self._learners = learners
         dealt = _dealt(learners, round, self.size)
         self._sizes = (dealt >= 0).sum(2)

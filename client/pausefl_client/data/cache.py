@@ -12,7 +12,7 @@ from pausefl_client.data.published import PUBLISHED, Published, RawArray
 from pausefl_proto.errors import ConfigError
 
 FILES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
-"""Of a folder of the cache, each with .npy."""
+"""The arrays in a folder of the cache, each in a file of its name and .npy."""
 
 
 def data_folder() -> Path:

@@ -13,7 +13,7 @@ from pausefl_proto.draws import generator
 
 _VALIDATION_EXAMPLES = 10_000
 AG_NEWS_TEST_EXAMPLES = 1_600
-"""Of the 7,600 published test examples, where the training examples are not at hand."""
+"""How many of the 7,600 published test examples are for testing where the training examples are not at hand."""
 
 RawArray = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 Arrays = tuple[RawArray, npt.NDArray[np.uint8], RawArray, npt.NDArray[np.uint8]]
@@ -28,7 +28,7 @@ class Published:
     urls: tuple[str, ...]
     """One URL per file, or one archive that holds them all."""
     sha256: dict[str, str]
-    """Of each file that must be there."""
+    """The checksum of each file that must be there, by its name."""
     read: Callable[[Path], Arrays]
     classes: int = 10
     held_out: int | None = _VALIDATION_EXAMPLES
@@ -124,4 +124,4 @@ PUBLISHED = {
         layout=(AG_NEWS_WORDS, BUCKETS),
     ),
 }
-"""By the name a user gives."""
+"""The published data sets, by the names that users give them."""

@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS kept (participation INTEGER PRIMARY KEY, noised BLOB 
 _CHAINED = (
     "participation, run_id, round, attempt, model_digest, epsilon, epsilon_spent, unit, update_digest, released_at"
 )
-# Of the last release alone: each closes the one before it.
+# Only the last release can be open: each closes the one before it.
 _OPEN = "participation = ? AND fate = 'open'"
 
 

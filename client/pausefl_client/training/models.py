@@ -20,7 +20,7 @@ _KEY = "workload.model"
 # Group normalisation (Wu & He, 2018) keeps no statistics of the data; the published batch normalisation sends them.
 _GROUPS = 8
 _CNN3 = ((32, 3, True), (64, 3, True), (128, 3, True))
-# Of a text's words, while training.
+# The share of a text's words that are hidden while training.
 _HIDDEN_SHARE = 0.5
 _FOR_TEXTS = {"fedts_agnews"}
 
@@ -132,7 +132,7 @@ def flatten(model: nn.Module) -> Vector:
 
 
 def flattened(model: nn.Module) -> torch.Tensor:
-    """The same on the model's device."""
+    """The model as one vector, (d,) float32, on its device."""
     tensors = [tensor.reshape(-1).to(torch.float32) for tensor in model.state_dict().values()]
     return torch.cat(tensors) if tensors else torch.empty(0)
 

@@ -28,7 +28,8 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import MAX_STATISTICS, Vector
 
-# Of inputs in float32: enough for a round of small images, and no more than a processor's cache holds of greater ones.
+# How many bytes of inputs, in float32, are gathered at once: enough for a round of small images, and no more than a
+# processor's cache holds.
 _GATHERED_BYTES = 1 << 20
 
 

@@ -15,7 +15,7 @@ from scipy import fft, stats
 from pausefl.audit.runs import NoiseSample
 
 SEED_BITS_MIN = 124
-"""Of a GPU's generator; numpy's has 128."""
+"""How many secret bits must seed the noise: a GPU's generator has so many, numpy's has 128."""
 
 # Noise that comes again at another place is looked for within so many coordinates, at the same place in all of them.
 _WINDOW = 1 << 14

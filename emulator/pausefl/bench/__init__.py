@@ -60,7 +60,7 @@ BENCHMARKS = {
     "encodings": Benchmark("latency.encodings", "updates in fewer bytes over a narrow way up: latency and accuracy"),
     "privacy": Benchmark("privacy", "what a release costs: clip, noise and the durable ledger entry"),
 }
-"""By the name the command line knows."""
+"""The benchmarks, by their names on the command line."""
 
 NAMES = (*BENCHMARKS, "all", "diff")
 """What `pausefl bench` takes: a benchmark, the whole set of them, or the comparison of two measurements of it."""

@@ -20,14 +20,14 @@ class EvaluatorPlan:
     model: str
     device: str
     seed: int
-    """Of θ_0."""
+    """The seed of θ_0."""
     split_seed: int
-    """Of the data set and of the subsets that are evaluated."""
+    """The seed of the data set, and of the subsets that are evaluated."""
     subset_examples: int
     training: TrainingSettings
     """How clients train; the evaluator rehearses one such step before round 1."""
     workload: WorkloadTable
-    """Where the training method is named."""
+    """The table that names the training method."""
 
     @property
     def subject(self) -> str:

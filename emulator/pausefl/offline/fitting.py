@@ -31,7 +31,7 @@ REFUTED_BELOW = 0.01
 BOUNDED_MAX = 0.05
 """With a greater share of lower bounds, a law with two states is not tried: it is fitted to answers alone."""
 VALUES_MAX = 1000
-"""Of more values than these, as many of their quantiles are the law."""
+"""With more values than this, so many of their quantiles are the law."""
 
 LawTable = Mapping[str, Any]
 """A law as a TOML table, with its kind."""

@@ -18,7 +18,7 @@ _STEPS_MAX = 100
 _TOLERANCE = 1e-4
 _PARAMETERS = 6
 _LEAST_SD = 1e-3
-"""Of a logarithm: no state may shrink to a single value, whose likelihood has no bound."""
+"""The least standard deviation of a logarithm: no state may shrink to a single value, whose likelihood has no bound."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Quick(BaseModel):
 
     seeds: int = 1
     series: tuple[str, ...] = ()
-    """Those that are run; empty: all."""
+    """The series that are run; empty: all of them."""
     set: dict[str, Any] = Field(default={})
 
 
@@ -70,7 +70,7 @@ class _FigureTable(BaseModel):
     quick: Quick
     set: dict[str, Any] = Field(default={})
     published: dict[str, PublishedValues] | str = Field(default={})
-    """Or the name of the reproduction that repeats the same runs, and states them."""
+    """The published values by series, or the name of the reproduction that repeats the same runs and states them."""
     remarks: tuple[str, ...] = ()
 
 
@@ -84,7 +84,7 @@ class Reproduction:
     title: str
     preset: str
     overrides: Mapping[str, Any]
-    """By dotted key."""
+    """What is changed in the preset, by dotted key."""
     series: Mapping[str, tuple[str, Mapping[str, Any]]]
     """Each series' preset and what it changes beyond `overrides`, by name."""
     seeds: int

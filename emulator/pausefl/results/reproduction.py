@@ -27,7 +27,7 @@ from pausefl_proto.errors import ConfigError
 SMOOTHING_ROUNDS = 10
 """The window of the paper's curves (PAUSE v2, Section V-B)."""
 ACCURACIES = (0.6, 0.7, 0.8)
-"""Those whose times are told."""
+"""The accuracies for which the time to reach them is told."""
 _POINTS = 61
 SeriesRuns = Mapping[str, Sequence[RunData]]
 """One run per seed, sorted by seed, by series."""

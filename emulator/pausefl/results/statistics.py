@@ -195,7 +195,7 @@ class Spread:
 
     mean: float
     sd: float | None
-    """Of the sample; None for a single seed."""
+    """The standard deviation of the sample; None for a single seed."""
     least: float
     greatest: float
     n_seeds: int
@@ -206,7 +206,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> "Spread | None":
-        """None where some seed has no value."""
+        """The spread of one value a seed; None where some seed has none."""
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             return None

@@ -26,7 +26,7 @@ _PRIVATE_ONLY = (
     *("median_epsilon_spent", "delta", "epsilon_at_delta", "epsilon_floor", "retired_clients"),
     *("noise", "budget_per"),
 )
-# Of the clients that made rounds suspect.
+# How many of the clients that made rounds suspect are named.
 _MOST_NAMED = 4
 
 
@@ -37,7 +37,7 @@ class SummaryPlan:
     seed: int
     clients: int
     groups: Mapping[str, ClientGroup]
-    """By name."""
+    """The groups of clients, by name."""
     selection: SelectionTable
     dataset: str
     clock: Literal["real", "virtual"]
@@ -46,7 +46,7 @@ class SummaryPlan:
     shows_host_metrics: bool
     """Whether client processes serve metrics."""
     limits: HostLimits
-    """Beyond these a round was suspect."""
+    """The limits beyond which a round was suspect."""
 
 
 def summarise(plan: SummaryPlan, policy: Policy, tally: RunTally, result: RunResult) -> dict[str, Any]:

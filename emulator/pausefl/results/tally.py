@@ -43,7 +43,7 @@ class RunTally:
         self.unneeded_jobs = 0
         self.failed_attempts = 0
         self.events: Counter[str] = Counter()
-        """By kind; of the late ones, too."""
+        """How many events of each kind there were, those after the last round included."""
         self.overruns = 0
         """Exchanges that took longer than the total drawn for them: the update was ready after it was due."""
         self.unanswered = UnansweredJobs()

@@ -102,7 +102,7 @@ class _ClientProcess:
     roll_calls: "Connection[Any, Any] | None" = None
     """Tells it of rounds with which clients come or go; closing it asks it to leave."""
     restarts: int = 0
-    """In a row."""
+    """How often it was started again in a row."""
     starts_at_s: float = 0.0
     """When it was started, or is to be started again (the monotonic clock)."""
 

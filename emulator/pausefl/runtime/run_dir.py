@@ -46,11 +46,11 @@ _OF_THE_PLACE: dict[str, set[str] | bool] = {
     "tls": True,
     "admission": {"tokens", "token"},
 }
-# Of differences.
+# How many differences between two experiments an error names.
 _MOST_NAMED = 4
 
 REPORT = "report.html"
-"""What is drawn of a run that has ended."""
+"""The file of the page that is drawn once a run has ended."""
 CAMPAIGN_PLAN = "campaign.json"
 """The file in a campaign's folder that says what was asked for."""
 SHARED_STEPS = "steps.json"

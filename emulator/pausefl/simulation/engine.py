@@ -59,7 +59,7 @@ class Setting:
     rest_rounds_max: int = 64
     """The longest rest after misses in a row, in rounds (`pausefl_server.rounds.backoff`)."""
     latency_seed: int | None = None
-    """Of the latencies alone; None: `seed`."""
+    """The seed of the latencies alone; None: it is `seed`."""
     examples_max: int | None = None
     """The greatest |D_k| that counts; None: 5 times the median of the connected clients'."""
     weight_share_max: float = 1.0

@@ -42,10 +42,10 @@ _MOST_TIMES_ASKED = 4
 _SPARE_MESSAGES = 4
 # Jobs a client may be late with at a time, and withdrawn ones that are remembered.
 _MOST_LATE = 64
-# What a client that never answers saves up at most.
+# How many messages a client may send at most, however many it was asked for: one that never answers saves up no more.
 _MOST_MESSAGES = 100_000
-# Besides, each clock may drift and be slewed by some hundred millionths. Device time is bounded before a policy sees
-# it.
+# By this share of them, too, a client's parts may add up to more than the whole: a clock drifts, and is slewed, by some
+# hundred millionths. Device time is bounded before a policy sees it.
 _TIMING_TOLERANCE_SHARE = 1e-3
 
 

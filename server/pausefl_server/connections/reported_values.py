@@ -9,9 +9,9 @@ from pausefl_server.clients import GREATEST_STATED
 from pausefl_server.release_checks import Release
 
 LONGEST_TEXT = 200
-"""What is kept of a text that a client wrote, in characters."""
+"""How many characters are kept of a text that a client wrote."""
 
-# No exchange takes longer: some 11 days.
+# No exchange takes longer than this, some 11 days.
 _LONGEST_S = 1e6
 _LONGEST_NAME = 64
 

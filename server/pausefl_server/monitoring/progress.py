@@ -12,7 +12,7 @@ from pausefl_server.records import Evaluation, RoundRecord
 from pausefl_server.settings import ServerSettings
 from pausefl_server.state import RunState
 
-# How long before the budgets end it is said again.
+# So many rounds before the budgets end, their end is announced once more.
 _NOTICE_ROUNDS = 10
 # A reason may name whatever it likes, so that no two are the same.
 _FAILURES_SAID = 10

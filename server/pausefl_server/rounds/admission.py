@@ -19,9 +19,9 @@ from pausefl_server.settings import ServerSettings
 # Sums of so many over any number of clients stay exact in int64 and float64.
 _MOST_EXAMPLES = 10**9
 _LONGEST_ID = 128
-# Of differences.
+# How many differences between two experiments an error names.
 _MOST_NAMED = 4
-# More than a schedule has.
+# How many characters of a client's schedule an error quotes: more than any schedule has.
 _LONGEST_SCHEDULE = 300
 
 

@@ -34,7 +34,7 @@ class OpenRound:
     timeout_s: float
     """How long the round waits for its clients, from when the job was sent."""
     needed: int
-    """So many answers end the round."""
+    """How many answers end the round."""
     time_scale: float
     """The factor from emulated to real seconds."""
     due: dict[str, float] = field(init=False)

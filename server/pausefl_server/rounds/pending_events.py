@@ -9,7 +9,7 @@ from pausefl_server.records import EventKind, LogEvent
 _COMING_AND_GOING: tuple[EventKind, EventKind] = ("joined", "left")
 # Of these it matters how often they happened, and the greatest release they tell of.
 _MERGED: tuple[EventKind, ...] = ("missed", "rejected", "reconciled")
-# What a client has spent, or may have.
+# These tell what a client has spent, or may have spent.
 _OF_SPENDING: tuple[EventKind, ...] = ("reconciled", "unsettled")
 _MERGED_DETAIL = re.compile(r"(.*) \((\d{1,9}) times\)", re.DOTALL)
 

@@ -40,7 +40,7 @@ _EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
 }
 
 Exchanges = Mapping[tuple[int, str], Observation]
-"""By round and client id."""
+"""The observations of a run, by round and client id."""
 
 
 def cases(rounds: int = 40) -> Iterator[dict[str, Any]]:

@@ -24,10 +24,10 @@ class Part(NamedTuple):
     """One benchmark of the set."""
 
     name: str
-    """As in `BENCHMARKS`."""
+    """The benchmark's name, as in `BENCHMARKS`."""
     module: str
     options: Mapping[str, Any]
-    """Of the short form."""
+    """The options of its short form."""
     figures: tuple[str, ...]
     """Which of a case's keys are kept."""
 

@@ -38,7 +38,7 @@ class FigureChange:
     ratio: float
     """after / before."""
     ratio_low: float
-    """Of the ratio's 95 % interval."""
+    """The lower end of the ratio's 95 % interval."""
     ratio_high: float
     p: float
     """Adjusted for the number of figures."""

@@ -21,11 +21,11 @@ class Request:
 
     reproduction: Reproduction
     series: tuple[str, ...]
-    """Those that are run."""
+    """The series that are run."""
     seeds: int
     scale: ReproductionScale
     overrides: tuple[str, ...]
-    """As `--set` takes them, for every run."""
+    """Settings for every run, as `--set` takes them."""
     folder: Path
 
     @property

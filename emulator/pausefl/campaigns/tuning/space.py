@@ -51,7 +51,7 @@ class SearchChoices:
     """A list of values."""
 
     ends: Sequence[Any]
-    """All of them."""
+    """All the values."""
 
     def suggest(self, trial: "Trial", key: str) -> Any:
         """The value that Optuna's sampler takes."""

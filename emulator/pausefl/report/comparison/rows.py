@@ -15,9 +15,9 @@ class GroupRow:
     clients: int
     join_round: int | None
     selections_per_client: Spread | None
-    """From the round they joined to the last one."""
+    """How often a client was chosen, from the round it joined to the last one."""
     per_client_round: Spread | None
-    """The same per round in which the client could be chosen."""
+    """How often a client was chosen, per round in which it could be."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Row:
 
     policy: str
     final_accuracy: Spread | None
-    """Of the last model, on test data."""
+    """The accuracy of the last model on test data."""
     best_accuracy: Spread | None
-    """On test data too, but of the model that was best on validation data: it may be below the last model's."""
+    """The accuracy on test data of the model that was best on validation data: it may be below the last model's."""
     total_latency_s: Spread | None
     missed_jobs: Spread | None
     """Chosen clients without an update; the waits for them are in the total latency."""
@@ -40,7 +40,7 @@ class Row:
     """Time to the common accuracy less the baseline's under the same seed; a win is a shorter time."""
     max_epsilon_spent: Spread | None
     epsilon_budget: float | None
-    """As of `common_budget`, of this policy's runs."""
+    """The `common_budget` of this policy's runs."""
     suspect_rounds: Spread | None
     """Rounds whose hosts spoilt the measurement; each run's report says how."""
     selections_by_group: Mapping[str, GroupRow]

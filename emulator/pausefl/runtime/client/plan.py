@@ -50,11 +50,11 @@ class TrainingPlan:
     settings: TrainingSettings
     seed: int
     split_seed: int
-    """Of which examples there are, and which client holds them."""
+    """The seed that decides which examples there are, and which client holds them."""
     client_ids: tuple[str, ...]
     """All clients of the experiment: the data is parted among them, in this order."""
     behaviours: Mapping[str, tuple[Behaviour, ...]]
-    """By client id."""
+    """What each client does differently, by its id."""
     trainers: int
     """Clients of one process that train at a time."""
     step_s: float | None = None
@@ -105,7 +105,7 @@ class ClientPlan:
     links: Mapping[str, LinkPlan]
     """All clients' links, by id."""
     latency_seed: int
-    """Of the links' delays."""
+    """The seed of the links' delays."""
     presence: Presence | None
     """Which clients are there in each round; None: all, always."""
     scrape: ScrapePlan | None

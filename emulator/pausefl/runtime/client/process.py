@@ -54,7 +54,7 @@ _TRAINER_NICENESS = 10
 log = logging.getLogger("pausefl.client")
 rounds_log = logging.getLogger("pausefl.client.rounds")
 
-# Where the configuration has it neither shorter nor longer.
+# How long a server may take to welcome a client, unless the configuration makes it shorter or longer.
 _WELCOME_WITHIN_S = 30.0
 
 

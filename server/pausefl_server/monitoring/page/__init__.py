@@ -25,9 +25,9 @@ from pausefl_server.settings import ServerSettings
 
 _FRAME_EVERY_S = 1.0
 READERS_MAX = 32
-"""Each has a thread."""
+"""How many readers the page has at a time: each takes a thread."""
 ROWS_MAX = 100
-"""Clients in the table, and exchanges in the waterfall."""
+"""How many clients the table shows, and how many exchanges the waterfall."""
 
 _MOST_NAMED = 3
 # How long a reader hears nothing: proxies cut connections that are silent for longer.
@@ -41,7 +41,7 @@ _POLICY = (
 
 
 class LivePage:
-    """Its routes, until it is closed."""
+    """The routes of the live page, which are served until it is closed."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
