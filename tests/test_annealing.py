@@ -155,7 +155,7 @@ def test_the_time_cap_ends_the_chain() -> None:
 
 @pytest.mark.parametrize("m", [1, 11])
 @pytest.mark.parametrize("neighbourhood", ["v2", "v1", "swap"])
-def test_sets_of_one_and_of_all_but_one(m: int, neighbourhood: str) -> None:
+def test_sets_of_one_and_of_all_but_one_are_found_as_by_brute_force(m: int, neighbourhood: str) -> None:
     task = problem(4, m=m)
     found, _ = run(task, neighbourhood, Cooling(0.3, 3000))
     best = brute_force(task["ucb"], task["value"], m, task["cluster"], 0.3)

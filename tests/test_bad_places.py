@@ -32,24 +32,24 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", ["simulate demo --rounds 3 --run-dir", "sweep demo --set selection.m=2 --run-dir"])
-def test_results_that_cannot_be_written(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_whose_results_cannot_be_written_says_so(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(capsys, *command.split(), "/dev/null/x").startswith("/dev/null/x: cannot be ")
 
 
-def test_a_figure_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_figure_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pings.csv").write_text("client,time,seconds\na,1,0.1\na,2,0.2\n")
     figure = tmp_path / "no/such.png"
     said = complaint(capsys, "fit-latency", tmp_path / "pings.csv", "--figure", figure)
     assert said == f"{figure}: cannot be read or written ({MISSING})"
 
 
-def test_an_estimate_that_cannot_be_written(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_estimate_that_cannot_be_written_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = complaint(capsys, "replay", run_dir, "--policy", "random", "--draws", 1, "--out", "/dev/null/x")
     assert said == "/dev/null/x: cannot be read or written (Not a directory)"
 
 
 @pytest.mark.parametrize("command", ["validate", "fit-latency"])
-def test_a_file_that_is_not_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_there_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(capsys, command, "no/such.toml") == f"no/such.toml: cannot be read ({MISSING})"
 
 

@@ -174,7 +174,7 @@ def test_a_poisoned_update_is_noise_with_the_norm_of_an_honest_one() -> None:
     assert np.array_equal(first, updates(GaussianUpdate())[0])
 
 
-def test_scaled_and_turned_updates() -> None:
+def test_updates_are_scaled_and_turned_round_by_factors_that_do_so() -> None:
     assert np.array_equal(updates(ScaledUpdate(3.0))[0], 3 * HONEST[0])
     assert np.array_equal(updates(SignFlip())[0], -HONEST[0])
     for factor in (3.0, 0.0, float("nan")):

@@ -105,7 +105,7 @@ def test_an_older_release_that_is_merged_later_does_not_free_the_ones_after_it()
     assert table.known_releases("a") == (5, 6)
 
 
-def test_who_may_be_chosen() -> None:
+def test_the_connected_may_be_chosen_unless_they_are_retired() -> None:
     table = table_of("a", "b", "c", "d")
     table.apply_events(
         [LogEvent("left", "b"), LogEvent("retired", "c"), LogEvent("missed", "d"), LogEvent("rejected", "d")], round=2
@@ -138,7 +138,7 @@ def test_forgotten_newcomers_are_newcomers_once_more() -> None:
     assert table.connected.tolist() == [True, True, True]
 
 
-def test_disclosed_losses_and_labels() -> None:
+def test_losses_and_label_counts_are_kept_of_those_who_disclose_them() -> None:
     table = table_of("a", "b")
     assert np.isnan(table.last_loss).all()
     labels = {"label_1": 4.0, "label_0": 3.0, "norm": 9.0}

@@ -265,7 +265,7 @@ REAL_DATA = os.environ.get("PAUSEFL_DATA")
         ("cifar10", 40_000, (3, 32, 32), 0.4766),
     ],
 )
-def test_published_data(
+def test_published_files_hold_what_their_authors_say(
     name: str, train: int, shape: tuple[int, ...], mean: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAUSEFL_DATA", str(REAL_DATA))

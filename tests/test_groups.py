@@ -142,7 +142,7 @@ def on(availability: object, rounds: int = 12, client_id: str = "a") -> list[int
     return [int(is_on) for is_on in drawn]
 
 
-def test_laws_of_availability(tmp_path: Path) -> None:
+def test_clients_are_there_when_their_availability_says(tmp_path: Path) -> None:
     assert on(Always(), 3) == [1, 1, 1]
     assert on(Cycle(3, 2), 8) == [1, 1, 1, 0, 0, 1, 1, 1]
     assert on(MarkovAvailability(0.0, 1.0)) == [1] * 12

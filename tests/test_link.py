@@ -55,7 +55,7 @@ async def test_a_hold_can_be_cancelled() -> None:
         await held
 
 
-def test_a_link_without_delays() -> None:
+def test_a_link_without_delays_holds_nothing_back() -> None:
     assert no_delays(1) == no_delays(99) == Delays(0.0, 0.0)
 
 

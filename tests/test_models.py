@@ -151,7 +151,7 @@ def test_the_manifest_says_where_each_tensor_is() -> None:
     assert parts["1.num_batches_tracked"] == 1
 
 
-def test_flatten_copies() -> None:
+def test_a_flat_vector_shares_no_memory_with_its_model() -> None:
     model = build_model("mlp", MNIST, 10, seed=1)
     theta = flatten(model)
     before = theta.copy()

@@ -73,12 +73,14 @@ def test_a_table_that_would_be_cut_is_lines_of_name_and_value() -> None:
     assert widest(narrow) <= COLUMNS
 
 
-def test_a_comparison(tmp_path: Path) -> None:
+def test_a_comparison_is_not_cut(tmp_path: Path) -> None:
     comparison = compare(grouped_runs(tmp_path))
     check_nothing_is_cut(lambda console: print_comparison(comparison, tmp_path, console))
 
 
-def test_a_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_fits_and_shows_all_its_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     case = {"name": "wide", "case": "m = 5 of 30 clients", **{f"a_quantity_{k}_s": k / 7 for k in range(9)}}
     module = types.ModuleType("pausefl.bench.wide")
     module.cases = lambda: iter([case])  # type: ignore[attr-defined]
@@ -92,13 +94,13 @@ def test_a_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "0.1429" in text
 
 
-def test_the_summary_of_a_run() -> None:
+def test_the_summary_of_a_run_fits_and_is_not_cut() -> None:
     data = "digits, examples: 1,200 with the clients, 297 for validation, 300 to test on"
     told = summary(data=data, best_round=2, test_examples=300)
     assert widest(check_nothing_is_cut(printed(summary_table(told)))) <= COLUMNS
 
 
-def test_the_progress_of_a_run() -> None:
+def test_the_progress_of_a_run_fits_and_is_not_cut() -> None:
     def draw(console: Console) -> None:
         with TerminalView(console, "demo") as view:
             view.show(evaluation(10, 0.5))

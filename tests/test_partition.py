@@ -52,7 +52,7 @@ def test_every_example_goes_to_one_client_and_no_client_goes_without(
 
 
 @pytest.mark.parametrize("kind", PARTITIONERS)
-def test_the_seed_decides(kind: str) -> None:
+def test_a_seed_deals_alike_and_another_seed_does_not(kind: str) -> None:
     first, same, other = (deal(PARTITIONERS[kind](), 5, seed) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(first, same, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))

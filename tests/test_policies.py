@@ -134,7 +134,7 @@ def test_a_round_in_which_nobody_answers_is_survived(case: str) -> None:
 
 
 @every_policy
-def test_without_privacy(case: str) -> None:
+def test_a_policy_chooses_without_a_privacy_budget(case: str) -> None:
     play = Play(policy_of(case)).rounds(5)
     selection = play.policy.select(play.state, context_of(play.table, 6, epsilon_budget=None))
     assert len(selection.rows) >= M

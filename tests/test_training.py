@@ -136,7 +136,7 @@ def test_adam_remembers_the_rounds_before_and_sgd_does_not() -> None:
         assert same is not remembers
 
 
-def test_training_learns() -> None:
+def test_ten_rounds_halve_the_loss() -> None:
     trainer, theta, losses = make_trainer(ADAM), THETA, []
     for round_number in range(1, 11):
         outcome = trainer.train(theta, round=round_number)
@@ -148,7 +148,7 @@ def test_training_learns() -> None:
 @pytest.mark.parametrize(
     ("epochs", "max_steps", "steps"), [(1, None, 5), (1, 100, 5), (1, 3, 3), (3, None, 15), (2, 7, 7), (1, 1, 1)]
 )
-def test_number_of_steps(epochs: int, max_steps: int | None, steps: int) -> None:
+def test_a_round_has_the_steps_of_its_epochs_up_to_max_steps(epochs: int, max_steps: int | None, steps: int) -> None:
     trainer = make_trainer(TrainingSettings("sgd", 0.1, 20, epochs, max_steps))
     batches = list(trainer.drawn(1)[1])
     assert len(batches) == steps
@@ -195,7 +195,7 @@ def test_bad_settings_name_their_key(field: str, value: object) -> None:
         TrainingSettings(**{field: value})  # type: ignore[arg-type]
 
 
-def test_devices() -> None:
+def test_a_device_is_the_one_named_or_cuda_where_there_is_one() -> None:
     assert resolve_device("cpu") == CPU
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ConfigError, match=r'workload\.device = "tpu": must be'):

@@ -126,7 +126,7 @@ def test_a_search_that_cannot_be_is_refused(changes: dict[str, object], line: st
         plan(**changes)
 
 
-def test_domination() -> None:
+def test_a_setting_dominates_that_is_better_in_one_objective_and_worse_in_none() -> None:
     objectives = (LATENCY, LEAKAGE, ACCURACY)
     assert dominates((1, 2, 0.9), (1, 2, 0.8), objectives)
     assert dominates((0, 2, 0.8), (1, 2, 0.8), objectives)
