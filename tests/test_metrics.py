@@ -67,8 +67,8 @@ def host_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collecto
     mktemp = tmp_path_factory.mktemp
     with closing(ledger_in(mktemp("a"), 2)) as a, closing(ledger_in(mktemp("b"))) as b:
         metrics = HostMetrics(2, {"a": a, "b": b}, {"coordinate": 1, "vector": SIZE}, client_series_max=2)
-        metrics.exchanged(AnsweredJob("ok", 0.25, 2.0, 0.125, 0.5, 1.5, 0.003))
-        metrics.exchanged(AnsweredJob("resent", queue_s=9.0))
+        metrics.count(AnsweredJob("ok", 0.25, 2.0, 0.125, 0.5, 1.5, 0.003))
+        metrics.count(AnsweredJob("resent", queue_s=9.0))
         yield metrics.registry
 
 

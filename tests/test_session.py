@@ -55,7 +55,7 @@ async def test_every_part_of_an_exchange_is_timed_where_it_happens(tmp_path: Pat
     t = result.timing
     assert (t.download_s, t.queue_s, t.train_s, t.privatise_s) == (0.5, 0.25, 2.0, 0.125)
     assert (t.injected_down_s, t.injected_up_s, t.drawn_down_s, t.drawn_up_s) == (0.0, 0.0, 0.0, 0.0)
-    assert rig.observed == [
+    assert rig.answered == [
         AnsweredJob("ok", queue_s=0.25, train_s=2.0, privatise_s=0.125, round=1, client_id="client-007")
     ]
 
@@ -147,7 +147,7 @@ async def test_asked_again_after_a_broken_line_it_sends_the_same_bytes_and_charg
     assert (privacy.ledger.released, rig.trainer.rounds) == (1, [1])
     # The work belongs to the exchange before.
     assert (again.timing.train_s, again.timing.privatise_s) == (0.0, 0.0)
-    assert [exchange.status for exchange in rig.observed] == ["ok", "resent"]
+    assert [job.status for job in rig.answered] == ["ok", "resent"]
 
 
 async def test_a_line_that_breaks_in_the_middle_of_an_upload_costs_nothing_more(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ async def test_a_spent_budget_is_said_and_the_client_stays(tmp_path: Path) -> No
         refusal = (await stream.heard()).result
         assert (refusal.round, refusal.status) == (2, pb.STATUS_BUDGET_EXHAUSTED)
         assert refusal.reason == "its privacy budget allows no further release"
-        assert rig.observed[1:] == [AnsweredJob("budget_exhausted", round=2, client_id="client-007")]
+        assert rig.answered[1:] == [AnsweredJob("budget_exhausted", round=2, client_id="client-007")]
         stream.say(ping=pb.Ping(nonce=5))
         assert (await stream.heard()).pong.nonce == 5
 

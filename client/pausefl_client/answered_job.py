@@ -21,5 +21,5 @@ class AnsweredJob:
     client_id: str = ""
 
 
-Observe = Callable[[AnsweredJob], None]
-"""Told of every exchange once its answer has left."""
+OnAnswered = Callable[[AnsweredJob], None]
+"""Called with every job once its answer has left."""

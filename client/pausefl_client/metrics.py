@@ -47,17 +47,17 @@ class HostMetrics:
         Gauge("pausefl_host_clients", "Clients that share this process", registry=registry).set(clients)
         registry.register(_LedgerCollector(ledgers, units, client_series_max))
 
-    def exchanged(self, exchange: AnsweredJob) -> None:
-        """A client of this process has answered a job; times of work that was done before count once."""
-        self._exchanges.labels(exchange.status).inc()
-        if exchange.status != "ok":
+    def count(self, job: AnsweredJob) -> None:
+        """Count a job that a client of this process has answered; times of work that was done before count once."""
+        self._exchanges.labels(job.status).inc()
+        if job.status != "ok":
             return
-        self._train.observe(exchange.train_s)
-        self._queue.observe(exchange.queue_s)
-        self._privatise.observe(exchange.privatise_s)
-        self._injected_down.observe(exchange.injected_down_s)
-        self._injected_up.observe(exchange.injected_up_s)
-        self._lag.set(exchange.loop_lag_s)
+        self._train.observe(job.train_s)
+        self._queue.observe(job.queue_s)
+        self._privatise.observe(job.privatise_s)
+        self._injected_down.observe(job.injected_down_s)
+        self._injected_up.observe(job.injected_up_s)
+        self._lag.set(job.loop_lag_s)
 
     def scrape(self, headers: Mapping[str, str]) -> Response:
         """The route on which they can be scraped."""

@@ -251,7 +251,7 @@ class ClientSession:
             await self._write(stream, pb.ClientMessage(frame=pb.Frame(index=index)), frame)
         parts = timing.queue_s, timing.train_s, timing.privatise_s, timing.injected_down_s, timing.injected_up_s
         status, me = "resent" if work.is_resent else "ok", self._settings.client_id
-        self._host.observe(AnsweredJob(status, *parts, host.loop_lag_s, round=job.round, client_id=me))
+        self._host.on_answered(AnsweredJob(status, *parts, host.loop_lag_s, round=job.round, client_id=me))
 
     async def _hold_model(self, download: Download, delays: Delays) -> float:
         """Hold the model back; returns the seconds drawn for its way. Withdrawn, unless its update is released."""
@@ -353,7 +353,7 @@ class ClientSession:
         result = pb.Result(round=job.round, attempt=job.attempt, status=status, reason=shown(reason))
         await self._write(stream, pb.ClientMessage(result=result))
         name = pb.Status.Name(status).removeprefix("STATUS_").lower()
-        self._host.observe(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
+        self._host.on_answered(AnsweredJob(name, round=job.round, client_id=self._settings.client_id))
 
     def _in_public(self, error: BaseException, round: int) -> str:
         """What the server is told of an error: in a private run not its text, which may hold data."""

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pausefl_client.answered_job import Observe
+from pausefl_client.answered_job import OnAnswered
 from pausefl_client.jobs import Expecting
 from pausefl_process.host_monitor import UNWATCHED, HostWatch
 from pausefl_proto.endpoint import HELLOS_AT_ONCE
@@ -61,7 +61,7 @@ class HostResources:
     clock: Callable[[], float] = time.monotonic
     """The time in seconds."""
     monitor: HostWatch = UNWATCHED
-    observe: Observe = lambda _: None
+    on_answered: OnAnswered = lambda _: None
     hello_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HELLOS_AT_ONCE))
     """Held from opening a stream to its welcome: a server sends those away that come to it in a crowd."""
     expecting: Expecting = lambda *_: _NOTHING

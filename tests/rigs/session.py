@@ -177,7 +177,7 @@ class SessionRig:
         self.server = FakeServer(self.clock)
         self.trainer = FakeTrainer(self.clock, size, train_s)
         self.model = np.arange(size, dtype=np.float32)
-        self.observed: list[AnsweredJob] = []
+        self.answered: list[AnsweredJob] = []
         settings = ClientSettings(
             "client-007",
             SCHEDULE if privacy else "",
@@ -191,7 +191,7 @@ class SessionRig:
             Releaser(privacy),
             Link(delays),
             self.server.connect,
-            HostResources(executor, self.clock, observe=self.observed.append),
+            HostResources(executor, self.clock, on_answered=self.answered.append),
         )
 
     def state_time(self, duration_s: float) -> None:

@@ -22,7 +22,7 @@ from pausefl.runtime.client.links import make_links
 from pausefl.runtime.client.plan import ClientPlan, ScrapePlan, TrainingPlan
 from pausefl.runtime.client.privacy import open_privacies
 from pausefl.runtime.client.training_times import with_stated_time
-from pausefl_client.answered_job import AnsweredJob, Observe
+from pausefl_client.answered_job import AnsweredJob, OnAnswered
 from pausefl_client.link import SPIN_S, Link
 from pausefl_client.privacy.release import ReleasePrivacy, Releaser
 from pausefl_client.session import ClientSession
@@ -174,8 +174,8 @@ async def run_clients(
             closing.callback(platform.executor.shutdown, cancel_futures=True)
         monitor = platform.watch()
         closing.callback(monitor.close)
-        observe = _logged(_expose(plan.scrape, privacies, size, sessions, on_metrics, closing))
-        host = HostResources(platform.executor, platform.clock, monitor, observe)
+        on_answered = _logged(_expose(plan.scrape, privacies, size, sessions, on_metrics, closing))
+        host = HostResources(platform.executor, platform.clock, monitor, on_answered)
         if batched is not None:
             host = replace(host, expecting=batched.expecting)
         shared = _Shared(plan, platform.connect, host, ledgers)
@@ -256,8 +256,8 @@ def _expose(
     sessions: Mapping[str, ClientSession],
     on_metrics: Callable[[str], None],
     closing: ExitStack,
-) -> Observe:
-    """Serve this process's metrics and probes if it is to have any; returns who is to be told of its exchanges."""
+) -> OnAnswered:
+    """Serve this process's metrics and probes if it is to have any; returns what counts the jobs that are answered."""
     if plan is None:
         return _ignore
     try:
@@ -276,21 +276,21 @@ def _expose(
     web = WebServer(plan.host, plan.port, {"/metrics": metrics.scrape, **probes}, key="metrics.client_port")
     closing.callback(web.close)
     on_metrics(web.address)
-    return metrics.exchanged
+    return metrics.count
 
 
-def _logged(observe: Observe) -> Observe:
-    """Log each exchange in one line, and pass it on."""
+def _logged(on_answered: OnAnswered) -> OnAnswered:
+    """Log each answered job in one line, and pass it on."""
 
-    def log_and_observe(job: AnsweredJob) -> None:
+    def log_and_pass_on(job: AnsweredJob) -> None:
         rounds_log.info(
             "%s: round %d: %s after %.3f s in the queue, %.3f s of training, %.3f s of privatising",
             *(job.client_id, job.round, job.status, job.queue_s, job.train_s, job.privatise_s),
             extra={"client_id": job.client_id, "round": job.round},
         )
-        observe(job)
+        on_answered(job)
 
-    return log_and_observe
+    return log_and_pass_on
 
 
 class _SessionRunner:
