@@ -243,7 +243,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def hosted(host: BatchedHost, trainers: Sequence[TorchTrainer]) -> list[Trainer]:
-    return [host.entrance(f"c{i}", host.admit(f"c{i}", trainer)) for i, trainer in enumerate(trainers)]
+    return [host.outermost(f"c{i}", host.admit(f"c{i}", trainer)) for i, trainer in enumerate(trainers)]
 
 
 def test_the_first_that_is_due_trains_all_that_wait_for_its_job(calls: Calls) -> None:
@@ -280,7 +280,7 @@ def test_another_round_model_or_memory_than_foreseen_is_trained_alone(calls: Cal
     sizes = (*RAGGED, 20)
     host, alone, before = BatchedHost(), trainers_of(sizes=sizes), trainers_of(sizes=sizes)[2]
     inner = [host.admit(f"c{i}", trainer) for i, trainer in enumerate(trainers_of(sizes=sizes))]
-    clients = [host.entrance(f"c{i}", Stale(t) if i == 1 else t) for i, t in enumerate(inner)]
+    clients = [host.outermost(f"c{i}", Stale(t) if i == 1 else t) for i, t in enumerate(inner)]
     theta = theta_of(alone[0])
     before.train(theta, round=1)
     with ExitStack() as waiting:

@@ -33,7 +33,7 @@ class _Client:
     kind: int
     """Clients of one kind can be trained together."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held by who reads or changes what the trainer remembers."""
+    """Held while what the trainer remembers is read or changed."""
     changes: int = 0
     """How often that was changed."""
     job: _AwaitedJob | None = None
@@ -53,7 +53,11 @@ class _Cohort:
         self._trained: dict[_Client, Trained] | None = None
 
     def take(self, client: _Client, theta: Vector, round: int) -> Trained | None:
-        """What a client's training gave; None where it must train by itself, since something is not as foreseen."""
+        """What a client's training from θ gave; None where the client must train by itself.
+
+        That is so where its round or its θ is another, where the cohort's training failed, and where the client has
+        trained or was restored since the cohort was gathered.
+        """
         if round != self._round or not (theta is self._theta or np.array_equal(theta, self._theta)):
             return None
         with self._lock:
@@ -85,7 +89,7 @@ class _Stacks:
         self._lock = threading.Lock()
         self._stacks: dict[int, ModelStack] = {}
         self._most: dict[int, int] = {}
-        """Of clients at once, by kind, where memory was not enough for more."""
+        """How many clients of a kind are trained at once, where memory was not enough for more."""
 
     def train(self, clients: Sequence[_Client], theta: Vector, round: int) -> list[Trained]:
         """Train the first of these from θ, as many at once as the device's memory holds."""
@@ -134,7 +138,7 @@ class BatchedHost:
         """Why a client trains by itself, by its id."""
 
     def admit(self, client_id: str, trainer: TorchTrainer) -> Trainer:
-        """The client's trainer, which takes what it was trained with others; or itself, where it cannot be batched."""
+        """A trainer of the client that can be trained with others; `trainer` itself where it cannot be batched."""
         try:
             check_stackable(trainer)
         except NotStackable as reason:
@@ -148,8 +152,8 @@ class BatchedHost:
         client = self._clients[client_id] = _Client(trainer, self._kinds.index(kind))
         return _Member(client)
 
-    def entrance(self, client_id: str, trainer: Trainer) -> Trainer:
-        """The outermost trainer of an admitted client: what it is asked to do settles with whom the client trains."""
+    def outermost(self, client_id: str, trainer: Trainer) -> Trainer:
+        """The trainer that is asked first, around `trainer`: its call settles with whom an admitted client trains."""
         return _Outermost(self, client_id, trainer) if client_id in self._clients else trainer
 
     @contextmanager

@@ -66,8 +66,8 @@ def make_torch_trainers(
             method=method_of(w),
         )
         own: Trainer = trainer if batched is None else batched.admit(client_id, trainer)
-        outermost = chain.trainer(with_stated_time(own, plan, client_id, chain.settings(plan.settings)))
-        return outermost if batched is None else batched.entrance(client_id, outermost)
+        wrapped = chain.trainer(with_stated_time(own, plan, client_id, chain.settings(plan.settings)))
+        return wrapped if batched is None else batched.outermost(client_id, wrapped)
 
     if device.type == "cuda":
         first = data.train.take(rows[client_ids[0]])
