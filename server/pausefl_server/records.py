@@ -46,25 +46,32 @@ SPLITS: tuple[Split, ...] = ("validation", "test")
 class Timing:
     """Where the time of one exchange went, in seconds, each part measured where it happens.
 
-    round_trip is the server's clock from the first model frame handed over to the last update frame received. It runs
-    on while a client has lost its stream; reconnect is its part from that first hand-over to the last one, after which
-    the other parts follow, and 0 for an unbroken stream. Upload is the server's clock from the first to the last update
-    frame. Framing (of the model, once a round) and server_wait (of the framed job for its turn to be handed over, and
-    of the received update for the coordinator to take it) lie before and after the round trip, on the server's clock.
-    All others are the client's clock.
+    Framing and server_wait lie before and after the round trip, all other parts within it.
     """
 
     round_trip_s: float
+    """From the first model frame handed over to the last update frame received, on the server's clock. It runs on while
+    the client has lost its stream."""
     download_s: float = 0.0
+    """From the model's first frame to its last, on the client's clock, as are the next five."""
     injected_down_s: float = 0.0
+    """How long the link held the model back."""
     queue_s: float = 0.0
+    """How long the work waited for a trainer."""
     train_s: float = 0.0
     privatise_s: float = 0.0
+    """How long clipping, noise and the ledger took."""
     injected_up_s: float = 0.0
+    """How long the link held the update back."""
     upload_s: float = 0.0
+    """From the update's first frame to its last, on the server's clock, as are the next three."""
     framing_s: float = 0.0
+    """How long the server took to frame the model, once a round."""
     server_wait_s: float = 0.0
+    """How long the framed job waited for its turn to be handed over, and the received update for the coordinator."""
     reconnect_s: float = 0.0
+    """From the first hand-over of the job to the last one, after which the other parts follow; 0 for an unbroken
+    stream."""
 
     @property
     def exchange_s(self) -> float:
