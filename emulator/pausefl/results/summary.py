@@ -23,8 +23,8 @@ from pausefl_server.service import RunResult
 _ALWAYS_DISCLOSED = ("n_examples", "device_times", "host_load", "answers")
 # Keys that mean nothing without privacy.
 _PRIVATE_ONLY = (
-    *("median_epsilon_spent", "delta", "epsilon_at_delta", "epsilon_floor", "retired_clients"),
-    *("noise", "budget_per"),
+    *("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", "median_epsilon_spent", "delta"),
+    *("epsilon_at_delta", "epsilon_floor", "retired_clients", "noise", "budget_per"),
 )
 # How many of the clients that made rounds suspect are named.
 _MOST_NAMED = 4
@@ -84,7 +84,11 @@ def summarise(plan: SummaryPlan, policy: Policy, tally: RunTally, result: RunRes
         "time_scale": plan.latency.time_scale,
         "clock": plan.clock,
         **_privacy(plan.privacy, tally, result.state.table, size),
-        "disclosed": [*_ALWAYS_DISCLOSED, *plan.privacy.disclose, *_by_metrics(plan)],
+        "disclosed": [
+            *_ALWAYS_DISCLOSED,
+            *plan.privacy.disclose,
+            *(["host_metrics"] if plan.shows_host_metrics else []),
+        ],
         "selection_s_median": tally.selection_s_median,
         "selections_by_group": tally.selections_by_group,
         "rejected_updates": tally.events["rejected"],
@@ -107,10 +111,6 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _by_metrics(plan: SummaryPlan) -> list[str]:
-    return ["host_metrics"] if plan.shows_host_metrics else []
-
-
 def _data(dataset: str, result: RunResult) -> str | None:
     """How many examples clients trained on and models were evaluated on; None if no model was evaluated."""
     evaluated = {e.split: e.n_examples for e in result.final_evaluations}
@@ -126,17 +126,14 @@ def _privacy(settings: PrivacyTable, tally: RunTally, table: ClientTable, size: 
 
     What clients spent are upper bounds: they count jobs whose clients have not been heard of since.
     """
-    budget = budget_of(settings)
-    private = budget is not None and not settings.reproducible_noise
-    if budget is None:
-        names = ("max_epsilon_spent", "epsilon_budget", "privacy_unit", "vector_epsilon_max", *_PRIVATE_ONLY)
-        return {"private": private, **dict.fromkeys(names)}
+    if (budget := budget_of(settings)) is None:
+        return {"private": False, **dict.fromkeys(_PRIVATE_ONLY)}
     released_by = tally.unanswered.releases_at_most(table, budget)
     told = dict(zip(table.ids, table.epsilon_spent.tolist(), strict=True))
     spent_by = [max(told.get(client_id, 0.0), budget.spent(n)) for client_id, n in released_by.items()]
     released, spent = max(released_by.values(), default=0), max(spent_by, default=0.0)
     return {
-        "private": private,
+        "private": not settings.reproducible_noise,
         "max_epsilon_spent": spent,
         "epsilon_budget": budget.epsilon_budget,
         "privacy_unit": settings.unit,
