@@ -115,8 +115,8 @@ async def test_a_client_that_cannot_says_so_and_is_not_counted_as_wrong() -> Non
             result = pb.Result(round=t, attempt=1, status=status, reason="sorry")
             rig.stream.give(pb.ClientMessage(result=result).SerializeToString())
             refusal = await rig.refused()
-            assert (refusal.round, refusal.reason, refusal.rejected) == (t, "sorry", False)
-            assert refusal.exhausted == (status == pb.STATUS_BUDGET_EXHAUSTED)
+            kind = "exhausted" if status == pb.STATUS_BUDGET_EXHAUSTED else "refused"
+            assert (refusal.round, refusal.reason, refusal.kind) == (t, "sorry", kind)
         await rig.accepts_the_next_job()
 
 
@@ -130,7 +130,7 @@ async def test_a_budget_is_spent_only_where_its_schedule_bears_it_out(afforded: 
         result = pb.Result(round=1, attempt=1, status=pb.STATUS_BUDGET_EXHAUSTED, reason="spent")
         rig.stream.give(pb.ClientMessage(result=result).SerializeToString())
         refusal = await rig.refused()
-        assert (refusal.exhausted, refusal.rejected) == (is_believed, not is_believed)
+        assert refusal.kind == ("exhausted" if is_believed else "rejected")
         assert ("affords more" in refusal.reason) == (not is_believed)
         await rig.accepts_the_next_job()
 
@@ -202,7 +202,7 @@ async def test_an_answer_that_is_always_damaged_is_rejected_in_the_end(what: str
             await rig.stream.heard_bytes()
             rig.stream.give(data)
         refusal = await rig.refused()
-        assert (refusal.round, refusal.rejected) == (1, True)
+        assert (refusal.round, refusal.kind) == (1, "rejected")
         assert reason in refusal.reason
         await rig.accepts_the_next_job()
 
@@ -229,7 +229,7 @@ async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(wh
         await rig.dispatch()
         rig.stream.give(data, after_s=1.0)
         refusal = await rig.refused()
-        assert (refusal.client_id, refusal.rejected, refusal.exhausted) == ("client-1", True, False)
+        assert (refusal.client_id, refusal.kind) == ("client-1", "rejected")
         assert reason in refusal.reason
         await rig.accepts_the_next_job()
     assert rig.coordinator.told.empty()
@@ -253,7 +253,7 @@ async def test_a_rejection_names_the_attempt_that_was_answered(sent: list[bytes]
             rig.stream.give(data)
         while not isinstance(refusal := await rig.told(), Refusal):
             pass
-    assert (refusal.round, refusal.attempt, refusal.rejected) == (3, 2, True)
+    assert (refusal.round, refusal.attempt, refusal.kind) == (3, 2, "rejected")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ async def test_the_same_answer_twice_is_rejected_the_second_time() -> None:
             rig.stream.give(upload(vector(5), release=pb.Release(participation=1, epsilon=2.0, epsilon_spent=2.0))[0])
         assert isinstance(await rig.told(), Update)
         refusal = await rig.refused()
-    assert refusal.rejected
+    assert refusal.kind == "rejected"
     assert refusal.release == Release(1, 2.0, 2.0)  # spent all the same
 
 
@@ -326,7 +326,7 @@ async def test_a_job_that_was_answered_cannot_be_dropped_unpaid_as_well(is_late:
                 assert isinstance(await rig.told(), Update)
         rig.stream.give(pb.ClientMessage(result=withdrawn).SerializeToString())
         refusal = await rig.refused()
-        assert (refusal.rejected, refusal.round) == (True, 1)
+        assert (refusal.kind, refusal.round) == ("rejected", 1)
         await rig.accepts_the_next_job()
 
 

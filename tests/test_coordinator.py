@@ -128,7 +128,7 @@ async def test_without_privacy_no_client_says_that_a_budget_is_spent(rig: MakeRi
         await r.join("a")
         b = await r.join("b", manual=True)
         await b.next_job()
-        await r.coordinator.tell(Refusal("b", 1, "spent", rejected=False, exhausted=True, attempt=1))
+        await r.coordinator.tell(Refusal("b", 1, 1, "exhausted", "spent"))
         await b.next_job()
         await b.answer(2)
         await r.played()
@@ -248,7 +248,7 @@ async def test_a_client_that_has_spent_its_budget_retires(rig: MakeRig) -> None:
         await r.join("a")
         b = await r.join("b", manual=True)
         await b.next_job()
-        await r.coordinator.tell(Refusal("b", 1, "the budget is spent", rejected=False, exhausted=True, attempt=1))
+        await r.coordinator.tell(Refusal("b", 1, 1, "exhausted", "the budget is spent"))
         await r.played()
         assert [t.chosen for t in r.store.rounds()] == [("a", "b"), ("a",), ("a",)]
         assert r.events() == [("retired", "b")]
@@ -260,7 +260,7 @@ async def test_a_run_ends_when_nobody_has_budget_left(rig: MakeRig) -> None:
             await r.join(c, manual=True)
         for p in r.peers:
             await p.next_job()
-            await r.coordinator.tell(Refusal(p.client_id, 1, "spent", rejected=False, exhausted=True, attempt=1))
+            await r.coordinator.tell(Refusal(p.client_id, 1, 1, "exhausted", "spent"))
         await r.played()
         assert "budget" in r.coordinator.stopped_because
         assert r.coordinator.state.table.retired.all()

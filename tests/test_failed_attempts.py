@@ -17,7 +17,7 @@ from rigs.coordinator import CoordinatorRig, FakePeer, MakeRig
 async def refuse(r: CoordinatorRig, peer: FakePeer) -> int:
     """Answer the next job without an update; returns its attempt."""
     job = await peer.next_job()
-    await r.coordinator.tell(Refusal(peer.client_id, job.round, "out of memory", rejected=False, attempt=job.attempt))
+    await r.coordinator.tell(Refusal(peer.client_id, job.round, job.attempt, "refused", "out of memory"))
     return job.attempt
 
 

@@ -233,7 +233,7 @@ async def test_a_client_that_cannot_misses_the_round_and_stays(rig: MakeRig) -> 
         await r.join("a")
         b = await r.join("b", manual=True)
         await b.next_job()
-        await r.coordinator.tell(Refusal("b", 1, "out of memory", rejected=False, attempt=1))
+        await r.coordinator.tell(Refusal("b", 1, 1, "refused", "out of memory"))
         await b.next_job()
         await b.answer(2)
         await r.played()
@@ -282,9 +282,7 @@ async def test_what_a_rejected_update_cost_is_believed_upwards_only(rig: MakeRig
         for t, participation in ((1, 7), (2, 3)):
             await b.next_job()
             release = Release(participation, BUDGET.epsilon(participation), BUDGET.spent(participation))
-            await r.coordinator.tell(
-                Refusal("b", t, "checksum does not match", rejected=True, release=release, attempt=1)
-            )
+            await r.coordinator.tell(Refusal("b", t, 1, "rejected", "checksum does not match", release))
         await r.played()
         assert r.spent("b") == (7, BUDGET.spent(7))
 

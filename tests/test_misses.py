@@ -30,7 +30,7 @@ async def test_every_chosen_client_is_an_observation_or_a_miss(rig: MakeRig, tmp
         await r.join("b", manual=True)
         c, d = await r.join("c", manual=True), await r.join("d", manual=True)
         await c.next_job()
-        await r.coordinator.tell(Refusal("c", 1, "out of memory", rejected=False, attempt=1))
+        await r.coordinator.tell(Refusal("c", 1, 1, "refused", "out of memory"))
         await r.lose(d)
         await r.played()
         (record,) = r.store.rounds()

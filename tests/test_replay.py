@@ -59,7 +59,7 @@ async def test_failed_attempts_are_replayed_as_attempts_of_their_own(rig: MakeRi
         for _ in range(2):
             peer = await asyncio.wait_for(r.asked.get(), 20)
             job = await peer.next_job()
-            await r.coordinator.tell(Refusal(peer.client_id, 1, "busy", rejected=False, attempt=job.attempt))
+            await r.coordinator.tell(Refusal(peer.client_id, 1, job.attempt, "refused", "busy"))
         last = await asyncio.wait_for(r.asked.get(), 20)
         job = await last.next_job()
         await last.answer(1, attempt=job.attempt)

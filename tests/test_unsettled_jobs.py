@@ -43,7 +43,7 @@ async def play_two_rounds(rig: CoordinatorRig, answer: type[Update | Refusal | J
     if answer is Update:
         await b.answer(1)
     elif answer is Refusal:
-        await rig.coordinator.tell(Refusal("b", 1, "out of memory", rejected=False, attempt=1))
+        await rig.coordinator.tell(Refusal("b", 1, 1, "refused", "out of memory"))
     elif answer is JobWithdrawn:
         await rig.coordinator.tell(JobWithdrawn("b", 1, 1))
     b.stop()

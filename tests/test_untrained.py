@@ -15,7 +15,7 @@ from pausefl.cli import parser
 from pausefl.exit_status import FAILED
 from pausefl_process.ending import BAD_INPUT, INTERRUPTED
 from pausefl_process.events import Notice
-from pausefl_server.rounds.messages import Refusal
+from pausefl_server.rounds.messages import Refusal, RefusalKind
 from pausefl_server.selection.policies.everyone import All
 from rigs.command import query, rounds_in, run, synthetic
 from rigs.coordinator import MakeRig
@@ -198,8 +198,8 @@ def test_a_run_in_which_every_client_fails_stops_after_three_attempts(
 async def refuse(r: Any, peer: Any, round: int, reason: str, *, exhausted: bool = False) -> None:
     job = await peer.next_job()
     assert job.round == round
-    refusal = Refusal(peer.client_id, round, reason, rejected=False, exhausted=exhausted, attempt=job.attempt)
-    await r.coordinator.tell(refusal)
+    kind: RefusalKind = "exhausted" if exhausted else "refused"
+    await r.coordinator.tell(Refusal(peer.client_id, round, job.attempt, kind, reason))
 
 
 async def test_an_update_in_between_begins_the_count_anew_and_each_reason_is_told_once(rig: MakeRig) -> None:

@@ -29,6 +29,7 @@ from pausefl_server.rounds.messages import (
     JobWithdrawn,
     Pinged,
     Refusal,
+    RefusalKind,
     SendPing,
     Update,
     Withdraw,
@@ -362,21 +363,18 @@ class ClientActor(Actor[_Order]):
         """Tell the coordinator of an answer to this job that is over and not used. AbuseError once too often."""
         if release.participation > self._most_released:
             release = Release()  # it cannot be, and is not believed
-        round_, attempt = job
-        refusal = Refusal(self.client_id, round_, reason, rejected=True, release=release, attempt=attempt)
-        await self._coordinator.tell(refusal)
+        await self._coordinator.tell(Refusal(self.client_id, *job, "rejected", reason, release))
         if is_counted:
             self._rate_limit.count_rejection(reason)
 
     async def _relay_refusal(self, result: pb.Result) -> None:
-        round_, attempt = result.round, result.attempt
+        job = result.round, result.attempt
         is_spent, budget = result.status == pb.STATUS_BUDGET_EXHAUSTED, self._limits.budget
         if is_spent and budget is not None and not budget.may_be_spent(self._most_released - 1):  # but for this job's
-            await self._reject("says that its budget is spent, its schedule affords more", (round_, attempt), Release())
+            await self._reject("says that its budget is spent, its schedule affords more", job, Release())
             return
-        reason = shown(result.reason, LONGEST_TEXT)
-        refusal = Refusal(self.client_id, round_, reason, rejected=False, exhausted=is_spent, attempt=attempt)
-        await self._coordinator.tell(refusal)
+        kind: RefusalKind = "exhausted" if is_spent else "refused"
+        await self._coordinator.tell(Refusal(self.client_id, *job, kind, shown(result.reason, LONGEST_TEXT)))
 
 
 def _timing(reported: pb.Timing, exchange: _Exchange, arrived_s: float) -> Timing:

@@ -363,8 +363,8 @@ class Coordinator(Actor[_Message]):
                 self._take_late(update)
                 return
         except WireError as error:
-            answer = client_id, update.round, str(error)
-            self._take_refusal(Refusal(*answer, rejected=True, release=update.release, attempt=update.attempt))
+            job = update.round, update.attempt
+            self._take_refusal(Refusal(client_id, *job, "rejected", str(error), update.release))
             return
         open_round.take(update, table, self._settings, self._now_s())
 
@@ -375,16 +375,16 @@ class Coordinator(Actor[_Message]):
             self._store.offer(SaveLateEvents(self.state.round + 1, (*begun, *self._pending.waiting())))
 
     def _take_refusal(self, refusal: Refusal) -> None:
-        client_id = refusal.client_id
-        if refusal.rejected:
+        client_id, is_rejected = refusal.client_id, refusal.kind == "rejected"
+        if is_rejected:
             self._observer.rejected(f"client {client_id} {refusal.reason}: rejected")
-        is_spent = refusal.exhausted and self._settings.budget is not None
-        kind: EventKind = "retired" if is_spent else "rejected" if refusal.rejected else "missed"
+        is_spent = refusal.kind == "exhausted" and self._settings.budget is not None
+        kind: EventKind = "retired" if is_spent else "rejected" if is_rejected else "missed"
         self._pending.add(LogEvent(kind, client_id, refusal.reason))
         if is_plausible(refusal.release, self._settings.budget):
             self._pending.add(reconciled(refusal))
         if self._open is not None and self._open.is_of(refusal) and client_id in self._open.due:
-            self._open.miss(client_id, "rejected" if refusal.rejected else "refused", refusal.reason, self._now_s())
+            self._open.miss(client_id, "rejected" if is_rejected else "refused", refusal.reason, self._now_s())
 
     # -- the end
 

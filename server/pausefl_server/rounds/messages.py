@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pausefl_process.host_monitor import HostReport
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -118,19 +118,24 @@ class Pinged:
     ping_s: float
 
 
+RefusalKind = Literal[
+    "refused",  # the client said that it has no update
+    "exhausted",  # it said so because its privacy budget is spent: it will release nothing more
+    "rejected",  # what it sent was not accepted
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """To the coordinator: a client answered a job without an update, or with one that was rejected."""
 
     client_id: str
     round: int
+    attempt: int
+    kind: RefusalKind
     reason: str
-    rejected: bool
-    """True: it sent something that was not accepted; False: it says itself that it cannot."""
-    exhausted: bool = False
-    """True: its privacy budget is spent; it will release nothing more."""
     release: Release = field(default_factory=Release)
-    attempt: int = field(kw_only=True)
+    """The release that a rejected answer reports."""
 
 
 @dataclass(frozen=True, slots=True)
