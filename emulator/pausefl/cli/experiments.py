@@ -70,6 +70,7 @@ def compare(options: argparse.Namespace) -> None:
     """Play an experiment under several policies, or compare finished runs."""
     from pausefl.campaigns.campaign import check_all_played, resume_campaign_command
     from pausefl.campaigns.compare import compare_policies, compare_runs, print_comparison, resume_comparison
+    from pausefl.report.comparison.figure import all_runs
     from pausefl.runtime.run_dir import new_run_dir
 
     console = plain_console()
@@ -93,7 +94,7 @@ def compare(options: argparse.Namespace) -> None:
         comparison = compare_policies(experiment_of(options), policies, seeds, folder, player)
     print_comparison(comparison, folder, console)
     if not options.runs:  # which were played before
-        run_dirs = [run.path for runs in comparison.runs.values() for run in runs]
+        run_dirs = [run.path for run in all_runs(comparison.runs)]
         check_all_played(run_dirs, resume_campaign_command("compare", folder, player.options))
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pausefl.report.comparison.differences import differing_keys
-from pausefl.report.comparison.figure import band_note, draw_comparison, evaluated_runs
+from pausefl.report.comparison.figure import all_runs, band_note, draw_comparison, evaluated_runs
 from pausefl.report.comparison.groups import draw_groups
 from pausefl.report.comparison.rows import Row, common_budget, row_of
 from pausefl.report.comparison.why import draw_why
@@ -68,23 +68,23 @@ class Comparison:
     @property
     def privacy(self) -> PrivacyFigures | None:
         """The figures of the first private run, whose unit is that of all; None where none is private."""
-        return next((run.privacy for runs in self.runs.values() for run in runs if run.privacy), None)
+        return next((run.privacy for run in all_runs(self.runs) if run.privacy), None)
 
     @property
     def epsilon_budget(self) -> float | None:
         """The budget of a client in the private runs; None where theirs differ, and where none is private."""
-        return common_budget([run for of_policy in self.runs.values() for run in of_policy])
+        return common_budget(all_runs(self.runs))
 
     @property
     def data(self) -> Sequence[str]:
         """What the runs trained and were evaluated on; one text where they are alike."""
-        told = (run.summary.get("data") for of_policy in self.runs.values() for run in of_policy)
+        told = (run.summary.get("data") for run in all_runs(self.runs))
         return list(dict.fromkeys(text for text in told if text))
 
     @property
     def differences(self) -> Sequence[str]:
         """The settings besides policy and seed in which runs differ."""
-        return differing_keys([run for of_policy in self.runs.values() for run in of_policy])
+        return differing_keys(all_runs(self.runs))
 
     @property
     def failed(self) -> str:
@@ -96,7 +96,7 @@ class Comparison:
     @property
     def warning(self) -> str:
         """What speaks against comparing these runs; empty where nothing does."""
-        summaries = [run.summary for runs in self.runs.values() for run in runs]
+        summaries = [run.summary for run in all_runs(self.runs)]
         suspect, rounds = (sum(summary[key] for summary in summaries) for key in ("suspect_rounds", "rounds"))
         played = sorted({summary["rounds"] for summary in summaries})
         unequal = f"runs have {played[0]} to {played[-1]} rounds: their totals do not compare"
@@ -106,7 +106,7 @@ class Comparison:
     @property
     def budget_per(self) -> str:
         """Whether each run had budgets of its own ("run") or some drew from older ones ("data holder")."""
-        per = {run.summary["budget_per"] for runs in self.runs.values() for run in runs}
+        per = {run.summary["budget_per"] for run in all_runs(self.runs)}
         return "data holder" if "data holder" in per else "run"
 
     def _repr_html_(self) -> str:
@@ -249,7 +249,7 @@ def _page(comparison: Comparison, figures: Mapping[str, Figure], folder: Path) -
 
 def _links(comparison: Comparison, folder: Path) -> Mapping[Path, str]:
     """Each run's report, relative to the page, so that both can move together."""
-    runs = (run for of_policy in comparison.runs.values() for run in of_policy)
+    runs = all_runs(comparison.runs)
     return {run.path: Path(os.path.relpath(run.path / "report.html", folder)).as_posix() for run in runs}
 
 
@@ -298,8 +298,7 @@ def _seeds(runs: Sequence[RunData]) -> Sequence[int]:
 
 
 def _refuse_mixed_units(runs: Mapping[str, Sequence[RunData]]) -> None:
-    privacies = (run.privacy for of_policy in runs.values() for run in of_policy)
-    units = {privacy.unit for privacy in privacies if privacy}
+    units = {run.privacy.unit for run in all_runs(runs) if run.privacy}
     if len(units) > 1:
         raise ConfigError("privacy.unit differs between the runs: ε per coordinate and ε of a vector do not compare")
 
@@ -314,7 +313,7 @@ def _refuse_mixed_scores(runs: Mapping[str, Sequence[RunData]]) -> None:
 def _first_by_score(runs: Mapping[str, Sequence[RunData]]) -> Mapping[str, RunData]:
     """The first run of each score; one that was not evaluated in the end has none, whatever its `metric` says."""
     first: dict[str, RunData] = {}
-    for run in (run for of_policy in runs.values() for run in of_policy):
+    for run in all_runs(runs):
         if run.summary["final_accuracy"] is not None:
             first.setdefault(run.metric, run)
     return first
@@ -322,15 +321,13 @@ def _first_by_score(runs: Mapping[str, Sequence[RunData]]) -> Mapping[str, RunDa
 
 def _common_split(runs: Mapping[str, Sequence[RunData]]) -> Split:
     """Test accuracy, which is what is reported, unless some run has none."""
-    tested = all(run.curve("test")[1].size for of_policy in runs.values() for run in of_policy)
-    return "test" if tested else "validation"
+    return "test" if all(run.curve("test")[1].size for run in all_runs(runs)) else "validation"
 
 
 def _common_accuracy(runs: Mapping[str, Sequence[RunData]], split: Split) -> float | None:
     """What a failed run reached before its end is no accuracy to race for: the sooner it failed, the sooner it wins."""
-    all_runs = [run for of_policy in runs.values() for run in of_policy]
-    curves = [run.curve(split)[1] for run in all_runs]
-    if any(run.has_failed for run in all_runs) or not all(curve.size for curve in curves):
+    curves = [run.curve(split)[1] for run in all_runs(runs)]
+    if any(run.has_failed for run in all_runs(runs)) or not all(curve.size for curve in curves):
         return None
     return min(float(curve.max()) for curve in curves)
 

@@ -18,6 +18,11 @@ Runs = Mapping[str, Sequence[RunData]]
 PlottedCurve = tuple[NDArray[Any], NDArray[np.float64]]
 
 
+def all_runs(runs: Runs) -> list[RunData]:
+    """The runs of all policies, one policy after the other."""
+    return [run for of_policy in runs.values() for run in of_policy]
+
+
 def draw_comparison(runs: Runs, split: Split, privacy: PrivacyFigures | None, common_accuracy: float | None) -> Figure:
     """All policies in one figure, with the spread over seeds; without the panels that no run has anything for."""
     looks = policy_looks(runs)
@@ -59,7 +64,7 @@ def policy_looks(policies: Iterable[str]) -> Mapping[str, Look]:
 def _accuracy(axes: Axes, runs: Runs, looks: Mapping[str, Look], split: Split, common_accuracy: float | None) -> None:
     for policy, of_policy in runs.items():
         draw_band(axes, [run.curve(split) for run in of_policy], looks[policy], policy)
-    metric = next(run.metric for of_policy in runs.values() for run in of_policy)
+    metric = all_runs(runs)[0].metric
     title = f"{capitalised(metric)} against latency"
     axes.set(title=title, xlabel="total latency (s)", ylabel=f"{split} {metric}")
     axes.set_xlim(left=0)
@@ -103,7 +108,7 @@ def _leakage(axes: Axes, runs: Runs, looks: Mapping[str, Look], privacy: Privacy
         if n_rounds:  # a run that failed at once has none
             curves = [(table["round"][:n_rounds], table["max_epsilon_spent"][:n_rounds]) for table in tables]
             draw_band(axes, curves, looks[policy], policy)
-    budgets = sorted({run.privacy.epsilon_budget for of_policy in runs.values() for run in of_policy if run.privacy})
+    budgets = sorted({run.privacy.epsilon_budget for run in all_runs(runs) if run.privacy})
     for i, budget in enumerate(budgets):
         axes.axhline(budget, color=LIMIT.light, linewidth=1.2, linestyle=(0, (4, 2)))
         axes.annotate(  # side by side, as budgets may be close to each other

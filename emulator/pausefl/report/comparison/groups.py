@@ -6,7 +6,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from pausefl.report.comparison.figure import Runs, draw_band, policy_looks
+from pausefl.report.comparison.figure import Runs, all_runs, draw_band, policy_looks
 from pausefl.report.group_plots import ChoicesByGroup, group_looks, joins, mark_joins, name_joins, so_far
 from pausefl.report.style import MUTED, RC, capitalised, percent_axis
 from pausefl.results.selections import choices_by_group
@@ -45,9 +45,9 @@ def _accuracy(figure: SubFigure, runs: Runs, split: Split, groups: ChoicesByGrou
         curves = [run.accuracy_by_round(split) for run in runs[policy]]
         if all(rounds.size for rounds, _ in curves):
             draw_band(axes, curves, look, policy)
-    metric = next(run.metric for of_policy in runs.values() for run in of_policy)
+    metric = all_runs(runs)[0].metric
     axes.set(title=f"{capitalised(metric)} around the joins", xlabel="round", ylabel=f"{split} {metric}")
-    axes.set_xlim(0, max(len(run.records) for of_policy in runs.values() for run in of_policy))
+    axes.set_xlim(0, max(len(run.records) for run in all_runs(runs)))
     percent_axis(axes)
     name_joins(axes, groups)
     if axes.get_legend_handles_labels()[0]:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pausefl.report.comparison.figure import Runs, policy_looks
+from pausefl.report.comparison.figure import Runs, all_runs, policy_looks
 from pausefl.report.style import RC, Look
 from pausefl_proto.arrays import FloatArray
 
@@ -34,7 +34,7 @@ def mean_latency_s(runs: Runs) -> Mapping[str, float]:
     """The mean latency measured of each client over all runs, the fastest first."""
     totals_s: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    for run in (run for of_policy in runs.values() for run in of_policy):
+    for run in all_runs(runs):
         ids, of_client = np.unique(run.breakdown["client_id"], return_inverse=True)
         sums_s, times = np.bincount(of_client, run.breakdown["latency_s"]), np.bincount(of_client)
         for client_id, sum_s, n in zip(ids.tolist(), sums_s.tolist(), times.tolist(), strict=True):
