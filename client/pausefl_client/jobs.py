@@ -118,7 +118,7 @@ class Withdrawals:
             withdrawal.set()
 
     def withdraw_all(self) -> None:
-        """Take every job back that has no answer yet: the client is at its end, and nobody waits for its work."""
+        """Take every job back that has no answer yet: the client is at its end, and its work is not waited for."""
         for withdrawal in self._of_job.values():
             withdrawal.set()
 

@@ -46,7 +46,8 @@ def is_library(package: str, file: str) -> bool:
 def for_future(function: Callable[..., Result], *arguments: Any) -> Result:
     """The result of code that may be a user's. What no future of asyncio's can hold becomes a RuntimeError.
 
-    Whoever waits for a StopIteration waits for ever; whoever gets a CancelledError takes itself for cancelled.
+    A coroutine that waits for a StopIteration waits for ever, and one that gets a CancelledError takes itself for
+    cancelled.
     """
     try:
         return function(*arguments)

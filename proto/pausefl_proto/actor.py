@@ -60,7 +60,7 @@ class Actor(ABC, Generic[Message]):
         return await reply
 
     def drop_offered(self) -> None:
-        """Drop the waiting messages that nobody waits for an answer to."""
+        """Drop the messages in the mailbox whose senders wait for no answer."""
         self._mailbox = deque(envelope for envelope in self._mailbox if envelope[1] is not None)
         for sender in self._waiting_senders:
             _wake(sender)

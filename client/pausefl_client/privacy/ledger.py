@@ -301,7 +301,7 @@ def make_durable(folder: Path) -> None:
 def verified_spend(path: Path) -> Spent:
     """What is spent in a ledger, read only; LedgerError where it does not hold together."""
     has_log, charged = _has_log(path), CommitCount(path).read()
-    # SQLite makes an empty -wal where there is none, unless it is told that nobody writes to the file.
+    # SQLite makes an empty -wal where there is none, unless it is told that no process writes to the file.
     access = "mode=ro" if has_log else "mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{access}", uri=True)) as db:

@@ -19,7 +19,7 @@ class TrainingPace(Protocol):
         """Seconds on a clock that only goes forward."""
 
     def wait(self, wait_s: float) -> None:
-        """Return after so many seconds; Withdrawn at once when nobody waits for the result any more."""
+        """Return after so many seconds; Withdrawn at once when the server waits for the result no more."""
 
     def compute(self, compute_s: float) -> None:
         """Return after so many seconds of computing; Withdrawn as in `wait`."""

@@ -1,4 +1,4 @@
-"""The threads that train on the real clock: so many compute at once, and whoever only waits lets another compute."""
+"""The threads that train on the real clock: so many compute at once, and one that only waits lets another compute."""
 
 import threading
 from collections import deque

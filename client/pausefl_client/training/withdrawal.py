@@ -31,7 +31,7 @@ class _Lasting:
 
 
 LASTING: Withdrawable = _Lasting()
-"""Work that nobody withdraws."""
+"""Work that is never withdrawn."""
 
 _job: ContextVar[Withdrawable] = ContextVar("job", default=LASTING)
 

@@ -17,7 +17,7 @@ from pausefl_process.logs import ask_for
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; the exit status is as `exit_status` and docs/events.md say."""
     os.environ.update(grpc_defaults())
-    # Children inherit it: SIGUSR1 is answered by who waits in an event loop, and ends nobody else.
+    # Children inherit it: processes that wait in an event loop answer SIGUSR1, and it ends no others.
     with sigterm_as_interrupt(), signals_to(signal.SIG_IGN, signal.SIGUSR1), while_output_is_read():
         options = parse(parser(), arguments)
         if "log_json" in options:

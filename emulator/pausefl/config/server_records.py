@@ -41,7 +41,7 @@ def selected_policy(selection: SelectionTable, name: str = "") -> Policy:
 
 
 def _has_own_init(policy: type[Policy]) -> bool:
-    """Whether somebody wrote its `__init__`, which is not called where a dataclass is built of checked values."""
+    """Whether its `__init__` is no dataclass's own: it is not called where a dataclass is built of checked values."""
     init = next(vars(each)["__init__"] for each in policy.__mro__ if "__init__" in vars(each))
     code = getattr(init, "__code__", None)
     return code is None or code.co_filename != "<string>"  # dataclasses make theirs of a text

@@ -4,7 +4,7 @@ The policy plays the run again from round 1. A client that it chooses answers as
 client in that round: every delay is a function of (seed, client, round), whatever else was chosen. Elsewhere its
 answer is drawn from what the log has of the client, and of a client that the log never has from another client's. An
 answer that the log did not wait for is drawn from the client's later ones; where it has none, it comes at its bound. A
-round in which nobody gives an update is tried again, as a server does. Each of many draws first resamples every
+round in which no client gives an update is tried again, as a server does. Each of many draws first resamples every
 client's answers with replacement (the bootstrap; Efron, Annals of Statistics, 1979), so that the interval over the
 draws holds what the log leaves open of the laws as well.
 """

@@ -135,7 +135,7 @@ def simulate(
     """Run `policy` for `rounds` rounds, one call of it a round, against the genie that weighs as it does.
 
     Ends early, as a run does, once budgets leave fewer clients than a round takes. A round without clients passes. So
-    does one that nobody answers in time, which a server would try again.
+    does one that no client answers in time, which a server would try again.
 
     Without regret, or where no genie weighs as the policy does, reward and both regrets are NaN, and a policy that
     needs no oracle costs no expectation of a law. `watch` is shown every selection. ConfigError for a policy that needs

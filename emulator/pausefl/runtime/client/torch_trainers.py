@@ -79,7 +79,7 @@ def make_torch_trainers(
 def take_a_step(
     model: nn.Module, data: LocalData, settings: TrainingSettings, device: torch.device, method: TrainingMethod
 ) -> None:
-    """Train a model that nobody needs: a GPU's first step takes a second, which would count as a client's latency."""
+    """Train a model that is thrown away: a GPU's first step takes a second, which would count as a client's latency."""
     one_step = replace(settings, epochs=1, max_steps=1)
     trainer = TorchTrainer(model, data, one_step, device=device, seed=0, client_id="first step", method=method)
     theta = flatten(model)

@@ -30,7 +30,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(
         self,
-        executor: Any,  # noqa: ARG002 - the work is done here, whoever was to do it
+        executor: Any,  # noqa: ARG002 - the work is done here, by no executor
         func: Callable[[*_Ts], Result],
         *args: *_Ts,
     ) -> asyncio.Future[Result]:

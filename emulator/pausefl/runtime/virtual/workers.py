@@ -154,7 +154,7 @@ class Workers(Executor):
                 next_s = min(due_s, self._due[0][0] if self._due else math.inf)
                 if not self._computing:
                     break
-                # Whoever computes may come back at the very moment it has promised.
+                # A job that computes may come back at the very moment it has promised.
                 if next_s < min(self._jobs[number].not_before_s for number in self._computing):
                     break
                 self._changed.wait()
