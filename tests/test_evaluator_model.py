@@ -1,7 +1,10 @@
 """The evaluator: θ_0 from the seed, accuracy and loss on public data."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
+import torch
 
 from pausefl.evaluator.model import Evaluator
 from pausefl_client.data.datasets import load_dataset
@@ -53,6 +56,15 @@ def test_the_subset_is_fixed_and_a_part(evaluator: Evaluator) -> None:
 def test_the_subset_of_a_small_split_is_all_of_it() -> None:
     evaluation = Evaluator("digits", "mlp", seed=1).evaluate(np.zeros(2778, np.float32), "validation", subset=True)
     assert (evaluation.n_examples, evaluation.subset) == (297, True)
+
+
+def test_a_new_thread_evaluates_as_one_that_has_computed_before() -> None:
+    torch.set_num_threads(1)  # of this thread, as an evaluator has it
+    evaluator = Evaluator("digits", "mlp", seed=1, subset_examples=10)
+    theta = np.random.default_rng(1).normal(0, 1, 2778).astype(np.float32)
+    here = evaluator.evaluate(theta, "test", subset=True)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(evaluator.evaluate, theta, "test", subset=True).result() == here
 
 
 def test_a_diverged_model_is_evaluated_too(evaluator: Evaluator) -> None:

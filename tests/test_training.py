@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -115,6 +116,16 @@ def test_an_update_depends_on_seed_client_and_round_alone() -> None:
     assert np.array_equal(update, make_trainer(ADAM).train(THETA, round=3).update)
     assert not np.array_equal(update, make_trainer(ADAM).train(THETA, round=4).update)
     assert not np.array_equal(update, make_trainer(ADAM, client_id="c2").train(THETA, round=3).update)
+
+
+def test_a_new_thread_trains_as_one_that_has_computed_before() -> None:
+    """In a new one MKL shared the first products, of batches of 10, among all cores, and summed in another order."""
+    torch.set_num_threads(1)  # of this thread, as clients have it
+    theta, examples = generator(1, "theta").normal(0, 0.2, THETA.size).astype(np.float32), EXAMPLES.take(np.arange(10))
+    here = make_trainer(SGD, examples=examples).train(theta, round=1)
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(make_trainer(SGD, examples=examples).train, theta, round=1).result()
+    assert np.array_equal(here.update, there.update)
 
 
 def test_fedprox_adds_the_gradient_of_the_distance_to_the_rounds_model() -> None:

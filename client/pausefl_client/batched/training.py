@@ -22,7 +22,7 @@ from pausefl_client.training.device_copies import off_device, on_device
 from pausefl_client.training.joined_states import JoinedStates
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.tasks import Classification
-from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.torch_trainer import TorchTrainer, use_one_thread
 from pausefl_client.training.trainer import TrainingOutcome
 from pausefl_proto.wire import Vector
 
@@ -60,6 +60,7 @@ def train_together(stack: ModelStack, trainers: Sequence[TorchTrainer], theta: V
 
     `stack` is of models like theirs, at least as many. They may differ in data, epochs and what they remember.
     """
+    use_one_thread()
     order = sorted(range(len(trainers)), key=lambda i: -trainers[i].steps)
     learners = [trainers[i] for i in order]
     start, control = learners[0].parted(theta)

@@ -96,6 +96,7 @@ class TorchTrainer:
         Where the method has a control variate, it follows θ, and its change the update, as `manifest` says. Returns
         when the device is done, so that a clock read before and after measures the training.
         """
+        use_one_thread()
         start, control = self.parted(theta)
         seed, rows = self.drawn(round)
         unflatten(self.model, start)
@@ -235,6 +236,15 @@ def normalise(inputs: torch.Tensor, out: torch.Tensor | None = None) -> torch.Te
     return torch.div(inputs, 127.5, out=out).sub_(1) if inputs.dtype == torch.uint8 else inputs
 
 
+def use_one_thread() -> None:
+    """Let torch compute on the calling thread and on no other: client processes share the cores.
+
+    torch keeps this limit thread by thread. In a new thread MKL would share a matrix product among all cores until
+    some other operation took the limit over, and round its sums in another order.
+    """
+    torch.set_num_threads(1)
+
+
 def resolve_device(name: str) -> torch.device:
     """ "auto" (CUDA when present, else the CPU), "cpu" or "cuda"; ConfigError for anything else, or CUDA not there.
 
@@ -254,7 +264,7 @@ def warm_up() -> None:
     Leaves alone what would break the children on a machine with a GPU: no backward pass, since autograd's device
     threads do not survive a fork, and no question to the CUDA driver, which would initialise it.
     """
-    torch.set_num_threads(1)
+    use_one_thread()
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     with mock.patch.object(torch.cuda, "is_available", return_value=False):

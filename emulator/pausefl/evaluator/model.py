@@ -12,7 +12,7 @@ from pausefl_client.training.device_copies import on_device
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, flatten, manifest_of, unflatten
 from pausefl_client.training.tasks import Classification
-from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError, PauseflError
@@ -135,6 +135,7 @@ class Evaluator:
 
     def _rate(self, theta: Vector, examples: Examples) -> tuple[float, float]:
         """The mean score, and the mean loss, over everything that the model predicts for these examples."""
+        use_one_thread()
         unflatten(self._model, theta)
         score, loss = torch.zeros(2, dtype=torch.float64, device=self._device)  # read once: that waits for a GPU
         n = 0

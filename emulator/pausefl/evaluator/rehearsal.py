@@ -23,11 +23,11 @@ def rehearsed_evaluator(plan: EvaluatorPlan) -> "Evaluator":
     ConfigError where there is no torch; PauseflError when its model or data cannot be made, trained or evaluated.
     """
     require("evaluator")
-    import torch  # here and not above: a server that imports this module needs no torch
-
+    # Here and not above: a server that imports this module needs no torch.
     from pausefl.evaluator.model import Evaluator
+    from pausefl_client.training.torch_trainer import use_one_thread
 
-    torch.set_num_threads(1)
+    use_one_thread()
     with told_in_one_line(plan, "making the model and its data"):
         evaluator = Evaluator(
             plan.dataset,

@@ -23,7 +23,7 @@ from pausefl_client.data.holdings import dealing_of, holding_of
 from pausefl_client.data.partition import partition
 from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.models import build_model, flatten
-from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, warm_up
+from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, resolve_device, use_one_thread, warm_up
 from pausefl_client.training.trainer import Trainer, TrainingSettings
 
 warm_up()
@@ -37,8 +37,7 @@ def make_torch_trainers(
     plan: TrainingPlan, client_ids: Sequence[str], batched: BatchedHost | None = None
 ) -> dict[str, Trainer]:
     """A trainer for each of these clients, which all use one device; `batched` trains several of them together."""
-    # Client processes share the cores, so a trainer computes on its own thread and on no other.
-    torch.set_num_threads(1)
+    use_one_thread()
     w, seed = plan.workload, plan.seed
     data = load_dataset(w.dataset, examples=w.examples, seed=plan.split_seed)
     parts = partition(
