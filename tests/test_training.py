@@ -53,7 +53,9 @@ def test_label_counts_of_any_data_set_are_taken_by_the_server(classes: int, coun
     trainer = TorchTrainer(model, data, SGD, device=CPU, seed=1, client_id="c1")
     result = pb.Result()
     result.statistics.update(trainer.label_counts)
-    assert len(statistics_of(result)) == counted
+    found = statistics_of(result)
+    assert len(found) == counted
+    assert list(found) == sorted(found)
 
 
 def test_one_step_over_all_examples_is_the_gradient() -> None:

@@ -31,8 +31,9 @@ def loss_of(result: pb.Result) -> float | None:
 
 
 def statistics_of(result: pb.Result) -> dict[str, float]:
-    """The statistics of its data that the client discloses, by name.
+    """The statistics of its data that the client discloses, by name, in the order of their names.
 
+    A message has them in an order that differs from process to process, and the log of a run that repeats is the same.
     WireError for more than 1024 of them, a name of more than 64 characters, or a value that is NaN or too great.
     """
     if len(result.statistics) > MAX_STATISTICS or any(len(name) > _LONGEST_NAME for name in result.statistics):
@@ -40,7 +41,7 @@ def statistics_of(result: pb.Result) -> dict[str, float]:
     for name, value in result.statistics.items():
         if not abs(value) <= GREATEST_STATED:  # NaN neither
             raise WireError(f"reports {shown(name)} = {value}: must be a number, at most {GREATEST_STATED:g}")
-    return dict(result.statistics)
+    return dict(sorted(result.statistics.items()))
 
 
 def durations_of(result: pb.Result) -> pb.Timing:
