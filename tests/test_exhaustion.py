@@ -188,7 +188,7 @@ def test_noise_from_the_seed_is_not_charged_to_ledgers_that_outlive_the_run(tmp_
     ("change", "message"),
     [
         ("privacy.epsilon_floor=99.0", r"privacy\.epsilon_floor = 99: must lie between 0 and epsilon_1 = 1\.5684"),
-        ("privacy.noise_to_clip_max=0.1", r"privacy\.epsilon_floor = 20: must lie between 0"),
+        ("privacy.noise_to_clip_max=0.1", r"privacy\.noise_to_clip_max = 0\.1: must be at least 2/epsilon_1 = 1\.27"),
         ("privacy.eta=0.0", r"privacy\.eta = 0\.0: must be a finite number above 0"),
         ("privacy.delta=1.0", r"privacy\.delta = 1\.0"),
         ("privacy.sampler=dice", r"privacy\.sampler = 'dice': should be 'laplace' or 'opendp'"),

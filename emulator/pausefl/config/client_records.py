@@ -1,5 +1,6 @@
 """The client's side of an experiment as records: budget, mechanism, training and TLS. Each is checked as it is made."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pausefl.config.kinds import read_kind
@@ -19,12 +20,20 @@ if TYPE_CHECKING:  # which needs torch
 
 
 def budget_of(privacy: PrivacyTable) -> Budget | None:
-    """ε̄ and η, None in a run without privacy."""
+    """ε̄, η and the least ε of a release; None in a run without privacy. ConfigError."""
     if not privacy.enabled:
         return None
+    budget = Budget(privacy.epsilon_budget, privacy.eta, privacy.epsilon_floor)
+    if not privacy.noise_to_clip_max:
+        return budget
     # Noise scale over clip bound is 2/ε in both units: sensitivity is twice the bound.
-    least_for_noise = 2 / privacy.noise_to_clip_max if privacy.noise_to_clip_max else 0.0
-    return Budget(privacy.epsilon_budget, privacy.eta, max(privacy.epsilon_floor, least_for_noise))
+    least_for_noise = 2 / privacy.noise_to_clip_max
+    if least_for_noise > budget.epsilon(1):
+        raise ConfigError(
+            f"privacy.noise_to_clip_max = {privacy.noise_to_clip_max:g}: must be at least"
+            f" 2/epsilon_1 = {2 / budget.epsilon(1):g}, or no client could ever release anything"
+        )
+    return replace(budget, epsilon_floor=max(privacy.epsilon_floor, least_for_noise))
 
 
 def mechanism_of(privacy: PrivacyTable) -> Mechanism | None:
