@@ -8,6 +8,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from pausefl.cli import parser
+from pausefl.cli.arguments import parse
 from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.loading import parse_experiment
@@ -132,6 +134,20 @@ def test_bad_groups_are_one_line(override: str, message: str) -> None:
 def test_a_group_that_is_all_there_is_never_there_first() -> None:
     with pytest.raises(ConfigError, match=r"clients\.groups: no client is there in round 1"):
         parse_experiment("[clients.groups.late]\ncount = 3\njoin_round = 2\n[selection]\nm = 2")
+
+
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_a_round_without_any_client_is_refused(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "gap.toml"
+    file.write_text(
+        "experiment.rounds = 6\nclients.count = 4\nselection.m = 2\n"
+        "clients.groups.early = { count = 2, leave_round = 3 }\nclients.groups.late = { count = 2, join_round = 5 }\n"
+    )
+    arguments = [command, str(file), *(["--run-dir", str(tmp_path / "run")] if command == "run" else [])]
+    options = parse(parser(), arguments)
+    with pytest.raises(ConfigError, match=r"clients\.groups: no client is there in round 3, before which a run would"):
+        options.command(options)
+    assert not (tmp_path / "run").exists()
 
 
 # -- presence

@@ -87,6 +87,7 @@ def validate(options: argparse.Namespace) -> None:
         return
     if options.config is None:
         raise ConfigError("needs CONFIG or --list")
+    from pausefl.config.groups import check_rounds
     from pausefl.evaluator.preflight import try_out
     from pausefl.observers import load_observers
     from pausefl.reference.listing import listing
@@ -95,6 +96,7 @@ def validate(options: argparse.Namespace) -> None:
     experiment = experiment_of(options)
     if options.run_dir is not None:
         check_goes_on(experiment, Path(options.run_dir))
+    check_rounds(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     load_observers(experiment.experiment.observers)
     print(listing(experiment), end="", flush=True)
     try_out(experiment, lambda text: print(f"pausefl: {text}", file=sys.stderr))

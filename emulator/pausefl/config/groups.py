@@ -37,6 +37,13 @@ def presence_of(groups: ClientGroups, rounds: int, seed: int) -> Presence | None
     return Presence.of_groups(memberships, rounds, seed)
 
 
+def check_rounds(groups: ClientGroups, rounds: int, seed: int) -> None:
+    """ConfigError for a round in which no client is there: a run would end, as failed, before it."""
+    presence = presence_of(groups, rounds, seed)
+    if presence is not None and (empty := presence.first_empty_round) is not None:
+        raise ConfigError(f"clients.groups: no client is there in round {empty}, before which a run would fail")
+
+
 def drift_laws_of(groups: ClientGroups) -> dict[str, DriftLaw]:
     """The law of each client's drifts in a simulation, by id; ConfigError where a group has none."""
     laws = {}

@@ -174,6 +174,12 @@ class Presence:
                 columns.append(on)
         return cls(tuple(i for group in groups for i in group.client_ids), np.stack(columns, axis=1))
 
+    @property
+    def first_empty_round(self) -> int | None:
+        """The first round in which no client is there; None: there is none."""
+        empty = np.flatnonzero(~self.table.any(axis=1))
+        return int(empty[0]) + 1 if empty.size else None
+
     def at(self, round: int) -> frozenset[str]:
         """Who is there in this round; after the last one, who was there then."""
         row = self.table[min(round, len(self.table)) - 1]

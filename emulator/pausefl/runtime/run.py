@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pausefl.config.experiment import Experiment
+from pausefl.config.groups import check_rounds
 from pausefl.extras import require
 from pausefl.observers import Observed, Observer, load_observers
 from pausefl.results.stored_summary import read_summary
@@ -34,6 +35,8 @@ def run_experiment(
     """
     if resume:
         refuse_served_run(run_dir)
+    else:
+        check_rounds(experiment.groups, experiment.experiment.rounds, experiment.experiment.seed)
     require("server", "report")  # before hours of rounds whose report could not be drawn
     observers = [*observers, *load_observers(experiment.experiment.observers)]
     if experiment.workload.model != "synthetic":
