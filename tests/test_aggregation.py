@@ -12,6 +12,7 @@ from pausefl_proto.wire import Vector
 from pausefl_server.model.aggregation import (
     Aggregation,
     clipped,
+    inner_product,
     krum,
     krum_scores,
     median,
@@ -151,6 +152,12 @@ def test_squared_distance_is_that_of_float64(size: int, seed: int) -> None:
     assert squared_distance(a, b) == pytest.approx(float(((np.float64(a) - np.float64(b)) ** 2).sum()), rel=1e-12)
 
 
+def test_an_inner_product_is_that_of_float64() -> None:
+    a, b = np.full(20_000, 1e30, np.float32), np.full(20_000, 3.0, np.float32)
+    assert inner_product(a, a) == pytest.approx(2e64)
+    assert inner_product(a, b) == pytest.approx(6e34)
+
+
 # -- what every rule keeps to
 
 
@@ -172,6 +179,14 @@ def test_agreement_is_kept(rule: str) -> None:
     (update,) = vectors(1, 100, seed=8)
     combined = Aggregation(rule).combine([update] * 5, np.ones(5))  # type: ignore[arg-type]
     np.testing.assert_allclose(combined, update, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("value", [0.0, 3e38, -3e38])
+def test_no_value_that_the_wire_takes_makes_a_result_that_is_not_finite(rule: str, value: float) -> None:
+    update = np.full(10, value, np.float32)
+    combined = Aggregation(rule).combine([update] * 4, np.ones(4))  # type: ignore[arg-type]
+    np.testing.assert_allclose(combined, update, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
@@ -280,6 +295,7 @@ def test_plain_averaging_adds_the_change() -> None:
         (Aggregation, {"rule": "mode"}, 'rule = "mode": must be one of fedavg, median'),
         (Aggregation, {"harmful": -1}, "harmful = -1: must be at least 0"),
         (Aggregation, {"clip_norm": 0.0}, "clip_norm = 0.0: must be"),
+        (Aggregation, {"norm_limit": 1.0}, "norm_limit = 1.0: must be a finite number above 1"),
         (ServerOptimizer, {"kind": "lion"}, 'kind = "lion": must be one of sgd, fedavgm'),
         (ServerOptimizer, {"learning_rate": 0.0}, "learning_rate = 0.0: must be"),
         (ServerOptimizer, {"beta_2": 1.0}, "beta_2 = 1.0: must be at least 0 and below 1"),
@@ -296,6 +312,7 @@ def test_an_update_far_greater_than_the_rounds_median_is_an_outlier() -> None:
     found = outliers([unit, 2 * unit, 100 * unit], norm_limit=3.0)
     assert found == {2: "has a norm of 100, the round's others allow 6"}
     assert outliers([unit, 0 * unit], norm_limit=3.0) == {}
+    assert outliers([0 * unit, 0 * unit], norm_limit=3.0) == {}
     assert outliers([], norm_limit=3.0) == {}
 
 
