@@ -118,6 +118,23 @@ def test_a_latency_below_tau_min_is_worth_no_more_than_tau_min() -> None:
     assert table.clamped.tolist() == [2, 0]
 
 
+@pytest.mark.parametrize(("discount", "window"), [(0.5, 0), (1.0, 5)])
+def test_a_forgetful_mean_takes_no_latency_for_less_than_tau_min(discount: float, window: int) -> None:
+    table, recent = table_of("a"), Recent.nothing()
+    for t, latency_s in enumerate((1e-6, 0.2), start=1):
+        table.apply_round(played(t, {"a": latency_s}))
+        recent = remember(recent, seen_by_policy(played(t, {"a": latency_s})), table, discount, window)
+    assert mean_of(table, recent) == pytest.approx([(discount * 1.0 + 0.25) / (discount + 1)])
+
+
+def test_no_mean_reward_exceeds_1_once_an_estimated_tau_min_has_risen() -> None:
+    table = table_of("a", "b", "c", tau_min_s=None)
+    table.apply_round(played(1, {"a": 0.1}))
+    table.apply_round(played(2, {"b": 50.0, "c": 50.0}))
+    assert table.effective_tau_min_s == 5.0
+    assert mean_of(table) == pytest.approx([1.0, 0.1, 0.1])
+
+
 def test_a_latency_that_is_tau_min_but_for_rounding_is_not_counted_as_below_it() -> None:
     """Clocks that have run for long tell 0.05 s by subtraction."""
     table = table_of("a", "b")

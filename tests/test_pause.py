@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.clients import ClientTable
 from pausefl_server.records import LogEvent, Observation
+from pausefl_server.search.annealing import Cooling
 from pausefl_server.selection import Context
+from pausefl_server.selection.latency import mean_and_count
 from pausefl_server.selection.policies.brute import PauseBrute
+from pausefl_server.selection.policies.genie import Genie
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.selection.policies.sa_pause import SaPause
 from pausefl_server.selection.policies.ucb import Ucb
-from rigs.policies import IDS, M, Play, context_of, hash_of
+from rigs.policies import IDS, M, Play, context_of, hash_of, true_mean_s
 
 # --- PAUSE
 
@@ -35,13 +38,13 @@ def test_pause_takes_the_optimum_of_equation_14() -> None:
 
 
 def test_the_energy_is_equation_14_by_hand() -> None:
-    """Two clients, one seen twice, the other once, in round 4 (ln 3 and T/3)."""
+    """Two clients, one seen twice, the other once, in round 4 (ln 3 and T/3). A third one has left with its data."""
     table = ClientTable(1, tau_min_s=0.05)
-    table.apply_events([LogEvent("joined", i, n_examples=n) for i, n in (("a", 300), ("b", 100))], round=1)
-    table.chosen[:] = table.measured[:] = [2, 1]
-    table.inverse_latency_sum[:] = [1 / 0.1 + 1 / 0.2, 1 / 0.5]
-    table.epsilon_spent[:] = [30.0, 10.0]
-    table.connected[:] = True
+    table.apply_events([LogEvent("joined", i, n_examples=n) for i, n in (("a", 300), ("b", 100), ("c", 200))], round=1)
+    table.chosen[:] = table.measured[:] = [2, 1, 3]
+    table.inverse_latency_sum[:] = [1 / 0.1 + 1 / 0.2, 1 / 0.5, 1.0]
+    table.epsilon_spent[:] = [30.0, 10.0, 0.0]
+    table.connected[:] = [True, True, False]
     context = context_of(table, 4)
     energies = []
     for k, (share, count, inverse_s, spent) in enumerate(((0.75, 2, 15.0, 30.0), (0.25, 1, 2.0, 10.0))):
@@ -134,6 +137,33 @@ def test_a_forgetful_mean_follows_a_link_that_drifts(forgetful: dict[str, Any]) 
     assert faith(**forgetful) < faith() / 2
 
 
+@pytest.mark.parametrize(
+    ("forgetful", "rounds"), [({"window": 4}, 4), ({"window": 9}, 6), ({"discount": 0.5}, 2 - 0.5**5), ({}, 6)]
+)
+def test_a_forgetful_index_explores_by_the_rounds_that_it_remembers(forgetful: dict[str, Any], rounds: float) -> None:
+    play = Play(Pause(M, **forgetful)).rounds(6)
+    context = context_of(play.table, 7)
+    choice = Pause(M, **forgetful).choice(play.state, context)
+    mean, count = mean_and_count(context, choice.rows, play.state)
+    with np.errstate(divide="ignore"):
+        assert choice.ucb == pytest.approx(mean + np.sqrt((M + 1) * math.log(rounds) / count))
+
+
+# --- the genie
+
+
+def test_before_any_answer_an_automatic_tau_min_is_the_fastest_clients_mean() -> None:
+    play = Play(Genie(M, alpha=0.0, gamma=0.0), tau_min_s=None)
+    assert play.one_round().chosen == IDS[:M]
+    assert play.records[0].details["energy"] == pytest.approx(true_mean_s(IDS[0]) / true_mean_s(IDS[M - 1]))
+
+
+def test_links_faster_than_tau_min_are_worth_no_more_than_tau_min() -> None:
+    play = Play(Genie(2, alpha=0.0, gamma=0.0), tau_min_s=0.5 * (true_mean_s(IDS[2]) + true_mean_s(IDS[3])))
+    assert set(play.one_round().chosen) <= set(IDS[:3])
+    assert play.records[0].details["energy"] == 1.0
+
+
 # --- UCB
 
 
@@ -201,6 +231,43 @@ def spread_of_positions(context: Context, rows: Any) -> Any:
     """A Φ of one's own: the spread of the client numbers of the set, as a plain function."""
     numbers = np.array([hash_of(context.table.ids[row]) for row in rows])
     return lambda positions: float(np.ptp(numbers[positions]))
+
+
+@pytest.mark.parametrize("temperature", ["printed", "spread"])
+def test_the_temperature_exceeds_the_energy_differences_of_sets(
+    temperature: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: v2, eq. (20), and v1, eq. (19), over κ."""
+    scales: list[float] = []
+
+    def noted(scale: float, *rest: Any) -> Cooling:
+        scales.append(scale)
+        return Cooling(scale, *rest)
+
+    monkeypatch.setattr("pausefl_server.selection.policies.sa_pause.Cooling", noted)
+    weights = {"alpha": 7.0, "gamma": 20.0, "kappa": 30.0, "reward": "R2", "clusters": 4}
+    policy = SaPause(M, temperature=temperature, **weights)  # type: ignore[arg-type]
+    context = context_of(Play(Pause(M)).rounds(9).table, 10)
+    choice = policy.choice(None, context)
+    policy.select(None, context)
+    ucb, g, p = (np.sort(term) for term in (choice.ucb, choice.g, choice.p))
+    c = ucb[-M] - ucb[0] + 1e-6
+    if temperature == "printed":
+        c += 2 * 7.0 + policy.greatest_penalty + 20.0
+    else:
+        c += sum(w * (term[-M:].mean() - term[:M].mean()) for w, term in ((7.0, g), (20.0, p)))
+    assert scales == [pytest.approx(c / 30.0)]
+
+
+@pytest.mark.parametrize("own", ["phi_g", "phi_p"])
+def test_the_energy_weighs_a_phi_of_ones_own_beside_a_mean(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("math.spread", spread_of_positions, raising=False)
+    policy = SaPause(M, alpha=7.0, gamma=20.0, steps=50, **{own: "math:spread"})  # type: ignore[arg-type]
+    context = context_of(Play(Pause(M)).rounds(9).table, 10)
+    choice, selection = policy.choice(None, context), policy.select(None, context)
+    taken, spread = np.isin(choice.rows, selection.rows), float(np.ptp(selection.rows))
+    phi_g, phi_p = (spread, choice.p[taken].mean()) if own == "phi_g" else (choice.g[taken].mean(), spread)
+    assert selection.details["energy"] == pytest.approx(choice.ucb[taken].min() + 7.0 * phi_g + 20.0 * phi_p)
 
 
 def test_any_function_of_the_set_can_be_phi(monkeypatch: pytest.MonkeyPatch) -> None:
