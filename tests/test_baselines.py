@@ -14,6 +14,7 @@ from pausefl_server.selection.policies.clustered import Clustered
 from pausefl_server.selection.policies.fastest import Fastest
 from pausefl_server.selection.policies.oort import Oort, scaled_utility
 from pausefl_server.selection.policies.pow_d import PowD
+from pausefl_server.selection.terms import losses
 from rigs.policies import IDS, M, Play, context_of, true_mean_s
 
 # --- baselines
@@ -23,11 +24,11 @@ def test_fastest_takes_the_least_mean_latencies() -> None:
     assert Play(Fastest(M)).one_round().chosen == IDS[:M]
 
 
-def test_clustered_sampling_is_unbiased_by_data_size() -> None:
+@pytest.mark.parametrize("sizes", [[500, 300, 100, 50, 30, 20], [1] * 6])
+def test_clustered_sampling_is_unbiased_by_data_size(sizes: list[int]) -> None:
     """Each client is drawn m|D_k|/|D| times on average; one with more than |D|/m in some round twice."""
     table = ClientTable(seed=1, examples_max=1000)
-    sizes = np.array([500, 300, 100, 50, 30, 20])
-    table.apply_events([LogEvent("joined", i, n_examples=int(n)) for i, n in zip(IDS, sizes, strict=False)], round=1)
+    table.apply_events([LogEvent("joined", i, n_examples=n) for i, n in zip(IDS, sizes, strict=False)], round=1)
     drawn = np.zeros(6)
     rounds = 4000
     for t in range(1, rounds + 1):
@@ -36,7 +37,7 @@ def test_clustered_sampling_is_unbiased_by_data_size() -> None:
         assert selection.weights is not None
         assert selection.weights.tolist() == [1 / 3] * 3
     # The variance of a count is below its mean: five standard deviations.
-    expected = 3 * sizes / sizes.sum() * rounds
+    expected = 3 * np.array(sizes) / sum(sizes) * rounds
     assert (np.abs(drawn - expected) < 5 * np.sqrt(expected)).all()
 
 
@@ -66,12 +67,24 @@ def test_power_of_choice_draws_candidates_by_data_size() -> None:
     assert abs(taken[0] / 1000 - 1000 / 2200) < 5 * np.sqrt(0.25 / 1000)
 
 
+def test_power_of_choice_takes_m_clients_where_d_is_less() -> None:
+    assert len(PowD(M, d=1).select(None, context_of(Play(PowD(M)).table, 1)).rows) == M
+
+
 def test_power_of_choice_asks_for_the_greatest_loss() -> None:
     play = Play(PowD(M, d=13))
     play.table.last_loss[:] = np.arange(13.0)
     play.table.last_loss[3] = np.nan
     chosen = PowD(M, d=13).select(None, context_of(play.table, 1)).rows
     assert chosen.tolist() == [3, 10, 11, 12]
+
+
+def test_a_loss_that_was_not_reported_counts_as_the_median_of_those_that_can_be_chosen() -> None:
+    table = Play(PowD(M)).table
+    table.chosen[:] = 1
+    table.last_loss[:5] = [np.nan, 1.0, 2.0, 3.0, 50.0]
+    context = context_of(table, 2, eligible=np.arange(4))
+    assert losses(context, np.array([0, 3])).tolist() == [2.0, 3.0]
 
 
 def test_no_client_is_chosen_for_ever_because_it_reports_no_loss() -> None:
@@ -97,6 +110,22 @@ def test_oort_explores_less_and_less(least: float, explored: list[int]) -> None:
         assert len(set(record.chosen) - seen) == new
         assert len(record.chosen) == M
         seen |= set(record.chosen)
+
+
+def test_oort_explores_more_than_its_share_where_too_few_clients_are_known() -> None:
+    assert len(Play(Oort(M, exploration=0.0, exploration_min=0.0)).one_round().chosen) == M
+
+
+def test_oort_draws_in_proportion_to_utility_among_those_within_the_cutoff() -> None:
+    """A loss below 0 counts as 0: else it would make the utilities of all others equal."""
+    policy = Oort(1, exploration=0.0, exploration_min=0.0, cutoff=0.5, known_speeds=False)
+    table = Play(policy).table
+    table.n_examples[:] = 100
+    table.last_loss[:] = [1.0, 0.6, 0.4, -1e9, *[0.0] * 9]
+    state = dataclasses.replace(policy.start(), last_round=np.ones(13, np.int64))
+    taken = [int(policy.select(state, context_of(table, 1, seed)).rows[0]) for seed in range(500)]
+    assert set(taken) == {0, 1}
+    assert taken.count(0) / 500 == pytest.approx(1 / 1.6, abs=5 * math.sqrt(0.25 / 500))
 
 
 @pytest.mark.parametrize("known_speeds", [True, False])
@@ -179,5 +208,6 @@ def test_oorts_pacer_takes_a_round_and_its_failed_attempts_for_one() -> None:
         return state.percentile
 
     assert percentile(5.0, 5.0, 5.0, 5.0) == 50.0
+    assert percentile(5.0, 5.0, 1.0, 1.0, 0.5) == 60.0, "it thinks again after a whole window"
     assert percentile(5.0, 5.0, 5.0, None, None, None, 5.0) == 50.0
     assert percentile(5.0, 5.0, 1.0, 1.0) == percentile(5.0, 5.0, 1.0, None, None, 1.0) == 60.0

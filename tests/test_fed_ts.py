@@ -13,9 +13,10 @@ from pausefl_proto.wire import Vector
 from pausefl_server.records import LogEvent
 from pausefl_server.selection import Policy
 from pausefl_server.selection.drift import leave_one_out_drifts, path_drifts, two_means
+from pausefl_server.selection.newcomers import NewcomerPolicy
 from pausefl_server.selection.observed import seen_by_policy
 from pausefl_server.selection.policies.chr import Chr
-from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs
+from pausefl_server.selection.policies.fed_ts import DriftUcb, FedTs, Posteriors
 from rigs.newcomers import ORIGINALS, POISONED, RELEVANT, SIZE, NewcomerPlay, update_of, with_newcomers
 
 quickly = settings(max_examples=60, deadline=None, derandomize=True)
@@ -97,12 +98,12 @@ def test_everyone_weighs_the_same_whatever_their_data() -> None:
 
 
 def test_every_insertion_has_a_size_of_its_own() -> None:
-    joins = {1: ORIGINALS, 3: [f"early-{k}" for k in range(6)], 5: [f"late-{k}" for k in range(2)], 6: ["single-0"]}
-    play = NewcomerPlay(FedTs(3, newcomer_share=0.5), joins).rounds(8)
+    joins = {1: ORIGINALS, 3: [f"early-{k}" for k in range(6)], 5: [f"late-{k}" for k in range(4)], 6: ["single-0"]}
+    play = NewcomerPlay(FedTs(3, newcomer_share=0.4), joins).rounds(8)
     counts = [Counter(i.split("-")[0] for i in record.chosen) for record in play.records]
     assert counts[1] == {"original": 3}
-    assert counts[3] == {"original": 3, "early": 3}
-    assert counts[7] == {"original": 3, "early": 3, "late": 1, "single": 1}
+    assert counts[3] == {"original": 3, "early": 2}
+    assert counts[7] == {"original": 3, "early": 2, "late": 2, "single": 1}
 
 
 def test_a_newcomer_that_comes_back_is_still_of_its_insertion() -> None:
@@ -170,6 +171,15 @@ def test_drifts_are_small_up_to_the_mean_of_the_centroids() -> None:
     play.after_drifts(relevant_0=1.0, poisoned_0=7.0, poisoned_1=13.0)
     assert play.state.centroids == (1.0, 10.0)
     assert [play.posterior(i) for i in (*RELEVANT[:2], *POISONED[:2])] == [(3, 1), (2, 1), (1, 3), (1, 3)]
+
+
+def test_a_drift_of_exactly_the_threshold_is_small_and_a_single_one_moves_no_centroid() -> None:
+    play = with_newcomers(FedTs(2)).rounds(3)
+    play.select()
+    play.after_drifts(relevant_0=2.0, poisoned_0=6.0)
+    assert play.after_drifts(relevant_0=0.0, relevant_1=4.0, poisoned_0=6.0).centroids == (2.0, 6.0)
+    assert play.posterior(RELEVANT[1]) == (2, 1)
+    assert play.after_drifts(relevant_0=5.0).centroids == (2.0, 6.0)
 
 
 @pytest.mark.parametrize("drifts", [{"relevant_0": 5.0}, {"relevant_0": 5.0, "poisoned_0": 5.0}])
@@ -276,17 +286,23 @@ def test_unseen_newcomers_go_first(policy: Policy) -> None:
     assert play.table.chosen[newcomers].tolist() == [1] * 8
 
 
-def test_drift_ucb_is_ucb1_by_hand() -> None:
-    play = with_newcomers(DriftUcb(2, newcomer_share=0.125)).rounds(3)
+@pytest.mark.parametrize("policy", [DriftUcb(2), Chr(2)])
+@pytest.mark.parametrize("seed", range(5))
+def test_newcomers_are_ranked_by_ucb1_and_by_mean_cosine(policy: NewcomerPolicy, seed: int) -> None:
+    play, rng = with_newcomers(policy).rounds(3), np.random.default_rng(seed)
     play.select()
-    rows = play.table.rows((*RELEVANT, *POISONED))
-    play.table.chosen[rows] = [10, 10, 4, 4, 10, 10, 10, 10]
-    successes = np.zeros(len(play.table), np.int64)
-    successes[rows] = [9, 8, 3, 2, 0, 0, 0, 0]
-    play.state = dataclasses.replace(play.state, successes=successes, failures=successes)
-    index = np.array([9, 8, 3, 2]) / np.array([10, 10, 4, 4]) + np.sqrt(2 * np.log(4) / np.array([10, 10, 4, 4]))
-    assert rows[int(index.argmax())] in play.select().rows
-    assert int(index.argmax()) == 2
+    rows, chosen = play.table.rows((*RELEVANT, *POISONED)), rng.integers(1, 30, 8)
+    play.table.chosen[rows] = chosen
+    gained = np.zeros(len(play.table), np.int64)
+    gained[rows] = rng.integers(0, chosen + 1)
+    if isinstance(policy, DriftUcb):
+        play.state = Posteriors(gained, 2 * gained)
+        index = gained[rows] / chosen + np.sqrt(2 * np.log(4) / chosen)
+    else:
+        play.state, index = gained.astype(np.float64), gained[rows] / chosen
+    for p in range(1, 9):
+        play.policy = dataclasses.replace(policy, newcomer_share=p / 8)
+        assert np.sort(index[np.isin(rows, play.select().rows)]) == pytest.approx(np.sort(index)[-p:])
 
 
 def test_chr_measures_the_cosine() -> None:

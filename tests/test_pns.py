@@ -28,6 +28,18 @@ def test_pns_leaves_out_updates_that_oppose_the_others() -> None:
         assert np.flatnonzero(optimal_subset(updates, 4)).tolist() == inside
 
 
+def test_pns_keeps_updates_that_oppose_no_other() -> None:
+    assert optimal_subset([0 * ONE] * 5, 4).all()
+
+
+def test_what_several_clients_lose_in_a_round_goes_to_the_others() -> None:
+    policy, table = Pns(4), Play(Pns(4)).table
+    table.chosen[:] = 10
+    left_out = tuple(PolicyObservation(i, 0.1, 100, 0.0, 0.0, statistics={"excluded": 1.0}) for i in IDS[:2])
+    weight = policy.observe(policy.start(), PolicyRound(1, IDS[:2], left_out, ()), table).weight
+    np.testing.assert_allclose(weight, [0.36] * 2 + [1 + 2 * 0.64 / 11] * 11)
+
+
 def test_pns_lowers_the_probability_of_clients_left_out() -> None:
     policy, play = Pns(4), Play(Pns(4))
     play.table.chosen[:] = 10
