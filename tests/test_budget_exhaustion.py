@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from pausefl_process.events import Notice, ProgressEvent
 from pausefl_proto.budget import Budget
+from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.progress import ProgressReporter
-from pausefl_server.records import RoundRecord
-from pausefl_server.rounds.budget_exhaustion import rounds_left
+from pausefl_server.records import LogEvent, RoundRecord
+from pausefl_server.rounds.budget_exhaustion import budgets_end, rounds_left, too_few_left
 from pausefl_server.rounds.messages import Lost, Pinged
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.settings import PrivacySettings
@@ -31,6 +32,28 @@ def test_whoever_is_chosen_more_is_used_up_sooner() -> None:
     # Chosen 4 times and never, so 5 to 1: after 2 rounds of each of these one is used up, after 10 the other.
     assert rounds_left(np.array([10, 10]), np.array([4, 0]), m=2) == 6
     assert rounds_left(np.array([10, 10]), np.array([4, 0]), m=1) == 20
+
+
+def test_the_end_of_budgets_is_forecast_from_the_round_that_is_over() -> None:
+    """Ten releases each, of which two are had: equal clients, one of them retired, play eight rounds more."""
+    table = ClientTable()
+    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "abc"], round=1)
+    table.released[:], table.chosen[:], table.retired[:] = [2, 2, 10], [5, 5, 9], [False, False, True]
+    budget = Budget(BUDGET.epsilon_budget, BUDGET.eta, BUDGET.epsilon(10))
+    assert budgets_end(table, budget, 7, m=2) == 7 + 8
+    table.chosen[:2] = [4, 0]  # so 5 to 1: one is used up after 9.6 rounds of one client each, the other after 16
+    assert budgets_end(table, budget, 7, m=1) == 7 + 16
+    assert budgets_end(table, budget, 7, m=2) == 7 + int((8 + 8 / 5) / 2)
+    assert budgets_end(table, BUDGET, 7, m=2) is None
+
+
+def test_a_run_ends_with_too_few_clients_only_where_budgets_are_the_cause() -> None:
+    table = ClientTable()
+    table.apply_events([LogEvent("joined", client_id, n_examples=1) for client_id in "ab"], round=1)
+    assert too_few_left(table, m=3) == ""
+    table.retired[0] = True
+    assert too_few_left(table, m=1) == ""
+    assert too_few_left(table, m=2) == "privacy budgets: 1 of 2 clients may still release, a round takes m = 2"
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))

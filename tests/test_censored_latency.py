@@ -221,6 +221,23 @@ def test_resting_clients_are_asked_after_all_where_too_few_are_left() -> None:
     assert selectable_rows(table, 4, 9, 64).size == 4
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_of_resting_clients_those_are_asked_first_whose_rest_ends_first(seed: int) -> None:
+    table = ClientTable(seed)
+    table.apply_events([LogEvent("joined", i, n_examples=100) for i in "ab"], round=1)
+    table.apply_round(played(1, {"b": 0.1}, {"a": 2.0}))
+    table.apply_round(played(3, {}, {"a": 2.0, "b": 2.0}))  # a rests twice as long
+    assert selectable_rows(table, 4, 1, 64).tolist() == [1]
+
+
+def test_a_client_that_missed_an_attempt_at_a_round_is_asked_again_only_where_there_is_no_other() -> None:
+    table = table_of("a", "b")
+    table.apply_round(played(4, {}, {"a": 2.0}))
+    assert selectable_rows(table, 4, 2, 64).tolist() == [1]
+    table.apply_round(played(4, {}, {"b": 2.0}))
+    assert selectable_rows(table, 4, 2, 64).tolist() == [0, 1]
+
+
 def test_of_clients_whose_rest_ends_at_once_the_seed_says_who_is_asked() -> None:
     """Not the order of their ids, by which one client would always be the first."""
     recalled = set()

@@ -63,15 +63,17 @@ def test_a_lost_client_is_waited_for_until_it_should_be_back_and_never_beyond_th
     assert opened.due == {"a": 40.0, "b": 40.0}
     opened.lost("c", 20.0, None)
     assert "c" not in opened.due
+    assert opened.miss_overdue(40.0) == ["a", "b"]
+    assert [opened.misses[client_id].kind for client_id in "ab"] == ["timeout", "lost"]
 
 
 def test_a_round_trip_runs_from_the_first_time_that_a_client_was_handed_the_job() -> None:
     opened = open_round()
-    for handed_over_s in (11.0, 15.0):
+    for handed_over_s in (SENT_S, 15.0):
         opened.lost("a", 20.0, handed_over_s)
         job = opened.returned("a", 16.0)
         assert job is not None
-        assert (job.handed_over_s, job.ready_s) == (11.0, SENT_S)
+        assert (job.handed_over_s, job.ready_s) == (SENT_S, SENT_S)
 
 
 def test_an_earlier_rounds_job_starts_no_round_trip_of_this_one() -> None:
@@ -90,3 +92,10 @@ def test_a_server_that_stood_still_waits_for_all_once_more_and_no_further_time()
     assert opened.due == {"b": 50.0}, "as long as the server stood still"
     assert opened.miss_overdue(60.0) == ["b"]
     assert opened.misses["b"].waited_s == 50.0
+
+
+def test_a_server_that_stood_still_takes_no_clients_time_away() -> None:
+    opened = open_round()
+    opened.lost("a", 20.0, None)
+    assert opened.miss_overdue(20.5) == []
+    assert opened.due == {"a": 21.0, "b": 40.0}

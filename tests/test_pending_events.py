@@ -55,8 +55,10 @@ def test_a_flood_of_rejections_is_one_event_that_counts_them() -> None:
     (event,) = pending.take()
     assert event.detail == "reason 0 (733 times)"
     pending.put_back([event, LogEvent("rejected", "a", "another")])
-    (event,) = pending.take()
+    (event,) = pending.waiting()
     assert event.detail == "reason 0 (734 times)"
+    pending.put_back([LogEvent("rejected", "a", "one before")])
+    assert [each.detail for each in pending.take()] == ["one before (735 times)"]
     assert RunTally([], late_events=[event, LogEvent("rejected", "b", "one")]).events["rejected"] == 735
 
 

@@ -150,7 +150,7 @@ class FirstTwice(Policy):
 
     def select(self, state: Any, context: Context) -> Selection:  # noqa: ARG002
         rows = np.sort(np.append(context.eligible, context.eligible[0]))
-        return Selection(rows, weights=np.ones(len(rows)))
+        return Selection(rows, weights=np.full(len(rows), 0.25))
 
 
 async def test_a_kept_late_update_of_a_client_drawn_twice_counts_twice(rig: MakeRig) -> None:
