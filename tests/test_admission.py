@@ -1,6 +1,7 @@
 """Who is let in over real gRPC: ids bound to certificates and tokens, and what unknown peers may cost."""
 
 import asyncio
+import hashlib
 import itertools
 import socket
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from pausefl.runtime.client.plan import connection_plan
 from pausefl.runtime.server.plan import server_plan
 from pausefl_client.transport import connect, fetch_offer
 from pausefl_process.tokens import read_token, read_token_digests
-from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError
+from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_server.connections.answer_limits import AnswerLimits
@@ -75,6 +76,26 @@ async def answer_to(client_id: str, port: int, tls: Tls | None = None, token: st
                 answer = pb.ServerMessage.FromString(await stream.read() or b"")
             return "welcome" if answer.HasField("welcome") else answer.goodbye.reason
     raise AssertionError("no answer could be read")
+
+
+def test_an_id_is_a_clients_own_only_where_it_has_shown_that() -> None:
+    by_token = Admission(tokens={"a": hashlib.sha256(b"secret").digest()})
+    by_certificate = Admission(by_certificate=True)
+    assert not Admission().check("a", ["a"], "secret"), "nothing was asked for"
+    assert by_token.check("a", [], "secret")
+    assert by_certificate.check("a", ["b", "a"], "")
+    for admission in (by_token, by_certificate):
+        with pytest.raises(WireError, match="neither certificate nor token shows that this client is one of the run's"):
+            admission.check_known([], "a guess")
+        with pytest.raises(WireError, match="neither certificate nor token shows that this client is 'a'"):
+            admission.check("a", ["b"], "a guess")
+
+
+def test_an_id_has_at_most_128_printable_characters() -> None:
+    Admission().check("x" * 128, [], "")
+    for wrong in ("", "x" * 129, "a\nb"):
+        with pytest.raises(WireError, match="a client id has 1 to 128 printable characters"):
+            Admission().check(wrong, [], "")
 
 
 async def test_a_client_is_who_its_certificate_names(files: Path) -> None:

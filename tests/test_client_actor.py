@@ -14,6 +14,7 @@ from pausefl_proto.budget import Budget
 from pausefl_proto.errors import DamageError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MAX_FRAME_BYTES, Vector, cut, digest, pack_job, unpack
+from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Acknowledge, Dismiss, Refusal, Update, Withdraw
 from rigs.client_actor import ClientActorRig, upload, vector
@@ -189,6 +190,7 @@ async def test_a_damaged_answer_is_asked_for_again_by_the_same_job(what: str) ->
         # The clock of an exchange never starts again; what came before the second hand-over is no link's doing.
         assert (update.timing.round_trip_s, update.bytes_down) == (2.0, 2 * len(job))
         assert (update.timing.reconnect_s, update.timing.propagation_s) == (1.0, 1.0)
+        assert update.timing.server_wait_s == 0.0
     assert rig.coordinator.told.empty()
 
 
@@ -233,6 +235,17 @@ async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(wh
         assert reason in refusal.reason
         await rig.accepts_the_next_job()
     assert rig.coordinator.told.empty()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0])
+async def test_an_epsilon_from_which_no_noise_follows_is_left_to_the_coordinator(epsilon: float) -> None:
+    rig = ClientActorRig(norm_bound=NormBound("vector", 1.0))
+    async with rig.running():
+        await rig.dispatch()
+        rig.stream.give(upload(vector(5), release=pb.Release(participation=3, epsilon=epsilon))[0])
+        update = await rig.told()
+        assert isinstance(update, Update)
+        assert update.release.epsilon == epsilon
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,20 @@ async def test_what_a_stranger_claimed_keeps_the_ids_holder_neither_out_nor_poor
         assert r.spent("b") == (1, BUDGET.spent(1))
 
 
+async def test_what_a_stranger_claimed_in_a_round_before_does_not_keep_the_ids_holder_out(rig: MakeRig) -> None:
+    async with rig(rounds=2, minimum_clients=1).running() as r:
+        a = await r.join("a", manual=True)
+        await a.next_job()
+        await r.lose(await r.join("b", manual=True, released=2500))
+        await a.answer(1)
+        await a.next_job()
+        assert r.spent("b")[0] == 2500
+        await r.join("b", manual=True)
+        await a.answer(2)
+        await r.played()
+        assert r.spent("b") == (0, 0.0)
+
+
 async def test_a_client_that_comes_back_counts_no_more_than_a_release_a_job(rig: MakeRig) -> None:
     async with rig(rounds=1).running() as r:
         await r.join("a")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pausefl.results.tally import RunTally
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.line_limit import LineLimit
-from pausefl_server.records import LogEvent
+from pausefl_server.records import LogEvent, unsettled
 from pausefl_server.rounds.pending_events import PendingEvents
 from rigs.clock import Clock
 
@@ -69,6 +69,35 @@ def test_events_put_back_come_before_later_ones() -> None:
     pending.put_back(taken)
     assert pending.retired() == {"b"}
     assert [event.kind for event in pending.take()] == ["joined", "retired", "left"]
+
+
+def test_a_hello_is_logged_where_the_last_commit_wrote_that_of_every_client() -> None:
+    pending = PendingEvents([LogEvent("joined", "a")])
+    assert not pending.has_logged(pending.waiting())
+    pending.to_log()
+    assert pending.has_logged(pending.waiting())
+    pending.add(LogEvent("joined", "b"))
+    assert not pending.has_logged(pending.take())
+    assert pending.has_logged([LogEvent("left", "a")])
+
+
+def test_a_job_that_is_owed_is_owed_once_and_said_last() -> None:
+    job, missed = unsettled("a", 1, 1), LogEvent("missed", "a")
+    assert PendingEvents([job, missed, job]).take() == (missed, job)
+    assert PendingEvents([job, missed, unsettled("a", 2, 1)]).take() == (job, missed, unsettled("a", 2, 1))
+
+
+def test_what_a_stranger_has_spent_waits_until_it_joins() -> None:
+    spent = [LogEvent("reconciled", client_id, released=1, epsilon_spent=1.0) for client_id in "abc"]
+    pending = PendingEvents([*spent, LogEvent("joined", "b"), LogEvent("missed", "c")])
+    assert [(e.kind, e.client_id) for e in pending.take_known({"a": 0})] == [
+        ("reconciled", "a"),
+        ("reconciled", "b"),
+        ("joined", "b"),
+        ("missed", "c"),
+    ]
+    pending.add(LogEvent("joined", "c"))
+    assert {e.kind for e in pending.take_known({"a": 0, "b": 1})} == {"reconciled", "joined"}
 
 
 def test_of_many_lines_of_a_kind_the_first_are_shown_and_the_rest_counted() -> None:

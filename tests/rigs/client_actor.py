@@ -13,6 +13,7 @@ from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import Vector, cut, digest, pack, pack_job
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.client_actor import ClientActor
+from pausefl_server.model.norm_bound import NormBound
 from pausefl_server.rounds.messages import Dispatch, Refusal, Update
 from rigs.clock import Clock
 from rigs.stream import FakeStream
@@ -32,12 +33,12 @@ class FakeCoordinator(Actor[Any]):
 class ClientActorRig:
     """A client's actor between a stream and a coordinator that are the test's."""
 
-    def __init__(self, size: int = 5, budget: Budget | None = None) -> None:
+    def __init__(self, size: int = 5, budget: Budget | None = None, norm_bound: NormBound | None = None) -> None:
         self.size = size
         self.clock = Clock()
         self.stream = FakeStream(self.clock)
         self.coordinator = FakeCoordinator()
-        limits = AnswerLimits(size, budget=budget)
+        limits = AnswerLimits(size, norm_bound, budget=budget)
         self.actor = ClientActor("client-1", self.stream, self.coordinator, limits, self.clock, released=2)
         self.reason: asyncio.Task[str] | None = None
 
