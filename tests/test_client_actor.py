@@ -232,6 +232,7 @@ async def test_a_wrong_answer_is_rejected_with_a_reason_and_the_actor_goes_on(wh
         rig.stream.give(data, after_s=1.0)
         refusal = await rig.refused()
         assert (refusal.client_id, refusal.kind) == ("client-1", "rejected")
+        assert refusal.release == Release(), "what cannot be is not believed"
         assert reason in refusal.reason
         await rig.accepts_the_next_job()
     assert rig.coordinator.told.empty()

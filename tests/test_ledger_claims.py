@@ -74,6 +74,17 @@ async def test_an_owner_is_believed_and_held_to_what_it_said(rig: MakeRig) -> No
         assert r.spent("b") == (50, BUDGET.spent(50))
 
 
+async def test_a_client_that_has_played_a_round_counts_once(rig: MakeRig) -> None:
+    async with rig(rounds=2, clients=3).running() as r:
+        a, _ = await r.join("a", manual=True), await r.join("b")
+        await a.next_job()
+        await a.answer(1)
+        await a.next_job()
+        await r.join("c")
+        await a.answer(2)
+        await r.played()
+
+
 async def test_no_more_clients_join_than_the_run_has(rig: MakeRig) -> None:
     async with rig(rounds=1, clients=2).running() as r:
         gone = await r.join("z", manual=True)

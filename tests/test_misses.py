@@ -11,13 +11,30 @@ from pausefl_server.connections.client_actor import ClientActor
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.records import LogEvent, Timing
-from pausefl_server.rounds.messages import Dispatch, Lost, Refusal, Update
+from pausefl_server.rounds.messages import Dispatch, Lost, Refusal, Update, Withdraw
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.pause import Pause
 from pausefl_server.settings import MetricsSettings
 from rigs.client_actor import ClientActorRig, upload, vector
 from rigs.coordinator import MakeRig
 from rigs.federation import clients, federation, log_of, raw_stream, take_a_job
+
+# --- a client's actor
+
+
+async def test_a_late_update_is_taken_once_and_of_the_latest_jobs_alone() -> None:
+    async with ClientActorRig().running() as r:
+        for t in range(1, 71):
+            await r.dispatch(round=t)
+            r.actor.offer(Withdraw(t, 1))
+        await r.dispatch(round=71)
+        for t in (70, 70, 1):
+            r.stream.give(upload(vector(5), round=t)[0])
+        update = await r.told()
+        assert isinstance(update, Update)
+        assert update.round == 70
+        assert [(await r.refused()).round for _ in range(2)] == [70, 1]
+
 
 # --- the coordinator
 
