@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from pausefl.runtime.client.plan import connection_plan
 from pausefl.runtime.server.plan import server_plan
 from pausefl_client.transport import connect, fetch_offer
 from pausefl_process.tokens import read_token, read_token_digests
+from pausefl_proto.endpoint import HELLOS_AT_ONCE
 from pausefl_proto.errors import ConfigError, PauseflError, TryLaterError, WireError
 from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
@@ -252,6 +254,26 @@ async def test_the_silent_streams_of_one_connection_leave_room_for_others() -> N
         task.cancel()
     ends = await asyncio.gather(*waits, return_exceptions=True)
     assert sum(isinstance(end, TryLaterError) for end in ends) == 3
+
+
+async def test_few_hellos_of_a_connection_are_read_at_once_and_none_holds_up_anothers() -> None:
+    limiter, reading = HelloLimiter(60.0), Counter[str]()
+
+    async def read(connection: str) -> None:
+        async with limiter.slot(connection):
+            reading[connection] += 1
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(read(connection)) for connection in (*["x"] * 64, "y")]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert reading == {"x": HELLOS_AT_ONCE, "y": 1}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for _ in range(2 * MOST_WAITING):  # each gives its place back
+        async with limiter.slot("x"):
+            pass
 
 
 async def test_connections_beyond_the_limit_are_closed_at_once() -> None:

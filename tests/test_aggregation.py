@@ -23,7 +23,8 @@ from pausefl_server.model.aggregation import (
     trimmed_mean,
     weighted_mean,
 )
-from pausefl_server.model.optimizers import ServerOptimizer
+from pausefl_server.model.global_model import GlobalModel
+from pausefl_server.model.optimizers import DynamicRegularizer, ServerOptimizer
 from pausefl_server.selection.policies.everyone import All
 from rigs.coordinator import BUDGET, MakeRig, averaged, update_of
 
@@ -287,6 +288,15 @@ def test_plain_averaging_adds_the_change() -> None:
     theta, change = vectors(2, 500, seed=5)
     moved, _ = ServerOptimizer().step(theta, change, ServerOptimizer().start(500))
     assert moved.tobytes() == (theta + change).tobytes()
+
+
+def test_the_share_of_all_clients_is_1_at_most_where_a_late_update_comes_besides() -> None:
+    optimizer, updates = DynamicRegularizer(), vectors(2, 5, seed=1)
+    model = GlobalModel.start(np.zeros(5, np.float32), optimizer)
+    moved = model.updated(updates, np.ones(2), Aggregation(), optimizer, clients=1)
+    np.testing.assert_allclose(moved.optimizer_state, (updates[0] + updates[1]) / 2, atol=1e-6)
+    moved = model.updated(updates, np.ones(2), Aggregation(), optimizer, clients=8)
+    np.testing.assert_allclose(moved.optimizer_state, (updates[0] + updates[1]) / 8, atol=1e-6)
 
 
 @pytest.mark.parametrize(

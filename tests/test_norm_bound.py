@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pausefl_client.privacy.mechanism import Mechanism, NumpyLaplace, entropy_rng
+from pausefl_proto.encoding import FLOAT32, Float16
 from pausefl_proto.errors import WireError
 from pausefl_proto.privacy_unit import PrivacyUnit
 from pausefl_proto.wire import Vector
@@ -39,6 +40,28 @@ def test_many_values_that_are_possible_alone_are_rejected_together(unit: Privacy
     assert greatest * d > total
     with pytest.raises(WireError, match="has an L1 norm of"):
         bound.check(np.full(d, 0.9 * greatest, np.float32), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "norm", "scale"), [("coordinate", 0.15, 0.15 * 50, 0.3 / 2), ("vector", 0.3, 0.3, 0.6 / 2)]
+)
+def test_the_bounds_are_those_of_clip_and_noise_by_hand(
+    unit: PrivacyUnit, value: float, norm: float, scale: float
+) -> None:
+    """What a clip of 0.3 leaves of one value and of all 50, and what Laplace noise of this scale adds at ε = 2."""
+    s = math.log(2 / TAIL_PROBABILITY)
+    expected = value + scale * math.log(2 * 50 / TAIL_PROBABILITY), norm + scale * (50 + math.sqrt(100 * s) + s)
+    assert NormBound(unit, 0.3).limits(50, 2.0) == pytest.approx(expected, rel=2e-5)
+
+
+def test_rounding_on_the_way_widens_the_bound_of_a_sum_by_each_value() -> None:
+    bound, encoding, d = NormBound("coordinate", 0.3), Float16(), 50
+    greatest, total = bound.limits(d, 2.0)
+    limit = np.float32(total / d + encoding.step * greatest)
+    bound.check(np.full(d, 0.9999 * limit, np.float32), 2.0, encoding)
+    for value, travels in ((0.9999 * limit, FLOAT32), (1.0001 * limit, encoding)):
+        with pytest.raises(WireError, match="has an L1 norm of"):
+            bound.check(np.full(d, value, np.float32), 2.0, travels)
 
 
 def test_the_bounds_are_no_wider_than_their_probability_asks_for() -> None:

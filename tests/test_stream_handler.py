@@ -14,6 +14,7 @@ from pausefl_proto.wire import unpack
 from pausefl_server.connections.answer_limits import AnswerLimits
 from pausefl_server.connections.stream_handler import ClientStreamHandler, PeerIdentity
 from pausefl_server.connections.transport import FederationServer, GrpcStreamToClient
+from pausefl_server.rounds.admission import Admission
 from rigs.federation import SIZE, hello
 from rigs.one_job import OneJob
 
@@ -76,6 +77,35 @@ class SilentStream:
             self._second.set()
         if len(self.taken) > self._takes:
             await asyncio.Event().wait()
+
+
+class OneMessage(SilentStream):
+    """A client's first message, or none; it takes all it is told."""
+
+    def __init__(self, message: bytes | None) -> None:
+        super().__init__(takes=9)
+        self._says = [message] if message is not None else []
+
+
+@pytest.mark.parametrize(
+    ("message", "is_final"),
+    [(b"\xff\xff\xff", False), (pb.ClientMessage(pong=pb.Pong(nonce=1)).SerializeToString(), True)],
+)
+async def test_a_client_whose_hello_was_damaged_on_the_way_may_try_again(message: bytes, is_final: bool) -> None:
+    async with stream_handler() as handler:
+        stream = OneMessage(message)
+        await handler.handle(stream, PeerIdentity("peer"))
+    (answer,) = stream.taken
+    assert answer.goodbye.final == is_final
+
+
+async def test_nothing_is_read_from_a_peer_that_can_be_none_of_the_run() -> None:
+    handler = ClientStreamHandler(OneJob(SIZE), AnswerLimits(SIZE), Admission(tokens={"a": b""}))  # type: ignore[arg-type]
+    stream = OneMessage(None)
+    async with asyncio.timeout(5):  # less than a hello is waited for
+        await handler.handle(stream, PeerIdentity("peer", token="a guess"))
+    (answer,) = stream.taken
+    assert (answer.goodbye.final, "one of the run's" in answer.goodbye.reason) == (True, True)
 
 
 async def test_a_client_that_takes_nothing_leaves_few_streams_behind() -> None:
