@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,6 +27,7 @@ from pausefl.population.behaviours import (
 )
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import synthetic_holding
+from pausefl_client.training.pace import RealPace, pace, paced_by
 from pausefl_client.training.trainer import TrainingOutcome, TrainingSettings
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Manifest, TensorSpec, Vector
@@ -49,7 +49,7 @@ class Honest:
         self._train_s = train_s
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        time.sleep(self._train_s)
+        pace().wait(self._train_s)
         return TrainingOutcome(theta + np.float32(round), loss=0.25)
 
     def state(self) -> bytes:
@@ -152,6 +152,14 @@ def test_labels_follow_a_dirichlet_law() -> None:
     assert greatest_share(0.1) > 0.5 > greatest_share(0.5) > greatest_share(5.0) > 0.1
 
 
+def test_all_examples_of_the_most_frequent_label_are_kept() -> None:
+    for concentration in (0.5, 1e6):
+        skewed = chain(LabelSkew(concentration)).examples(EXAMPLES, 10)
+        counts = np.bincount(skewed.labels, minlength=10)
+        assert counts.max() == 300
+    assert counts.min() > 280, "labels of equal shares are all kept"
+
+
 def test_a_client_keeps_an_example_whatever_the_draw() -> None:
     few = EXAMPLES.take(np.array([3]))
     assert {len(chain(LabelSkew(0.01), client_id=f"c{k}").examples(few, 10)) for k in range(20)} == {1}
@@ -206,10 +214,18 @@ def test_dropping_out_happens_after_training_with_its_probability() -> None:
 
 
 def test_a_slow_device_takes_a_multiple_of_the_time() -> None:
-    trainer = chain(SlowDevice(4.0)).trainer(Honest(train_s=0.02))
-    started_s = time.monotonic()
-    trainer.train(HONEST[0], round=1)
-    assert time.monotonic() - started_s >= 4 * 0.02
+    class Counted(RealPace):
+        now_s = 0.0
+
+        def time_s(self) -> float:
+            return self.now_s
+
+        def wait(self, wait_s: float) -> None:
+            self.now_s += wait_s
+
+    with paced_by(counted := Counted()):
+        chain(SlowDevice(4.0)).trainer(Honest(train_s=0.5)).train(HONEST[0], round=1)
+    assert counted.now_s == 4 * 0.5
 
 
 def test_a_share_of_a_group_is_slow() -> None:

@@ -26,10 +26,12 @@ from pausefl.delays import (
     Normal,
     Outage,
     Pareto,
+    Recorded,
     Scale,
     Schedule,
     Sum,
     Weibull,
+    known_means,
 )
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
@@ -83,6 +85,13 @@ def test_draws_have_the_mean_and_the_quantiles_of_the_law(name: str) -> None:
 def test_the_mean_of_the_inverse_is_that_of_the_draws(name: str) -> None:
     law, _ = LAWS[name]
     assert law.mean_inverse == pytest.approx((1 / draws(law)).mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("law", [Exponential(0.3), Pareto(0.1, 3.0), Floor(Normal(0.1, 0.1), 0.02), NoDelay()])
+@pytest.mark.parametrize("tau_min_s", [0.05, 0.15])
+def test_what_is_known_of_rewards_clamps_them_at_tau_min(law: Delay, tau_min_s: float) -> None:
+    _, inverses = known_means({"a": law}, tau_min_s)
+    assert inverses["a"] == pytest.approx((1 / np.maximum(draws(law), tau_min_s)).mean(), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +161,27 @@ def test_measured_values_are_drawn_equally_often() -> None:
     values, counts = np.unique(draws(law), return_counts=True)
     assert values.tolist() == [0.1, 0.2, 0.4]
     assert counts / N == pytest.approx([1 / 3] * 3, abs=0.01)
+    values, counts = np.unique(law.points(), return_counts=True)
+    assert values.tolist() == [0.1, 0.2, 0.4]
+    assert counts / 20_000 == pytest.approx([1 / 3] * 3, abs=0.001)
 
 
-@pytest.mark.parametrize("name", VARYING)
-def test_no_draw_lies_below_the_stated_minimum(name: str) -> None:
-    law = VARYING[name]
+NEGATIVE = [  # as within a floor
+    DayCycle(Constant(-1.0), 24, 0.5),
+    DelayDrift(Constant(-1.0), (1, 11), (1.0, 2.0)),
+    DelayDrift(Normal(0.1, 0.1), (1, 11), (0.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize("law", [*VARYING.values(), *NEGATIVE])
+def test_no_draw_lies_below_the_stated_minimum(law: Delay) -> None:
     assert draws(law, 2_000).min() >= law.minimum_s
+
+
+def test_recorded_values_come_in_their_order_and_again() -> None:
+    law = Recorded((0.1, 0.2, 0.3))
+    assert draws(law, 4).tolist() == [0.1, 0.2, 0.3, 0.1]
+    assert draws(law, 3, first_round=5).tolist() == [0.2, 0.3, 0.1]
 
 
 @pytest.mark.parametrize("name", VARYING)
