@@ -11,7 +11,7 @@ from pausefl.campaigns.campaign import OneByOne, Planned
 from pausefl.campaigns.tuning import measure as measure_module
 from pausefl.campaigns.tuning import tune_experiment
 from pausefl.campaigns.tuning.fresh import PUBLISHED, REAL_CLOCK, compared, on_real_clock
-from pausefl.campaigns.tuning.measure import Figures, measure_by_run
+from pausefl.campaigns.tuning.measure import Figures, measure_by_run, simulated
 from pausefl.campaigns.tuning.plan import TuningPlan
 from pausefl.campaigns.tuning.space import parse_search
 from pausefl.campaigns.tuning.study import SearchResult, TrialResult
@@ -81,3 +81,12 @@ def test_choices_may_be_tables_and_nothing_warns_of_them(tmp_path: Path) -> None
             tuning = tune_experiment(plan, tmp_path, Console(quiet=True))
         assert not [str(warning.message) for warning in warned]
     assert {trial.point["latency.delay"]["kind"] for trial in tuning.tried.trials} == {"exponential"}
+
+
+@pytest.mark.parametrize("policy", ["pause", "ucb", "random"])
+def test_a_setting_is_simulated_under_latencies_that_change_with_the_round(policy: str) -> None:
+    """No regret is measured, so no expectation is needed."""
+    delay = {"kind": "drift", "of": {"kind": "constant", "value_s": 0.5}, "rounds": [1, 3], "factors": [1.0, 2.0]}
+    changes = {"selection.policy": policy, "experiment.rounds": 4, "latency.delay": delay, "latency.tau_min_s": 0.05}
+    figures = simulated(parse_experiment("", changes))
+    assert figures["total_latency_s"] == pytest.approx(0.5 + 0.75 + 1.0 + 1.0)

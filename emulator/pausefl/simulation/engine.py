@@ -80,6 +80,14 @@ class Setting:
         """The truth about the delays, whatever the deadline; as in a run, nothing of training."""
         return Oracle(*known_means(self.laws, self.tau_min_s))
 
+    @property
+    def has_expectations(self) -> bool:
+        """Whether there is such a truth: a law that changes with the round has none."""
+        try:
+            return self.oracle is not None
+        except ConfigError:
+            return False
+
     def waits_s(self, table: ClientTable, rows: IntArray) -> float:
         """How long a round with these rows waits."""
         if self.deadline_s is not None:
@@ -161,8 +169,9 @@ def simulate(
             selection = checked(policy.select(state, context), context)
             if watch:
                 watch(selection)
-            unrested = replace(context, oracle=setting.oracle, eligible=table.eligible())
-            problem = genie.choice(None, unrested) if genie else None
+            problem = None
+            if genie:
+                problem = genie.choice(None, replace(context, oracle=setting.oracle, eligible=table.eligible()))
             record = _record(context, selection, came_s, latency_s, setting, policy.m)
             gained = _gained(selection, problem, setting, latency_s, record.round_latency_s)
             missed[table.rows(miss.client_id for miss in record.missed)] += 1

@@ -109,7 +109,7 @@ def simulated(experiment: Experiment) -> Figures:
     """Total latency, greatest leakage, imbalance and rounds of a simulation until all rounds or budgets are over."""
     policy, rounds = selected_policy(experiment.selection), experiment.experiment.rounds
     setting = setting_of(experiment)
-    if is_compiled(policy, setting):
+    if setting.has_expectations and is_compiled(policy, setting):
         result = simulate_pause(policy, setting, rounds)
     else:
         result = simulate(policy, setting, rounds, with_regret=False)
