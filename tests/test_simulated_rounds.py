@@ -10,7 +10,7 @@ import pytest
 
 import pausefl
 from pausefl.config.server_records import selected_policy
-from pausefl.delays import Constant, published_halves
+from pausefl.delays import Constant, Schedule, published_halves
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.server.plan import server_plan
 from pausefl.runtime.virtual.process import play_virtually
@@ -110,11 +110,41 @@ def test_clients_that_are_not_needed_are_charged_and_neither_rest_nor_miss() -> 
     assert result.max_epsilon_spent[-1] == pytest.approx(Budget(100.0, 0.04).spent(10))
 
 
-def test_after_the_deadline_nobody_is_unneeded() -> None:
-    result = simulate(All(4), steady(quorum=0.75, deadline_s=2.5, rest_rounds_max=0), 10)
-    assert result.total_latency_s[-1] == pytest.approx(25.0)
+@pytest.mark.parametrize("deadline_s", [2.5, 3.0])
+def test_after_the_deadline_nobody_is_unneeded(deadline_s: float) -> None:
+    """An answer that comes just then is too late, as on the server."""
+    result = simulate(All(4), steady(quorum=0.75, deadline_s=deadline_s, rest_rounds_max=0), 10)
+    assert result.total_latency_s[-1] == pytest.approx(10 * deadline_s)
     assert result.missed is not None
     assert result.missed.tolist() == [0, 0, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("changes", "came_s", "latency_s"),
+    [
+        ({}, [5.0, 6.0, 7.0, 8.0], [2.0, 3.0, 4.0, 5.0]),
+        ({"signal": "communication"}, [5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0]),
+        ({"mode": "total"}, [4.0, 5.0, 6.0, 7.0], [1.0, 2.0, 3.0, 4.0]),
+        ({"mode": "total", "signal": "communication"}, [4.0, 5.0, 6.0, 7.0], [0.0, 1.0, 2.0, 3.0]),
+    ],
+)
+def test_training_of_a_second_takes_four_of_delays_of_a_quarter(
+    changes: dict[str, Any], came_s: list[float], latency_s: list[float]
+) -> None:
+    setting = steady(time_scale=0.25, **changes)
+    ((came, latency),) = dataclasses.replace(setting, training=dict.fromkeys(setting.laws, Constant(1.0))).answers_s(1)
+    assert (came[0].tolist(), latency[0].tolist()) == (came_s, latency_s)
+
+
+def test_a_derived_deadline_is_one_of_real_seconds() -> None:
+    """Three times the 5 s that the slow client took in round 1: 30 s of delays that pass in half the time."""
+    setting = steady(deadline_s=None, time_scale=0.5)
+    laws = {**setting.laws, "client-3": Schedule((1, 2), (Constant(10.0), Constant(45.0)))}
+    result = simulate(All(4), dataclasses.replace(setting, laws=laws), 2, with_regret=False)
+    assert result.total_latency_s.tolist() == [10.0, 10.0 + 30.0]
+    assert result.missed is not None
+    assert result.missed.tolist() == [0, 0, 0, 1]
+    assert setting.least_wait_s == 10.0 / 0.5
 
 
 def test_a_policy_learns_from_those_in_time_alone() -> None:
