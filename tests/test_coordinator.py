@@ -19,6 +19,7 @@ from pausefl_server.clients import ClientTable
 from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import LogEvent, Timing
+from pausefl_server.release_checks import Release
 from pausefl_server.rounds.messages import Dismiss, Lost, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.everyone import All
@@ -332,3 +333,37 @@ async def test_a_round_is_told_to_whoever_watches(rig: MakeRig) -> None:
     (shown,) = r.shown_of(RoundCommitted)
     assert (shown.round, shown.rounds, shown.chosen, shown.connected) == (1, 1, ("a", "b"), 2)
     assert shown.max_epsilon_spent == BUDGET.spent(1)
+
+
+async def test_a_refusal_of_an_earlier_round_ends_no_wait(rig: MakeRig) -> None:
+    async with rig(rounds=2, round_timeout_s=0.5).running() as r:
+        await r.join("a")
+        b = await r.join("b", manual=True)
+        await b.next_job()
+        await b.next_job()  # of round 2: round 1 went without it
+        r.coordinator.offer(Refusal("b", 1, 1, "refused", "out of memory"))
+        r.coordinator.offer(b.update(2, b.release()))
+        await r.played()
+        assert [o.client_id for o in r.store.rounds()[1].observations] == ["a", "b"]
+
+
+async def test_a_release_that_no_schedule_has_is_not_believed_of_an_answer_that_is_rejected(rig: MakeRig) -> None:
+    async with rig(rounds=1).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        await a.next_job()
+        r.coordinator.offer(Refusal("b", 1, 1, "rejected", "not finite", Release(50, 1.0, 9.0)))
+        await a.answer(1)
+        await b.next_job()
+        await r.played()
+        assert r.spent("b") == (0, 0.0)
+
+
+async def test_who_leaves_a_round_that_is_given_up_has_left(rig: MakeRig) -> None:
+    async with rig(rounds=1, privacy=None).running() as r:
+        await r.join("a", manual=True)
+        b = await r.join("b", manual=True)
+        await b.next_job()
+        await r.lose(b)
+        await r.coordinator.tell(Shutdown("enough"))
+        await r.played()
+        assert [event.kind for event in r.store.late_events() if event.client_id == "b"] == ["joined", "left"]

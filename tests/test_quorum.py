@@ -293,6 +293,21 @@ async def test_a_kill_loses_the_last_kept_update_of_a_client_and_the_older_one_w
         ]
 
 
+async def test_a_kill_with_a_late_update_does_not_hide_who_came_for_the_round(rig: MakeRig) -> None:
+    async with rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True).running() as r:
+        peers = await ask(r, "ab")
+        c = await r.join("c", manual=True)
+        await peers["a"].answer(1)
+        await c.next_job()  # of round 2, which it may charge
+        await peers["b"].answer(1)
+        await r.coordinator.ask(Pinged("a", 0.1))
+        await r.written()
+    r = rig(All(2), rounds=2, quorum=0.5, keeps_late_updates=True)
+    joined = [event.client_id for event in r.restored().late_events if event.kind == "joined"]
+    r.close()
+    assert joined == ["c"]
+
+
 async def test_a_kill_after_a_commit_does_not_hide_whose_update_the_model_took(rig: MakeRig) -> None:
     async with rig(All(2), rounds=3, quorum=0.5, keeps_late_updates=True).running() as r:
         peers = await ask(r, "ab")
