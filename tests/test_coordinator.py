@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from pausefl_server.model.aggregation import Aggregation
 from pausefl_server.model.optimizers import ServerOptimizer
 from pausefl_server.records import LogEvent, Timing
 from pausefl_server.release_checks import Release
-from pausefl_server.rounds.messages import Dismiss, Lost, Refusal, Shutdown
+from pausefl_server.rounds.messages import Dismiss, Lost, Pinged, Refusal, Shutdown
 from pausefl_server.selection.base import Context, Inspection, Policy, Selection
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.selection.policies.pause import Pause
@@ -290,6 +292,34 @@ async def test_a_shutdown_gives_the_round_up_and_keeps_what_it_cost(rig: MakeRig
         assert b.dismissed == Dismiss("stopped by SIGINT", final=True)
 
 
+async def test_a_client_that_answers_soon_after_a_shutdown_owes_nothing(rig: MakeRig) -> None:
+    async with rig(rounds=10).running() as r:
+        a, b = await r.join("a", manual=True), await r.join("b", manual=True)
+        await b.next_job()
+        await a.answer(1)
+        await r.coordinator.ask(Shutdown("stopped by SIGINT"))
+        await r.coordinator.ask(Pinged("a", 0.25))  # answered once the round is given up
+        await b.answer(1)
+        await r.played()
+        assert [r.spent(client_id) for client_id in "ab"] == [(1, BUDGET.spent(1))] * 2
+        assert not any(kind == "unsettled" for kind, _ in r.events())
+
+
+async def test_a_ping_is_of_the_round_that_is_played(rig: MakeRig, tmp_path: Path) -> None:
+    async with rig(rounds=2).running() as r:
+        peers = [await r.join(client_id, manual=True) for client_id in "ab"]
+        for number in (1, 2):
+            for peer in peers:
+                await peer.next_job()
+            if number == 2:
+                await r.coordinator.ask(Pinged("a", 0.25))
+            for peer in peers:
+                await peer.answer(number)
+        await r.played()
+    with closing(sqlite3.connect(tmp_path / "run.db")) as database:
+        assert database.execute("SELECT round, client_id, ping_s FROM pings").fetchall() == [(2, "a", 0.25)]
+
+
 async def test_a_shutdown_before_the_first_round_keeps_who_had_joined(rig: MakeRig) -> None:
     async with rig(minimum_clients=2).running() as r:
         await r.join("a")
@@ -356,6 +386,7 @@ async def test_a_release_that_no_schedule_has_is_not_believed_of_an_answer_that_
         await b.next_job()
         await r.played()
         assert r.spent("b") == (0, 0.0)
+        assert [(miss.client_id, miss.kind) for miss in r.store.rounds()[0].misses] == [("b", "rejected")]
 
 
 async def test_who_leaves_a_round_that_is_given_up_has_left(rig: MakeRig) -> None:

@@ -26,7 +26,7 @@ class Evaluator:
 
     async def __call__(self, _: Vector, *, subset: bool, patient: bool) -> Sequence[Evaluation]:  # noqa: ARG002
         if not subset:
-            return [Evaluation("test", False, 10, 0.5, 1.0)]
+            return [Evaluation("validation", False, 10, 0.99, 1.0), Evaluation("test", False, 10, 0.5, 1.0)]
         accuracy = self._accuracies.pop(0)
         if accuracy is None:
             raise EvaluatorLost("nobody answers")
@@ -66,6 +66,13 @@ async def test_the_best_model_outlives_a_restart(tmp_path: Path) -> None:
     assert second.best.theta.tobytes() == first.best.theta.tobytes()
     after = (tmp_path / "best_model.safetensors").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+async def test_of_equally_good_models_the_first_is_the_best_also_after_a_restart(tmp_path: Path) -> None:
+    for rounds, accuracies in ((2, (0.5, 0.5)), (4, (0.25, 0.5))):
+        result, said = await play(tmp_path, rounds, *accuracies)
+        assert result.best is not None
+        assert (result.best.round, [message for message in said if "is gone" in message]) == (1, [])
 
 
 async def test_a_better_model_after_a_restart_replaces_it(tmp_path: Path) -> None:
