@@ -141,9 +141,19 @@ def test_a_censored_pair_is_no_win_unless_it_is_known_to_be_later() -> None:
     assert restricted_difference(first, second, np.inf).win_rate == pytest.approx((1 + 0.5 + 0 + 0.5 + 1) / 5)
 
 
+def test_no_pair_is_won_after_the_horizon() -> None:
+    first, second = waits([(9.0, True)] * 5), waits([(10.0, True)] * 5)
+    assert [restricted_difference(first, second, horizon_s).win_rate for horizon_s in (8.0, 9.5)] == [0.5, 1.0]
+
+
+def test_restricted_means_compare_as_far_as_all_with_censored_seeds_were_followed() -> None:
+    long, short = waits([(10.0, False), (20.0, True)]), waits([(5.0, False), (8.0, True)])
+    assert common_horizon_s([long, short, waits([(1.0, True)])]) == 8.0
+
+
 def test_the_first_evaluation_that_reaches_an_accuracy_counts_and_the_last_censors() -> None:
     times = [np.array([1.0, 2.0, 3.0])] * 2
-    found = first_reached(times, [np.array([0.1, 0.6, 0.5]), np.array([0.1, 0.2, 0.3])], 0.5)
+    found = first_reached(times, [np.array([0.1, 0.5, 0.4]), np.array([0.1, 0.2, 0.3])], 0.5)
     assert found.seconds.tolist() == [2.0, 3.0]
     assert found.reached.tolist() == [True, False]
 

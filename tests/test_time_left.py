@@ -47,3 +47,13 @@ def test_a_run_that_went_on_says_nothing_of_the_others() -> None:
 @pytest.mark.parametrize(("seconds", "words"), [(2.0, "1 min"), (89 * 60, "89 min"), (5400, "1.5 h")])
 def test_durations_are_told_as_people_say_them(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
+
+
+def test_fewer_runs_than_can_be_played_at_once_do_not_end_sooner() -> None:
+    clock = Clock()
+    estimate = TimeLeft(at_once=4, clock=clock)
+    estimate.began("a")
+    clock.advance(600.0)
+    estimate.ended("a")
+    assert estimate.said(1) == ", about 10 min left"
+    assert estimate.said(8) == ", about 20 min left"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pausefl.results.accounting import UnansweredJobs
 from pausefl.results.tally import RunTally
 from pausefl_server.clients import ClientTable
-from pausefl_server.records import EventKind, LogEvent, Miss, Observation, RoundRecord, Timing
+from pausefl_server.records import EventKind, LogEvent, Miss, Observation, RoundRecord, Timing, unsettled
 from pausefl_server.rounds.messages import JobWithdrawn, Lost, Pinged, Refusal, Shutdown, Update
 from pausefl_server.rounds.pending_events import PendingEvents
 from pausefl_server.selection.policies.everyone import All
@@ -365,3 +365,10 @@ def test_rounds_taken_back_keep_what_their_misses_may_have_cost(tmp_path: Path) 
         store.go_back_to(back_to)
         assert most() == 13
     store.close()
+
+
+def test_a_message_that_tells_of_several_releases_settles_as_many_jobs() -> None:
+    jobs = UnansweredJobs()
+    jobs.settle([unsettled("a", t, 1) for t in (1, 2, 3)])
+    jobs.settle([LogEvent("reconciled", "a", released=2, epsilon_spent=BUDGET.spent(2))])
+    assert jobs.releases_at_most(ClientTable(), BUDGET) == {"a": 3}
