@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -11,11 +12,12 @@ from pausefl.campaigns.campaign import OneByOne, Planned
 from pausefl.campaigns.tuning import measure as measure_module
 from pausefl.campaigns.tuning import tune_experiment
 from pausefl.campaigns.tuning.fresh import PUBLISHED, REAL_CLOCK, compared, on_real_clock
-from pausefl.campaigns.tuning.measure import Figures, measure_by_run, simulated
+from pausefl.campaigns.tuning.measure import Figures, imbalance, measure_by_run, simulated
 from pausefl.campaigns.tuning.plan import TuningPlan
 from pausefl.campaigns.tuning.space import parse_search
 from pausefl.campaigns.tuning.study import SearchResult, TrialResult
 from pausefl.config.loading import parse_experiment
+from pausefl.simulation.curves import SimulationResult
 from pausefl_proto.errors import ConfigError
 
 SMALL = """
@@ -90,3 +92,10 @@ def test_a_setting_is_simulated_under_latencies_that_change_with_the_round(polic
     changes = {"selection.policy": policy, "experiment.rounds": 4, "latency.delay": delay, "latency.tau_min_s": 0.05}
     figures = simulated(parse_experiment("", changes))
     assert figures["total_latency_s"] == pytest.approx(0.5 + 0.75 + 1.0 + 1.0)
+
+
+def test_the_imbalance_is_half_the_sum_of_what_choices_and_data_differ_by() -> None:
+    none, chosen = np.zeros(1), np.array([3, 1])
+    result = SimulationResult(("a", "b"), np.array([4]), none, none, none, none, none, chosen)
+    assert imbalance(result, {"a": 100, "b": 300}) == 0.5
+    assert imbalance(result, {"a": 300, "b": 100}) == 0.0
