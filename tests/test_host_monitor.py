@@ -19,7 +19,11 @@ from hypothesis import strategies as st
 
 from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import limits_of
+from pausefl_client.jobs import Work, result_of
+from pausefl_client.privacy.release import Released
 from pausefl_process.host_monitor import HostMonitor, HostReport, Peaks, StealMeter
+from pausefl_proto.v1 import federation_pb2 as pb
+from pausefl_server.connections.reported_values import host_of
 from pausefl_server.host_limits import ADVICE, HostLimits, advice
 from pausefl_server.monitoring.metrics import make_registry
 from pausefl_server.monitoring.telemetry import Telemetry
@@ -176,6 +180,12 @@ def record() -> RoundRecord:
         host=HostReport(0.01, 0.02, 0.03, 0.04),
         suspect=("clients loop_lag_s",),
     )
+
+
+def test_the_server_reads_what_a_clients_host_said() -> None:
+    said = HostReport(0.1, 0.2, 0.3, 0.4)
+    work = Work(Released(np.zeros(1, np.float32), "digest", None), loss=None)
+    assert host_of(result_of(pb.Job(round=1), work, pb.Timing(), pb.Vector(), said)) == said
 
 
 def test_the_log_keeps_what_hosts_and_clocks_said(tmp_path: Path) -> None:
