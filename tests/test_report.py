@@ -58,7 +58,7 @@ def records() -> list[RoundRecord]:
 
 def summary(**changes: Any) -> dict[str, Any]:
     return {
-        "policy": "pause", "policy_parameters": {"alpha": 100}, "seed": 7, "rounds": 3, "clients": 3, "m": 2,
+        "policy": "pause", "policy_parameters": {"window": None}, "seed": 7, "rounds": 3, "clients": 3, "m": 2,
         "model_size": 1000, "final_accuracy": 0.8, "best_accuracy": 0.9, "wall_clock_s": 3.0, "total_latency_s": 1.5,
         "latency_signal": "round_trip", "time_scale": 1.0, "timing_error_s": {"p50": 0.0012, "p99": 0.034},
         "privacy_unit": "coordinate", "epsilon_budget": 40.0, "max_epsilon_spent": 1.5, "vector_epsilon_max": 1500.0,
@@ -113,6 +113,10 @@ def test_columns_are_those_of_the_views(reported: Path) -> None:
     np.testing.assert_allclose(run.round_latency["total_latency_s"], [0.5, 0.8, 1.5])
     np.testing.assert_allclose(run.greatest_leakage["max_epsilon_spent"], [1.0, 1.0, 1.5])
     np.testing.assert_allclose(run.breakdown["propagation_s"], 0.015)
+
+
+def test_a_parameter_that_is_not_set_is_told_as_none(page: str) -> None:
+    assert '<tr><th>window</th><td class="text">none</td></tr>' in page
 
 
 def test_clients_never_chosen_are_listed_and_unseen_releases_counted(reported: Path) -> None:
