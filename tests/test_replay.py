@@ -307,6 +307,35 @@ every = 0
     assert any("attempts failed" in line for line in in_words(found))
 
 
+def test_an_estimate_says_that_budgets_end_before_the_log_does(tmp_path: Path) -> None:
+    """Its total is then of fewer rounds than the recorded one; both are those of a run of that policy."""
+    text = """
+[experiment]
+rounds = 12
+clock = "virtual"
+[clients]
+count = 4
+[selection]
+policy = "random"
+m = 1
+[workload]
+model = "synthetic"
+[privacy]
+epsilon_floor = 3.0
+[evaluation]
+every = 0
+"""
+    pausefl.run(parse_experiment(text), tmp_path / "one", progress=False)
+    ran = pausefl.run(parse_experiment(text.replace("m = 1", "m = 3")), tmp_path / "three", progress=False).summary
+    assert ran["outcome"] == "budgets_spent"
+    found = pausefl.replay(tmp_path / "one", overrides={"selection.m": 3}, draws=2).summary
+    assert found["rounds_beyond_budgets"] == pytest.approx(1 - ran["rounds"] / 12)
+    assert found["max_epsilon_spent"]["mean"] == pytest.approx(ran["max_epsilon_spent"])
+    assert found["extrapolated"]["rounds"] == 1.0  # of the rounds played: one of three clients is in the log's
+    (line,) = [line for line in in_words(found) if "budget" in line]
+    assert line.startswith(f"{found['rounds_beyond_budgets']:.1%} of rounds were not played")
+
+
 def test_an_estimate_is_written_with_its_caveat(run_dir: Path, tmp_path: Path) -> None:
     found = pausefl.replay(run_dir, policy="random", draws=5, folder=tmp_path / "out")
     summary = json.loads((tmp_path / "out/replay.json").read_text())

@@ -49,6 +49,8 @@ class Counterfactual:
     """(draws, rounds) the attempts in which no client gave an update."""
     without_update: BoolArray
     """(draws, rounds) whether all attempts failed that a server makes: a run would have ended there."""
+    beyond_budgets: BoolArray
+    """(draws, rounds) whether it was not played, as too few clients had budget left: a run would have ended."""
     extrapolated: IntArray
     """(draws, rounds) how many of the clients chosen did what the log's round does not tell."""
     never_observed: IntArray
@@ -84,6 +86,7 @@ class _PlayedRound:
     waited_s: float = 0.0
     failed_attempts: int = 0
     is_without_update: bool = False
+    is_beyond_budgets: bool = False
     extrapolated: int = 0
     never_observed: int = 0
     at_bounds: int = 0
@@ -133,6 +136,7 @@ class _ImaginedRun:
         for attempt in range(first, first + self.settings.rounds_without_update_max):
             state.before_round(record.round, used_up(state.table, self.settings.budget))
             if too_few_left(state.table, self._needed) or not state.table.eligible().size:
+                played.is_beyond_budgets = attempt == first
                 return played
             imagined = self._attempt(record.round, attempt, played)
             (state.after_round if imagined.observations else state.after_failed_attempt)(imagined)
@@ -231,6 +235,7 @@ def _gathered(client_ids: tuple[str, ...], draws: Sequence[_PlayedDraw]) -> Coun
         waited_s=table("waited_s"),
         failed_attempts=table("failed_attempts"),
         without_update=table("is_without_update"),
+        beyond_budgets=table("is_beyond_budgets"),
         extrapolated=table("extrapolated"),
         never_observed=table("never_observed"),
         at_bounds=table("at_bounds"),

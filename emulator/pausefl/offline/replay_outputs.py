@@ -87,6 +87,11 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{failed['mean']:.3g} attempts failed ({failed['low']:.3g} to {failed['high']:.3g}) and were waited for"
     if share := summary["rounds_without_update"]:
         yield f"{share:.1%} of rounds had no update in any attempt: a run would have ended at the first"
+    if share := summary["rounds_beyond_budgets"]:
+        yield (
+            f"{share:.1%} of rounds were not played, as too few clients had budget left: a run would have ended before"
+            " the first, and the totals are of fewer rounds than the log's"
+        )
     if failed_s := summary["recorded_failed_attempts_s"]:
         yield (
             f"{summary['recorded_policy']} waited {failed_s:.1f} s more in failed attempts at the next round, which no"
@@ -160,9 +165,10 @@ def _summary(
         "total_latency_s": _interval(played.waited_s.sum(axis=1)),
         "failed_attempts": _interval(played.failed_attempts.sum(axis=1)),
         "rounds_without_update": float(played.without_update.mean()),
+        "rounds_beyond_budgets": float(played.beyond_budgets.mean()),
         "max_epsilon_spent": _interval(played.max_epsilon_spent) if is_private else None,
         "extrapolated": {
-            "rounds": float((played.extrapolated > 0).mean()),
+            "rounds": int((played.extrapolated > 0).sum()) / max(int((played.asked > 0).sum()), 1),
             "choices": int(played.extrapolated.sum()) / max(asked, 1),
             "choices_of_clients_never_observed": int(played.never_observed.sum()) / max(asked, 1),
             "choices_at_lower_bounds": int(played.at_bounds.sum()) / max(asked, 1),
