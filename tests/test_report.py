@@ -81,6 +81,8 @@ def write_run(path: Path, **changes: Any) -> Path:
     for record in records():
         log.commit_round(record, [Ping(record.round, "$x$", 0.002 * record.round)])
     log.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
+    for interrupted in (1, 2):
+        log.save_evaluations(interrupted, [Evaluation("test", False, 1000, 0.2, 2.2)])
     log.save_evaluations(2, [Evaluation("test", True, 100, 0.5, 1.2), Evaluation("validation", True, 50, 0.6, 1.1)])
     log.save_evaluations(3, [Evaluation("test", True, 100, 0.7, 0.9), Evaluation("test", False, 1000, 0.8, 0.8)])
     log.close()
@@ -128,7 +130,7 @@ def test_clients_never_chosen_are_listed_and_unseen_releases_counted(reported: P
     assert clients["epsilon_spent"].tolist() == [1.5, 1.0, 0.0]
 
 
-def test_a_curve_is_the_longer_series_and_starts_before_the_first_round(reported: Path) -> None:
+def test_a_curve_is_the_subsets_series_and_starts_before_the_first_round(reported: Path) -> None:
     total_latency_s, accuracy = read_run(reported).curve("test")
     np.testing.assert_allclose(total_latency_s, [0.0, 0.8, 1.5])
     assert accuracy.tolist() == [0.1, 0.5, 0.7]

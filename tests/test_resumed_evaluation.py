@@ -1,5 +1,6 @@
 """A restart forgets no accuracy: the best model is kept in its file, and evaluations that are missing are made up."""
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,22 @@ async def test_the_best_model_outlives_a_restart(tmp_path: Path) -> None:
     assert second.best.theta.tobytes() == first.best.theta.tobytes()
     after = (tmp_path / "best_model.safetensors").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+async def test_an_interruption_rates_no_model_that_a_whole_run_would_not(tmp_path: Path) -> None:
+    """The last model so far is evaluated for the summary; the resumed run has the series of one left alone."""
+    settings = {"rounds": 1_000_000, "evaluation_every": 1_000_000, "minimum_clients": 1}
+    async with (
+        federation(tmp_path, All(1), evaluate=Evaluator(), **settings) as run,
+        clients() as some,
+    ):
+        some.start("a", await run.port)
+        await run.event("round")
+        signal.raise_signal(signal.SIGTERM)
+        result = await run.finished()
+    assert result.outcome == "interrupted"
+    assert [e.accuracy for e in result.final_evaluations] == [0.99, 0.5]
+    assert (evaluated(tmp_path), result.best) == ([], None)
 
 
 async def test_of_equally_good_models_the_first_is_the_best_also_after_a_restart(tmp_path: Path) -> None:

@@ -312,9 +312,14 @@ async def _hurry(limit: asyncio.Timeout, interruption: Interruption) -> None:
 async def _evaluate_last(
     evaluator: EvaluatorActor, coordinator: Coordinator, *, patient: bool
 ) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
-    """The evaluations of the last model and of the best one on the full sets."""
+    """The evaluations of the last model and of the best one on the full sets.
+
+    An interruption adds nothing to the series on the subsets: resumed, the run finds the best model, and is compared,
+    as if it had not been interrupted.
+    """
     last, theta = coordinator.state.round, coordinator.theta
-    await evaluator.ask(Evaluate(last, theta, subset=True, patient=patient))
+    if coordinator.outcome != "interrupted":
+        await evaluator.ask(Evaluate(last, theta, subset=True, patient=patient))
     final = best = await evaluator.ask(Evaluate(last, theta, subset=False))
     if evaluator.best is not None and evaluator.best.round != last:
         best = await evaluator.ask(Evaluate(evaluator.best.round, evaluator.best.theta, subset=False))

@@ -193,8 +193,8 @@ class RunData:
     def curve(self, split: Split) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Total latency in seconds and accuracy, by round.
 
-        A run evaluates a fixed subset now and then and the full set at its end: the longer series is taken, and the
-        full set's if they are equal.
+        A run evaluates a fixed subset now and then and at its end, and the full set where it ends or is interrupted.
+        The subset's series is taken; where its one evaluation is that of the end, the full set's of that round.
         """
         rows = self._evaluations(split)
         return self.accuracy["total_latency_s"][rows], self.accuracy["accuracy"][rows]
@@ -207,7 +207,12 @@ class RunData:
     def _evaluations(self, split: Split) -> NDArray[np.bool_]:
         of_split = self.accuracy["split"] == split
         on_subset, on_full = (of_split & (self.accuracy["subset"] == subset) for subset in (1, 0))
-        rows: NDArray[np.bool_] = on_subset if on_subset.sum() > on_full.sum() else on_full
+        rows: NDArray[np.bool_] = on_subset
+        in_series = self.accuracy["round"][on_subset]
+        if in_series.size == 0:
+            rows = on_full
+        elif in_series.size == 1 and (at_the_end := on_full & np.isin(self.accuracy["round"], in_series)).any():
+            rows = at_the_end
         return rows
 
 
