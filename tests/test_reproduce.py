@@ -1,6 +1,7 @@
 """Published figures by name: each is an experiment, its runs are repeated by seed, and bad input is one line."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +12,7 @@ import matplotlib.image
 import pytest
 
 from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne
+from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.reproduction import estimate, playing
 from pausefl.campaigns.reproduction import summary as summary_module
 from pausefl.campaigns.reproduction.command import _after, requested
@@ -200,6 +202,17 @@ def test_a_reproduction_that_was_begun_before_a_key_existed_goes_on(tmp_path: Pa
         go_on_without("reproducible_noise = false")  # the default
     with pytest.raises(ConfigError, match="other settings"):
         go_on_without("m = 2")
+
+
+def test_a_resumed_reproduction_keeps_all_that_it_began_with(tmp_path: Path) -> None:
+    """`pausefl report` names no more than the folder."""
+    asked = Request(find_reproduction("small_mnist"), ("pause", "random"), 2, "full", SMALL, tmp_path)
+    with pytest.raises(CampaignInterrupted):
+        reproduce(asked, OneByOne(InterruptedAt(1)), resume=False)
+    with pytest.raises(ConfigError) as error:
+        report_folder(tmp_path, csv=False)
+    _, *again = shlex.split(str(error.value).rpartition(": ")[2])
+    assert requested(parser().parse_args(again)) == asked
 
 
 def interrupt(*_: object) -> None:

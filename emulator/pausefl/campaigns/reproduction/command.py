@@ -50,7 +50,7 @@ def run_reproduce(options: Namespace, show: Show, console: Console) -> None:
 
 
 def requested(options: Namespace) -> Request:
-    """What the options ask for; a resumed reproduction keeps the scale and the seeds that it began with."""
+    """What the options ask for; a resumed reproduction keeps what it began with where they say nothing else."""
     reproduction = find_reproduction(options.name)
     folder = Path(options.out or f"runs/reproduce-{reproduction.name}")
     plan = plan_of(folder) if options.resume else None
@@ -60,7 +60,8 @@ def requested(options: Namespace) -> Request:
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}: must be at least 1")
     series = _series_of(reproduction, options.series or begun.get("series"), scale)
-    return Request(reproduction, series, seeds, scale, tuple(options.overrides), folder)
+    overrides = options.overrides or begun.get("overrides", ())
+    return Request(reproduction, series, seeds, scale, tuple(overrides), folder)
 
 
 def listed() -> Table:

@@ -67,7 +67,7 @@ def _plan(request: Request, experiments: dict[str, Experiment]) -> Plan:
     kept = begun.arguments["settings"] if begun is not None and begun.command == COMMAND else {}
     settings = {**kept, **{series: experiment.to_toml() for series, experiment in experiments.items()}}
     asked = {"name": request.reproduction.name, "scale": request.scale, "seeds": request.seeds, "settings": settings}
-    asked["series"] = ",".join(request.series)
+    asked["series"], asked["overrides"] = ",".join(request.series), list(request.overrides)
     return Plan(COMMAND, "", asked)
 
 
