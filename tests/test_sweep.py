@@ -16,7 +16,7 @@ from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
 from pausefl.cli import parser
 from pausefl.config.toml_source import read_source
-from pausefl.report.sweep import draw_sweep, write_sweep
+from pausefl.report.sweep import draw_sweep, early_ends, write_sweep
 from pausefl_proto.errors import ConfigError
 
 BASE: dict[str, Sequence[Any]] = {
@@ -127,6 +127,22 @@ def test_a_sweep_writes_a_row_a_run_and_resumes_without_repeating(tmp_path: Path
     shutil.rmtree(lost)
     with pytest.raises(ConfigError, match=r"1 of its 2 runs are not finished; go on with: pausefl sweep --resume"):
         report_folder(folder, csv=False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rounds", "note"),
+    [
+        ("budgets_spent", 8, "1 of 2 runs ended early; runs have 8 to 12 rounds: their totals do not compare"),
+        ("failed", 8, "1 of 2 runs ended early; runs have 8 to 12 rounds: their totals do not compare"),
+        ("failed", 12, ""),  # in its last round
+        ("completed", 8, ""),  # as was asked for: experiment.rounds is varied
+    ],
+)
+def test_totals_of_runs_that_ended_early_are_warned_of(outcome: str, rounds: int, note: str) -> None:
+    whole = {"key": "a", "total_latency_s": 3.0, "max_epsilon_spent": 1.0, "rounds": 12, "outcome": "completed"}
+    rows = [whole, {**whole, "key": "b", "rounds": rounds, "outcome": outcome}]
+    assert early_ends(rows) == note
+    assert draw_sweep(rows, ["key"]).get_supxlabel().replace("\n", " ") == note
 
 
 def test_two_varied_keys_are_drawn_as_heat_maps() -> None:

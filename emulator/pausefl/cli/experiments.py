@@ -103,6 +103,7 @@ def sweep(options: argparse.Namespace) -> None:
     from pausefl.campaigns.campaign import check_all_played, resume_campaign_command
     from pausefl.campaigns.sweep import parse_grid, resume_sweep, run_sweep
     from pausefl.config.toml_source import resolved_source
+    from pausefl.report.sweep import early_ends
     from pausefl.runtime.run_dir import new_run_dir
 
     console = plain_console()
@@ -117,6 +118,8 @@ def sweep(options: argparse.Namespace) -> None:
     console.print(f"{len(sweep.rows)} runs: {sweep.folder / 'sweep.csv'}", highlight=False, soft_wrap=True)
     if (picture := sweep.folder / "sweep.png").exists():
         console.print(f"figure: {picture}", soft_wrap=True)
+    if warning := early_ends(sweep.rows):
+        console.print(warning, highlight=False, soft_wrap=True)
     go_on = resume_campaign_command("sweep", sweep.folder, player.options)
     check_all_played([sweep.folder / row["run_dir"] for row in sweep.rows], go_on)
 

@@ -1,5 +1,6 @@
 """What a sweep found: one row a run as CSV, and a figure over the keys that were varied."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,16 @@ def _own(name: str, metric: str) -> str:
     return name.replace("_accuracy", f"_{metric}") if name in ("final_accuracy", "best_accuracy") else name
 
 
+def early_ends(rows: ResultRows) -> str:
+    """What speaks against comparing totals: runs that ended early and have fewer rounds; empty where none has."""
+    early = sum(row.get("outcome", "completed") != "completed" for row in rows)
+    played = sorted({row["rounds"] for row in rows}) if early else []
+    if len(played) < 2:
+        return ""
+    ended = f"{early} of {len(rows)} runs ended early"
+    return f"{ended}; runs have {played[0]} to {played[-1]} rounds: their totals do not compare"
+
+
 def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
     """A panel per measure: mean and range over the seeds along one key, or a heat map of the means over two."""
     measures = [measure for measure in _measures(rows) if any(row.get(measure[0]) is not None for row in rows)]
@@ -49,6 +60,8 @@ def draw_sweep(rows: ResultRows, varied: Sequence[str]) -> Figure:
             draw = _draw_line if len(varied) == 1 else _draw_map
             draw(axes, rows, varied, name, factor)
             axes.set_title(label)
+        if note := early_ends(rows):
+            figure.supxlabel(textwrap.fill(note, 60 * len(measures)), fontsize=9)
     return figure
 
 
