@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import pausefl
 from pausefl.cli import main
 from pausefl.config.loading import parse_experiment
 from pausefl.evaluator import preflight
@@ -155,6 +156,13 @@ def test_what_a_run_would_fail_at_is_said_in_one_line(setting: str, message: str
     said = found(setting)
     assert message in said
     assert "\n" not in said
+
+
+def test_a_learning_rate_that_is_too_great_is_bad_input(tmp_path: Path) -> None:
+    """A search refuses that setting and goes on; a sweep promises no way on, as the experiment stays what it is."""
+    settings = {"experiment.clock": "virtual", "workload.learning_rate": 1e30, "workload.step_s": 0.01}
+    with pytest.raises(ConfigError, match=r"= 1e\+30 may be too great$"):
+        pausefl.run(pausefl.load("demo", settings), tmp_path / "run", progress=False)
 
 
 @pytest.mark.parametrize(

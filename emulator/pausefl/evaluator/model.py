@@ -15,7 +15,7 @@ from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import LocalData, TorchTrainer, normalise, resolve_device, use_one_thread
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_proto.draws import generator
-from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Manifest, Vector
 from pausefl_server.records import Evaluation, Split
 
@@ -90,7 +90,7 @@ class Evaluator:
         trainer.restore(trainer.state())
         score, loss = self._rate(self.theta_0 + outcome.update[: self.theta_0.size], sample)
         if not math.isfinite(loss):
-            raise PauseflError(
+            raise ConfigError(
                 f"{self._model_key}: its loss after one training step is not finite; workload.learning_rate ="
                 f" {settings.learning_rate:g} may be too great"
             )
