@@ -67,10 +67,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "budget_per": "run", "measured_latency_s": 1.25, "censored_rounds": 1, "missed_jobs": {"timeout": 1},
         "tau_min_s": 0.05, "clamped_latencies": 2, "capped": {"c": {"stated examples": 1000}},
         "disclosed": ["n_examples", "<b>more</b>"], "selection_s_median": 1e-4, "rejected_updates": 0,
-        "stopped_because": "all rounds done",
-        "outcome": "completed",
-        "failures": [],
-        "suspect_rounds": 1,
+        "stopped_because": "all rounds done", "outcome": "completed", "failures": [], "suspect_rounds": 1,
         "suspect_because": {"clients steal_share": {"rounds": 1, "advice": advice("clients steal_share")}},
     } | changes  # fmt: skip
 
@@ -81,9 +78,10 @@ def write_run(path: Path, **changes: Any) -> Path:
     for record in records():
         log.commit_round(record, [Ping(record.round, "$x$", 0.002 * record.round)])
     log.save_evaluations(0, [Evaluation("test", True, 100, 0.1, 2.3)])
-    for interrupted in (1, 2):
-        log.save_evaluations(interrupted, [Evaluation("test", False, 1000, 0.2, 2.2)])
+    at_interruptions = Evaluation("test", False, 1000, 0.2, 2.2)
+    log.save_evaluations(1, [at_interruptions])
     log.save_evaluations(2, [Evaluation("test", True, 100, 0.5, 1.2), Evaluation("validation", True, 50, 0.6, 1.1)])
+    log.save_evaluations(2, [at_interruptions])
     log.save_evaluations(3, [Evaluation("test", True, 100, 0.7, 0.9), Evaluation("test", False, 1000, 0.8, 0.8)])
     log.close()
     (path / "summary.json").write_text(json.dumps(summary(**changes)))
@@ -115,10 +113,6 @@ def test_columns_are_those_of_the_views(reported: Path) -> None:
     np.testing.assert_allclose(run.round_latency["total_latency_s"], [0.5, 0.8, 1.5])
     np.testing.assert_allclose(run.greatest_leakage["max_epsilon_spent"], [1.0, 1.0, 1.5])
     np.testing.assert_allclose(run.breakdown["propagation_s"], 0.015)
-
-
-def test_a_parameter_that_is_not_set_is_told_as_none(page: str) -> None:
-    assert '<tr><th>window</th><td class="text">none</td></tr>' in page
 
 
 def test_clients_never_chosen_are_listed_and_unseen_releases_counted(reported: Path) -> None:
@@ -211,6 +205,10 @@ def test_leakage_names_its_unit_and_shows_the_budget(reported: Path) -> None:
     axes = draw_all(read_run(reported))["leakage"].axes[0]
     assert "ε per coordinate" in axes.get_ylabel()
     assert axes.lines[1].get_ydata() == [40.0, 40.0]
+
+
+def test_page_tells_a_parameter_that_is_not_set_as_none(page: str) -> None:
+    assert '<tr><th>window</th><td class="text">none</td></tr>' in page
 
 
 def test_page_stands_alone(page: str) -> None:
