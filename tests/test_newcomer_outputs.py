@@ -16,25 +16,12 @@ from pausefl_server.selection.policies.fed_ts import FedTs, Posteriors
 CONFIG = """
 [experiment]
 seed = 3
-[clients.groups.first]
-count = 6
-drift = { kind = "bernoulli", small = 0.9 }
-[clients.groups.able]
-count = 2
-join_round = 4
-drift = { kind = "bernoulli", small = 0.9 }
-[clients.groups.fair]
-count = 1
-join_round = 4
-drift = { kind = "bernoulli", small = 0.8 }
-[clients.groups.poor]
-count = 1
-join_round = 4
-drift = { kind = "bernoulli", small = 0.3 }
-[clients.groups.worst]
-count = 1
-join_round = 4
-drift = { kind = "bernoulli", small = 0.1 }
+[clients.groups]
+first = { count = 6, drift = { kind = "bernoulli", small = 0.9 } }
+able = { count = 2, join_round = 4, drift = { kind = "bernoulli", small = 0.9 } }
+fair = { count = 1, join_round = 4, drift = { kind = "bernoulli", small = 0.8 } }
+poor = { count = 1, join_round = 4, drift = { kind = "bernoulli", small = 0.3 } }
+worst = { count = 1, join_round = 4, drift = { kind = "bernoulli", small = 0.1 } }
 [selection]
 policy = "fed-ts"
 m = 3

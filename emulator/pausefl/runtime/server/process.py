@@ -162,7 +162,9 @@ async def play(
             run_dir,
             report,
             RunOutputs(
-                partial(_keep, plan.summary, policy, models, run_dir), partial(_forget, models, run_dir), models
+                keep=partial(_keep, plan.summary, policy, models, run_dir),
+                forget=partial(_forget, models, run_dir),
+                best_model=models,
             ),
             oracle=plan.oracle,
             back_to=back_to,
