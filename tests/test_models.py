@@ -86,12 +86,13 @@ def test_running_statistics_travel_with_the_model() -> None:
     assert torch.allclose(first(images)[:10], first(images[:10]), atol=1e-5)
 
 
-def test_a_batch_normalised_model_takes_a_single_example() -> None:
-    model = build_model("cnn3_batch", CIFAR, 10, seed=1)
-    logits = model(torch.randn(1, *CIFAR, generator=torch.Generator().manual_seed(1)))
+@pytest.mark.parametrize("shape", [CIFAR, MNIST])  # of MNIST's images the convolutions leave one pixel
+def test_a_batch_normalised_model_takes_a_single_example(shape: tuple[int, int, int]) -> None:
+    model = build_model("cnn3_batch", shape, 10, seed=1)
+    logits = model(torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)))
     torch.autograd.backward(nn.functional.cross_entropy(logits, torch.tensor([3])))
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
-    assert model.eval()(torch.zeros(1, *CIFAR)).isfinite().all()
+    assert model.eval()(torch.zeros(1, *shape)).isfinite().all()
 
 
 def test_the_seed_decides_and_the_global_generator_does_not() -> None:

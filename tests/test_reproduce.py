@@ -10,12 +10,13 @@ from typing import Any
 
 import matplotlib.image
 import pytest
+from rich.console import Console
 
 from pausefl.campaigns.campaign import CampaignInterrupted, OneByOne
 from pausefl.campaigns.redrawing import report_folder
 from pausefl.campaigns.reproduction import estimate, playing
 from pausefl.campaigns.reproduction import summary as summary_module
-from pausefl.campaigns.reproduction.command import _after, requested
+from pausefl.campaigns.reproduction.command import _after, requested, run_reproduce
 from pausefl.campaigns.reproduction.document import results_page
 from pausefl.campaigns.reproduction.estimate import estimated_s
 from pausefl.campaigns.reproduction.page import keep, kept_summaries, write_page
@@ -213,6 +214,17 @@ def test_a_resumed_reproduction_keeps_all_that_it_began_with(tmp_path: Path) -> 
         report_folder(tmp_path, csv=False)
     _, *again = shlex.split(str(error.value).rpartition(": ")[2])
     assert requested(parser().parse_args(again)) == asked
+
+
+def test_an_interrupted_reproduction_goes_on_to_the_docs_that_it_was_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    words = [word for override in SMALL for word in ("--set", override)]
+    options = parser().parse_args(["reproduce", "small_mnist", "--write-docs", *words])
+    with pytest.raises(CampaignInterrupted, match=r"go on with: pausefl reproduce small_mnist .* --write-docs$"):
+        run_reproduce(options, InterruptedAt(1), Console())
 
 
 def interrupt(*_: object) -> None:

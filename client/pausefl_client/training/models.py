@@ -209,7 +209,7 @@ def _by_group(width: int, *, images: bool) -> nn.Module:
 
 
 def _by_batch(width: int, *, images: bool) -> nn.Module:
-    return (nn.BatchNorm2d if images else _BatchNorm1d)(width, track_running_stats=False)
+    return (_BatchNorm2d if images else _BatchNorm1d)(width, track_running_stats=False)
 
 
 def _by_running_statistics(width: int) -> nn.Module:
@@ -218,12 +218,19 @@ def _by_running_statistics(width: int) -> nn.Module:
     return layer
 
 
-class _BatchNorm1d(nn.BatchNorm1d):
-    """Takes a batch of one example too, which torch refuses: it is its own mean."""
+class _TakesOneValue(nn.Module):
+    """Batch normalisation that takes one value a channel too, which torch refuses: beside a copy, whose mean it is."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = super().forward(x) if len(x) > 1 else (x - x) * self.weight + self.bias
+        has_one = x.numel() == x.shape[1]  # one example, whose channels have shrunk to a pixel each
+        y: torch.Tensor = super().forward(torch.cat((x, x)))[:1] if has_one else super().forward(x)
         return y
+
+
+class _BatchNorm1d(_TakesOneValue, nn.BatchNorm1d): ...
+
+
+class _BatchNorm2d(_TakesOneValue, nn.BatchNorm2d): ...
 
 
 def _fedts_fashion(

@@ -41,7 +41,8 @@ def run_reproduce(options: Namespace, show: Show, console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
     say = partial(console.print, highlight=False)
     player: Player = OneByOne(show) if options.jobs == 1 else SideBySide(options.jobs, say)
-    summary = reproduce(request, player, resume=options.resume)
+    afterwards = ["--write-docs"] if options.write_docs else []
+    summary = reproduce(request, player, resume=options.resume, options=afterwards)
     for line in _after(request, summary["series"]):
         console.print(line, highlight=False, soft_wrap=True)
     if options.write_docs:

@@ -1,5 +1,6 @@
 """Runs published figures by name: every series over the same seeds."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pausefl.campaigns.campaign import (
@@ -23,10 +24,11 @@ from pausefl.results.stored_summary import read_summary
 from pausefl_proto.errors import ConfigError
 
 
-def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, Any]:
+def reproduce(request: Request, player: Player, *, resume: bool, options: Sequence[str] = ()) -> dict[str, Any]:
     """Play every run that is missing, then write reproduction.json and the figure; returns what the former holds.
 
-    ConfigError where the folder holds another reproduction, or this one and `resume` is off.
+    An interruption names the command that goes on, with `options` after those of the player. ConfigError where the
+    folder holds another reproduction, or this one and `resume` is off.
     """
     experiments = {series: request.experiment(series) for series in request.series}
     _check_folder(request, experiments, resume=resume)
@@ -35,7 +37,7 @@ def reproduce(request: Request, player: Player, *, resume: bool) -> dict[str, An
     check_own_budgets([run for _, run in runs])
     player.check([run for _, run in runs])
     write_plan(request.folder, _plan(request, experiments))
-    go_on = request.go_on(player.options)
+    go_on = request.go_on([*player.options, *options])
     with told_how_to_go_on(request.folder, go_on):
         directories = player.play([run for _, run in runs], request.folder, go_on)
         # That a model diverges is a figure of the attack, and no failure.

@@ -36,7 +36,7 @@ class Request:
         return shlex.join([*words, *(word for override in self.overrides for word in ("--set", override))])
 
     def go_on(self, options: Sequence[str]) -> str:
-        """The command that goes on with it; `options` as its player has them."""
+        """The command that goes on with it, with these further options."""
         return f"{self.command} {shlex.join(['--resume', '--out', str(self.folder), *options])}"
 
     def experiment(self, series: str) -> Experiment:
