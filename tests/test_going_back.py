@@ -10,6 +10,8 @@ import pytest
 
 from pausefl.results.reading import CLIENTS, open_database, read_columns
 from pausefl.results.tally import RunTally
+from pausefl_client.privacy.ledger import ReleaseKey
+from pausefl_client.privacy.release import Releaser
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.model.optimizers import Optimizer, ServerOptimizer
@@ -22,7 +24,7 @@ from pausefl_server.storage.restore import cost
 from pausefl_server.storage.store import Store
 from rigs.connections import opened_connections
 from rigs.coordinator import CoordinatorRig
-from rigs.federation import BUDGET, PRIVATE, clients, federation, log_of, private
+from rigs.federation import BUDGET, PRIVATE, SIZE, clients, federation, log_of, private
 from rigs.log import observation, record
 
 ADAM = ServerOptimizer("fedadam", learning_rate=0.1)
@@ -156,6 +158,21 @@ def test_what_a_client_came_with_is_what_its_first_hello_said(tmp_path: Path) ->
         store.commit_round(record(t, events=(came("a", released),)))
     store.go_back_to(0)
     assert store.first_hellos() == {"a": (2, BUDGET.spent(2))}
+    store.close()
+
+
+async def test_what_a_client_came_with_is_known_after_a_restart_before_its_first_round(tmp_path: Path) -> None:
+    """It comes again with a release of this run, which no earlier one has made."""
+    store = Store(tmp_path / "run.db")
+    store.save_late_events(1, [came("a", 0), came("b", 3)])
+    store.close()
+    privacy = private(tmp_path / "ledgers", "a")
+    Releaser(privacy).release(np.ones(SIZE, np.float32), ReleaseKey("another-run", 1, 1, ""))
+    privacy.ledger.close()
+    await play(tmp_path, 1)
+    store = Store(tmp_path / "run.db")
+    assert [e.released for e in store.rounds()[0].events if (e.kind, e.client_id) == ("joined", "a")] == [1]
+    assert store.first_hellos() == {"a": (0, 0.0), "b": (3, BUDGET.spent(3))}
     store.close()
 
 

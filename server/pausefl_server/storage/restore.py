@@ -62,6 +62,8 @@ def restore(
         unfinished=store.failed_attempts(),
     )
     late = store.late_events()
+    if any(event.kind == "joined" for event in late):
+        store.keep_first_hellos()
     events = (told for _, told in _told(store) if isinstance(told, LogEvent))
     lost = _lost_updates(events) if settings.keeps_late_updates else []
     evaluated, every = {t for t, e in store.evaluations() if e.subset}, settings.evaluation_every

@@ -209,8 +209,8 @@ class Store:
         `optimizer_state` is the server optimizer's after `round`, where it is not here. Unless the run `is_private`,
         nothing was spent.
         """
+        self.keep_first_hellos()
         with self._transaction():
-            self._set_meta(_FIRST_HELLOS, json.dumps(self._first_joins() | self.first_hellos()))
             later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
             for (taken_back,) in later.fetchall():
                 self._forget_round(taken_back, is_private=is_private)
@@ -220,8 +220,15 @@ class Store:
             if optimizer_state is not None and optimizer_state.size:
                 self._save_optimizer_state(round, optimizer_state)
 
+    def keep_first_hellos(self) -> None:
+        """Keep what clients came with first: a hello that waits for its commit gives way to the client's next one."""
+        self.set_meta(_FIRST_HELLOS, json.dumps(self._first_joins() | self.first_hellos()))
+
     def first_hellos(self) -> dict[str, tuple[int, float]]:
-        """Releases and ε that clients came with first, where the log has later hellos only: rounds were taken back."""
+        """Releases and ε that clients came with first, where the log may have later hellos only.
+
+        That is after rounds were taken back, or a restart before a hello's round was committed.
+        """
         return {client_id: tuple(spent) for client_id, spent in json.loads(self.meta(_FIRST_HELLOS) or "{}").items()}
 
     def attempts(self) -> dict[int, int]:
