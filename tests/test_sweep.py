@@ -80,6 +80,13 @@ def test_a_key_that_is_set_twice_is_refused() -> None:
         parse_grid(["selection.mine:Policy.a=1", 'selection."mine:Policy".a=2'])
 
 
+def test_listed_seeds_beside_a_number_of_seeds_are_refused(tmp_path: Path) -> None:
+    """A run would have two seeds in its row, and the second seed of one would be the first of another."""
+    grid = {**BASE, "experiment.seed": [1, 2]}
+    with pytest.raises(ConfigError, match=r"seed: lists 2 seeds beside --seeds 2; leave one of the two out$"):
+        run_sweep(read_source("demo"), grid, 2, tmp_path / "s", OneByOne(Quiet()))
+
+
 @pytest.mark.parametrize("values", [[1, 10, 1], [1, 1.0]])
 def test_a_value_that_stands_twice_is_refused(values: list[float], tmp_path: Path) -> None:
     with pytest.raises(

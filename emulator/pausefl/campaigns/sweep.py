@@ -134,6 +134,10 @@ def _planned(source: str, grid: Grid, seeds: int) -> list[tuple[Mapping[str, Any
         for one, other in itertools.combinations(values, 2):
             if one == other:  # 1 and 1.0 as well, whose runs have different names
                 raise ConfigError(f"--set {key}: {one!r} and {other!r} are the same; name each value once")
+        if seeds > 1 and len(values) > 1 and parts_of_key(key) == ["experiment", "seed"]:
+            raise ConfigError(
+                f"--set {key}: lists {len(values)} seeds beside --seeds {seeds}; leave one of the two out"
+            )
     points: list[Mapping[str, Any]] = [
         dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
     ]
