@@ -140,6 +140,19 @@ async def test_a_round_begins_when_those_expected_have_come_and_gone(rig: MakeRi
         assert max(calls) == 3
 
 
+async def test_who_comes_between_rounds_is_in_the_log_before_its_first_job(rig: MakeRig) -> None:
+    """It may charge that job: a kill must not leave a log that does not know it."""
+    there = {1: "ab", 2: "abc"}
+    async with rig(rounds=2, expected=lambda t: frozenset(there[t])).running() as r:
+        await r.join("a"), await r.join("b")
+        await r.until_called(2)
+        c = await r.join("c", manual=True)
+        await c.next_job()
+        assert ("joined", "c") in [(event.kind, event.client_id) for event in r.store.late_events()]
+        await c.answer(2)
+        await r.played()
+
+
 async def test_who_does_not_come_as_expected_is_waited_for_once(rig: MakeRig) -> None:
     settings = {"rounds": 3, "connect_timeout_s": 0.2, "expected": lambda t: frozenset("abz" if t > 1 else "ab")}
     async with rig(**settings).running() as r:
