@@ -1,5 +1,6 @@
 """Settings that a search tries: the published one is played once, and the seed is none."""
 
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,3 +100,31 @@ def test_the_imbalance_is_half_the_sum_of_what_choices_and_data_differ_by() -> N
     result = SimulationResult(("a", "b"), np.array([4]), none, none, none, none, none, chosen)
     assert imbalance(result, {"a": 100, "b": 300}) == 0.5
     assert imbalance(result, {"a": 300, "b": 100}) == 0.0
+
+
+def test_a_setting_is_tried_once_and_a_search_ends_when_all_were(tmp_path: Path) -> None:
+    """Of four settings in thirty trials, the sampler tried one nine times and another never."""
+    plan = TuningPlan(SMALL, ["selection.m=1..2", "selection.pause.gamma=1,5,5.0"], trials=30, seeds=1, fresh_seeds=2)
+    for _ in range(2):  # the second time goes on with the first one's journal
+        found = tune_experiment(plan, tmp_path, Console(quiet=True)).tried
+        tried = sorted((trial.point["selection.m"], trial.point["selection.pause.gamma"]) for trial in found.trials)
+        assert tried == [(1, 1), (1, 5), (2, 1), (2, 5)]
+
+
+def test_a_setting_that_was_refused_is_neither_asked_nor_counted_again(tmp_path: Path) -> None:
+    budgets = f"{SMALL}[privacy]\nepsilon_budget = 10.0\neta = 0.3\nepsilon_floor = 0.3\n"
+    plan = TuningPlan(budgets, ["selection.m=1..4"], trials=30, seeds=1, fresh_seeds=2)
+    found = tune_experiment(plan, tmp_path, Console(quiet=True)).tried
+    refused = [line.partition("}")[0] for line in found.refused]
+    assert (len(found.trials), sorted(refused), found.pruned) == (2, ["{'selection.m': 3", "{'selection.m': 4"], 0)
+
+
+def test_the_sampler_learns_where_settings_are_refused(tmp_path: Path) -> None:
+    """It was told nothing of them, and asked for such settings most of the time."""
+    budgets = f"{SMALL}[privacy]\nepsilon_budget = 10.0\neta = 0.3\nepsilon_floor = 0.3\n"
+    search = ["selection.pause.alpha=log:1..1000", "selection.m=1..8"]
+    plan = TuningPlan(budgets, search, trials=40, seeds=1, fresh_seeds=2)
+    found = tune_experiment(plan, tmp_path, Console(quiet=True)).tried
+    refused = [int(re.findall(r"'selection.m': (\d)", line)[0]) for line in found.refused]
+    assert min(refused) > 2
+    assert len(refused) < 20, refused

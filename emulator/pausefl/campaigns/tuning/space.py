@@ -35,6 +35,12 @@ class SearchRange:
         """The least and the greatest."""
         return self.low, self.high
 
+    @property
+    def size(self) -> float:
+        """How many values it has."""
+        are_whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return self.high - self.low + 1 if are_whole else math.inf
+
     def suggest(self, trial: "Trial", key: str) -> Any:
         """A value that Optuna's sampler takes."""
         if isinstance(self.low, int) and isinstance(self.high, int):
@@ -52,6 +58,11 @@ class SearchChoices:
 
     ends: Sequence[Any]
     """All the values."""
+
+    @property
+    def size(self) -> float:
+        """How many values it has."""
+        return sum(value not in self.ends[:place] for place, value in enumerate(self.ends))  # some are tables
 
     def suggest(self, trial: "Trial", key: str) -> Any:
         """The value that Optuna's sampler takes."""
@@ -92,6 +103,11 @@ def parse_search(settings: Sequence[str], experiment: Experiment) -> SearchSpace
                 apart = "search with privacy and without it apart"
                 raise ConfigError(f"--search {key}: decides whether leakage is measured; {apart}")
     return space
+
+
+def size_of(space: SearchSpace) -> float:
+    """How many settings a space holds."""
+    return math.prod(dimension.size for dimension in space.values())
 
 
 def experiment_at(source: str, point: Point, seed: int | None = None) -> Experiment:

@@ -12,11 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pausefl.campaigns.tuning.measure import Figures, Measure, SettingRefused
 from pausefl.campaigns.tuning.plan import Objective, TuningPlan
-from pausefl.campaigns.tuning.space import Point, published_point
+from pausefl.campaigns.tuning.space import Point, published_point, size_of
 from pausefl_proto.errors import ConfigError
 
 if TYPE_CHECKING:
-    from optuna import Study
+    from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
 
 STUDY = "study.journal"
 _REFUSED = "refused"
@@ -57,22 +58,21 @@ def _without_warnings() -> Iterator[None]:
 
 @_without_warnings()
 def search(plan: TuningPlan, folder: Path, measure: Measure, console: Console) -> SearchResult:
-    """Try settings until the plan's number of trials is there, and return all; goes on with what `folder` has."""
+    """Try as many settings as the plan says, or all there are, each once; goes on with what `folder` has."""
     from optuna.trial import TrialState
 
     study = _study(plan, folder)
     _take_up_interrupted(study)
     with _progress(plan, console) as show:
-        while (done := _done(study)) < plan.trials:
+        while (done := _done(study)) < plan.trials and (asked := _untried(study, plan)) is not None:
             show(done, _pruned(study))
-            trial = study.ask()
-            point = {key: dimension.suggest(trial, key) for key, dimension in plan.space.items()}
+            trial, point = asked
             finished = [each.values for each in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
             try:
                 values = tried(plan, point, measure, finished)
             except (ConfigError, SettingRefused) as error:  # another error leaves the trial to be taken up again
                 trial.set_user_attr(_REFUSED, str(error))
-                study.tell(trial, state=TrialState.FAIL)
+                study.tell(trial, state=TrialState.PRUNED)  # the sampler learns nothing of trials that failed
                 continue
             if values is None:
                 study.tell(trial, state=TrialState.PRUNED)
@@ -132,6 +132,34 @@ def _study(plan: TuningPlan, folder: Path) -> "Study":
     return study
 
 
+def _untried(study: "Study", plan: TuningPlan) -> "tuple[Trial, Point] | None":
+    """A trial of a setting that was not tried before, and the setting; None where the space holds no other.
+
+    The sampler returns to settings that it has seen, in a small space most of the time. Then the next one is drawn at
+    random.
+    """
+    import optuna
+    from optuna.trial import TrialState
+
+    seen, sampler = {_key(trial.params) for trial in _ended(study)}, study.sampler
+    try:
+        while len(seen) < size_of(plan.space):
+            trial = study.ask()
+            point = {key: dimension.suggest(trial, key) for key, dimension in plan.space.items()}
+            if _key(trial.params) not in seen:
+                return trial, point
+            study.tell(trial, state=TrialState.FAIL)
+            study.sampler = optuna.samplers.RandomSampler(seed=plan.experiment.experiment.seed + len(study.trials))
+    finally:
+        study.sampler = sampler
+    return None
+
+
+def _key(point: Point) -> str:
+    """The same for equal settings; of numbers, 5 and 5.0 are the same."""
+    return repr(sorted((k, int(v) if isinstance(v, float) and v.is_integer() else v) for k, v in point.items()))
+
+
 def _take_up_interrupted(study: "Study") -> None:
     """Try again what was being tried when the search was interrupted."""
     from optuna.trial import TrialState
@@ -147,17 +175,23 @@ def _enqueue(study: "Study", point: Point) -> None:
 
 
 def _done(study: "Study") -> int:
+    return len(_ended(study))
+
+
+def _ended(study: "Study") -> "list[FrozenTrial]":
+    """The trials that count: all but those that were interrupted, and those of settings tried before."""
     from optuna.trial import TrialState
 
     trials = study.get_trials(deepcopy=False)
     ended = (TrialState.COMPLETE, TrialState.PRUNED)
-    return sum(trial.state in ended or _REFUSED in trial.user_attrs for trial in trials)
+    return [trial for trial in trials if trial.state in ended or _REFUSED in trial.user_attrs]
 
 
 def _pruned(study: "Study") -> int:
     from optuna.trial import TrialState
 
-    return len(study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)))
+    pruned = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
+    return sum(_REFUSED not in trial.user_attrs for trial in pruned)
 
 
 def _result(study: "Study", plan: TuningPlan) -> SearchResult:
@@ -165,17 +199,16 @@ def _result(study: "Study", plan: TuningPlan) -> SearchResult:
 
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     trials = [TrialResult(trial.params, trial.values) for trial in complete]
-    once = {repr(sorted(each.point.items())): each for each in trials}
+    once = {_key(each.point): each for each in trials}
     front = [
         each
         for each in once.values()
         if not any(dominates(other.values, each.values, plan.objectives) for other in once.values())
     ]
-    ended = study.get_trials(deepcopy=False)
-    refused = [f"{t.params} {t.user_attrs[_REFUSED]}" for t in ended if _REFUSED in t.user_attrs]
+    refused = [f"{t.params} {t.user_attrs[_REFUSED]}" for t in _ended(study) if _REFUSED in t.user_attrs]
     if not trials:
         why = f": {refused[0]}" if refused else ""
-        raise SettingRefused(f"none of {plan.trials} settings could be played{why}")
+        raise SettingRefused(f"none of {len(refused)} settings could be played{why}")
     return SearchResult(trials, front, _pruned(study), refused)
 
 
