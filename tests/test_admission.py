@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from pausefl_server.connections.hello_limits import MAX_HELLO_BYTES, MOST_WAITIN
 from pausefl_server.connections.stream_handler import ClientStreamHandler
 from pausefl_server.connections.transport import FederationServer
 from pausefl_server.rounds.admission import Admission
-from rigs.federation import SIZE, answer_of, hello, raw_stream
+from rigs.federation import SIZE, answer_of, clients, federation, hello, raw_stream
 from rigs.one_job import OneJob
 
 
@@ -131,6 +132,24 @@ async def test_the_experiment_is_shown_to_those_who_may_say_hello(files: Path) -
         assert await fetch_offer(f"127.0.0.1:{port}", None, token, patience_s=10.0) == "{}"
         with pytest.raises(ConfigError, match="neither certificate nor token shows"):
             await fetch_offer(f"127.0.0.1:{port}", None, "wrong", patience_s=10.0)
+
+
+async def test_the_server_tells_why_it_refuses_clients_and_counts_them(files: Path, tmp_path: Path) -> None:
+    """It said only that too few clients had come, and counted no rejection."""
+    admission = Admission(frozenset("ab"), tokens=read_token_digests(str(files / "tokens.txt")))
+    token = read_token(str(files / "clients/a.token"))
+    async with federation(tmp_path, admission=admission, minimum_clients=1, rounds=1) as run, clients() as started:
+        address = f"127.0.0.1:{await run.port}"
+        for client_id, shown, why in [("a", "guess", "one of the run's"), ("b", token, "'b'"), ("c", token, "none of")]:
+            await answer_to(client_id, await run.port, token=shown)
+            message = (await run.event("notice", why))["message"]
+            assert message.startswith("a client at ipv4:127.0.0.1:")
+            assert shown not in message
+        with pytest.raises(ConfigError):
+            await fetch_offer(address, None, "guess", patience_s=10.0)
+        await run.event("notice", "one of the run's")
+        started.start("a", 0, connecting=partial(connect, address, token=token))
+        assert (await run.finished()).rejected_updates >= 4, "some may have come again for their answer"
 
 
 @pytest.mark.parametrize("is_known", [True, False])

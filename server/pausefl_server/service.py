@@ -185,7 +185,7 @@ async def serve(
         ending.callback(monitor.close)
         stopwatch = RunStopwatch(monitor, platform.clock)
         coordinator = Coordinator(settings, start, store_actor, evaluator, observer, oracle=oracle, stopwatch=stopwatch)
-        handler = _stream_handler(coordinator, theta_0.size, settings, endpoints, platform.clock)
+        handler = _stream_handler(coordinator, theta_0.size, settings, endpoints, platform.clock, observer.rejected)
         transport = platform.transport(handler, endpoints, settings.clients or _MANY_CLIENTS)
         before = count_held()
         actors = _Actors(store_actor, evaluator, transport, coordinator)
@@ -210,11 +210,15 @@ def _stream_handler(
     settings: ServerSettings,
     endpoints: Endpoints,
     clock: Callable[[], float],
+    on_refused: Callable[[str], None],
 ) -> ClientStreamHandler:
     bound = settings.privacy.norm_bound if settings.privacy else None
     limits = AnswerLimits(model_size, bound, settings.encoding, settings.budget)
     return ClientStreamHandler(
-        coordinator, limits, endpoints.admission, hello_timeout_s=endpoints.hello_timeout_s, clock=clock
+        *(coordinator, limits, endpoints.admission),
+        hello_timeout_s=endpoints.hello_timeout_s,
+        clock=clock,
+        on_refused=on_refused,
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pausefl_proto.actor import ActorStopped
@@ -39,6 +39,10 @@ class PeerIdentity:
     token: str = ""
 
 
+def _ignore(_: str) -> None:
+    """Do nothing with it."""
+
+
 class ClientStreamHandler:
     """Serves each client stream from its hello to its end, by an actor of its own."""
 
@@ -50,12 +54,14 @@ class ClientStreamHandler:
         *,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
+        on_refused: Callable[[str], None] = _ignore,
     ) -> None:
-        """`admission` says what a stream must show; None: nothing."""
+        """`admission` says what a stream must show; None: nothing. `on_refused` hears why a peer is not let in."""
         self._coordinator = coordinator
         self._limits = limits
         self._admission = admission or Admission()
         self._clock = clock
+        self._on_refused = on_refused
         self._hellos = HelloLimiter(hello_timeout_s)
         self._ending = StreamQuota(MOST_ENDING)  # gRPC keeps them until their last message is taken
         self._rate_limits: dict[str, ClientRateLimit] = {}  # of every id that was let in once
@@ -68,7 +74,8 @@ class ClientStreamHandler:
     async def show(self, offer: bytes, stream: StreamToClient, peer: PeerIdentity) -> None:
         """Send `offer` to a peer that may say hello and asks in time; WireError says why another gets none."""
         with contextlib.suppress(ConnectionError):
-            self._admission.check_known(peer.names, peer.token)
+            with self._told_of_refusal(peer):
+                self._admission.check_known(peer.names, peer.token)
             async with self._hellos.slot(peer.connection):
                 await stream.read()
             with self._ending.reserved(peer.connection):
@@ -77,10 +84,12 @@ class ClientStreamHandler:
     async def _handle(self, stream: StreamToClient, peer: PeerIdentity) -> None:
         try:
             # Nothing is read from a client that can be no id's owner: however many they are, no owner waits for them.
-            self._admission.check_known(peer.names, peer.token)
+            with self._told_of_refusal(peer):
+                self._admission.check_known(peer.names, peer.token)
             async with self._hellos.slot(peer.connection):
                 hello = _hello(await stream.read())
-            is_owner = self._admission.check(hello.client_id, peer.names, peer.token)
+            with self._told_of_refusal(peer):
+                is_owner = self._admission.check(hello.client_id, peer.names, peer.token)
             if (rate_limit := self._rate_limits.get(hello.client_id)) is not None:
                 rate_limit.check_allowed()
                 rate_limit.count_hello()
@@ -91,6 +100,15 @@ class ClientStreamHandler:
             await self._serve(stream, hello, is_owner, rate_limit or ClientRateLimit(self._clock))
         except (WireError, ActorStopped) as error:
             await self._send_away(stream, peer, error)
+
+    @contextlib.contextmanager
+    def _told_of_refusal(self, peer: PeerIdentity) -> Iterator[None]:
+        """Tell of a WireError: the coordinator tells of the hellos that it refuses, and does not hear of this one."""
+        try:
+            yield
+        except WireError as error:
+            self._on_refused(f"a client at {peer.connection} was refused: {error}")
+            raise
 
     async def _send_away(self, stream: StreamToClient, peer: PeerIdentity, error: Exception) -> None:
         """Say goodbye, without a word where too many peers have not taken theirs."""
