@@ -1,12 +1,14 @@
 """`pausefl certs`: what it makes is private and trusted, and what is there is kept."""
 
 import hashlib
+import re
 import stat
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from pausefl.certificates import make_certificates
 from pausefl.cli import main
@@ -62,6 +64,22 @@ def test_what_is_there_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFi
     }
     assert f"kept {tmp_path}/ca.pem" in capsys.readouterr().out
     Tls(str(tmp_path / "clients/b.pem"), str(tmp_path / "clients/b.key"), str(tmp_path / "ca.pem")).to_connect()
+
+
+@pytest.mark.parametrize("host", ["ü.lab", "server.lab:50051", "", "a b", "[::1]"])
+def test_a_host_that_none_can_call_gets_no_certificate(tmp_path: Path, host: str) -> None:
+    """Some were written into it, others were told as a fault of an authority that was just made."""
+    with pytest.raises(ConfigError, match=f'^HOST "{re.escape(host)}": is no IP address, and no host name'):
+        make_certificates(tmp_path / "certs", ["127.0.0.1", host], [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_hosts_are_named_as_names_and_addresses(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["localhost", "*.lab", "my_server.lab", "10.0.0.1", "::1"], [])
+    shown = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes()).extensions
+    names = shown.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "*.lab", "my_server.lab"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1", "::1"]
 
 
 def test_a_torn_authority_is_not_made_anew(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,15 +24,19 @@ _AUTHORITY_DAYS = 3650
 _CERTIFICATE_DAYS = 825
 # Another machine's clock may be a little behind.
 _EARLIER = datetime.timedelta(minutes=5)
+# Some networks have names with underscores; a star stands for the first part of a name.
+_HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[str]) -> list[str]:
     """Make what is missing in `folder`; returns what was made and what was kept, a line each.
 
     ca.pem and ca.key; server.pem and server.key, which name `hosts` and serve a `pausefl evaluator` as well; tokens.txt
-    with a digest of each client's token; and clients/ID.pem, .key and .token. ConfigError when a file cannot be read or
-    written.
+    with a digest of each client's token; and clients/ID.pem, .key and .token. ConfigError for a host that cannot be
+    called, and when a file cannot be read or written.
     """
+    for host in hosts:
+        _check_host(host)
     try:
         (folder / "clients").mkdir(parents=True, exist_ok=True)
         said: list[str] = []
@@ -105,10 +110,21 @@ def _builder(
 
 
 def _alternative(name: str) -> x509.GeneralName:
+    return x509.IPAddress(ipaddress.ip_address(name)) if _is_address(name) else x509.DNSName(name)
+
+
+def _is_address(name: str) -> bool:
     try:
-        return x509.IPAddress(ipaddress.ip_address(name))
+        ipaddress.ip_address(name)
     except ValueError:
-        return x509.DNSName(name)
+        return False
+    return True
+
+
+def _check_host(host: str) -> None:
+    """ConfigError for what no client can call, such as HOST:PORT: its certificate would fit nowhere."""
+    if not _HOST_NAME.fullmatch(host) and not _is_address(host):
+        raise ConfigError(f'HOST "{host}": is no IP address, and no host name of letters, digits, hyphens and dots')
 
 
 def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
