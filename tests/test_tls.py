@@ -230,11 +230,11 @@ def test_a_peer_that_speaks_no_tls_leaves_no_line(
     assert "ssl_transport" not in output.read_text()
 
 
-def test_a_file_that_is_missing_is_bad_input(authority: Authority, tmp_path: Path) -> None:
-    done = pausefl("run", tmp_path, Tls("no.pem", "no.key", authority.ca), "--run-dir", "run")
+@pytest.mark.parametrize("name", ["no", "{client_id}"])
+def test_a_file_that_is_missing_is_bad_input(authority: Authority, tmp_path: Path, name: str) -> None:
+    """A server is no client: it told of "clients/.pem" where "clients/{client_id}.pem" was set."""
+    done = pausefl("run", tmp_path, Tls(f"{name}.pem", f"{name}.key", authority.ca), "--run-dir", "run")
     assert done.returncode == 2
-    assert (
-        done.stderr.splitlines()[-1]
-        == 'pausefl: tls.certificate = "no.pem": cannot be read (No such file or directory)'
-    )
+    why = f'tls.certificate = "{name}.pem": cannot be read (No such file or directory)'
+    assert done.stderr.splitlines()[-1] == f"pausefl: {why}"
     assert not (tmp_path / "run").exists()

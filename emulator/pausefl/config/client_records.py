@@ -115,9 +115,12 @@ def partitioner_of(workload: WorkloadTable) -> Partitioner:
     return partitioner
 
 
-def tls_of(table: TlsTable, client_id: str = "") -> Tls | None:
+def tls_of(table: TlsTable, client_id: str | None = None) -> Tls | None:
     """What a process, or this client in it, speaks TLS with; None to speak in the clear."""
-    files = Tls(**{name: path.replace("{client_id}", client_id) for name, path in table.model_dump().items()})
+    paths = table.model_dump()
+    if client_id is not None:  # in the paths of other processes, nothing is put in its place
+        paths = {name: path.replace("{client_id}", client_id) for name, path in paths.items()}
+    files = Tls(**paths)
     return None if files == Tls() else files
 
 
