@@ -1,5 +1,6 @@
 """Observers are told of a run's progress; those that fail, or take their time, cost the run nothing."""
 
+import asyncio
 import json
 import re
 import threading
@@ -14,6 +15,7 @@ from pausefl.observers import Observed, Observer, load_observers, observed
 from pausefl.observers.figures import figures
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent, RollCall, RoundCommitted, from_line
 from rigs.command import run, synthetic
+from rigs.waiting import wait_for
 
 SETTINGS = {"experiment": {"rounds": 3}}
 MODULE = """
@@ -82,6 +84,12 @@ class Exiting(Failing):
     error = SystemExit(2)
 
 
+class Cancelled(Failing):
+    """Was cancelled at the second event, in an event loop of its own."""
+
+    error = asyncio.CancelledError()
+
+
 class Deaf(Observer):
     def begin(self, run_dir: Path) -> None:  # type: ignore[override] # on purpose
         pass
@@ -107,6 +115,7 @@ def test_every_observer_is_told_everything_in_order(tmp_path: Path) -> None:
     [
         (Failing(), "Failing failed and is told nothing more: ValueError: no second round"),
         (Exiting(), "Exiting failed and is told nothing more: SystemExit: 2"),
+        (Cancelled(), "Cancelled failed and is told nothing more: CancelledError"),
     ],
 )
 def test_one_that_fails_is_told_nothing_more_and_complained_of_once(
@@ -124,13 +133,16 @@ def test_one_that_fails_is_told_nothing_more_and_complained_of_once(
 
 
 def test_one_that_takes_for_ever_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observed, "_END_WITHIN_S", 0.05)
+    monkeypatch.setattr(observed, "_END_WITHIN_S", 0.5)
     shown: list[ProgressEvent] = []
-    with Observed(shown.append, [Stuck()], tmp_path, SETTINGS) as seen:
+    stuck, other = Stuck(), Recorder()
+    with Observed(shown.append, [stuck, other], tmp_path, SETTINGS) as seen:
         for number in range(1000):
             seen.show(RollCall(number))
         assert len(shown) == 1000
-    assert shown[-1] == Notice("observers are not done 0.05 s after the end, and are left alone")
+        wait_for(lambda: other.told[-1] == RollCall(999), "the other observer to hear of all")
+    assert other.told[-1] == "end"
+    assert shown[1000:] == [Notice("observer Stuck is not done 0.5 s after the end, and is left alone")]
 
 
 @pytest.mark.parametrize(

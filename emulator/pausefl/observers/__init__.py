@@ -1,6 +1,6 @@
 """Observers: whom a run tells of its progress besides its own display. TensorBoard, MLflow, or code of one's own.
 
-May live here: observers, how they are found, and the thread that they run in.
+May live here: observers, how they are found, and the threads that they run in.
 """
 
 from pausefl.observers.base import Observer

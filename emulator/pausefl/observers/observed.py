@@ -1,6 +1,7 @@
-"""A run's progress, passed on to observers. Nothing that they do takes time from the run, or ends it."""
+"""A run's progress, passed on to observers. Nothing that they do takes time from the run or another, or ends it."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -9,7 +10,7 @@ from typing import Any, Self
 
 from pausefl.observers.base import Observer
 from pausefl_process.events import Notice, ProgressEvent, Report
-from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
+from pausefl_process.plugins import with_place
 
 _END_WITHIN_S = 10.0
 
@@ -17,7 +18,7 @@ _Call = Callable[[Observer], None]
 
 
 class Observed:
-    """Shows events as `report` does, and tells observers of them from a thread; a context manager."""
+    """Shows events as `report` does, and tells observers of them, each in a thread of its own; a context manager."""
 
     def __init__(
         self,
@@ -28,43 +29,75 @@ class Observed:
     ) -> None:
         """`settings` is the experiment, by table and key."""
         self._report = report
-        self._observers = list(observers)
-        self._tasks: SimpleQueue[_Call | None] = SimpleQueue()
         self._complaints: SimpleQueue[str] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="observers", daemon=True)
-        self._tasks.put(lambda observer: observer.begin(run_dir, settings))
+        self._told = [_Told(observer, self._complaints) for observer in observers]
+        self._tell(lambda observer: observer.begin(run_dir, settings))
 
     def show(self, event: ProgressEvent) -> None:
         """Show one event and hand it on; returns at once."""
         self._report(event)
         self._complain()
-        if self._observers:
-            self._tasks.put(lambda observer: observer.on_event(event))
+        self._tell(lambda observer: observer.on_event(event))
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for each in self._told:
+            each.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._tasks.put(lambda observer: observer.end())
-        self._tasks.put(None)
-        self._thread.join(_END_WITHIN_S)
-        if self._thread.is_alive():
-            self._report(Notice(f"observers are not done {_END_WITHIN_S:g} s after the end, and are left alone"))
+        for each in self._told:
+            each.tell_end()
+        until_s = time.monotonic() + _END_WITHIN_S
+        late = [each.name for each in self._told if not each.finishes(until_s)]
         self._complain()
+        for name in late:
+            self._report(Notice(f"observer {name} is not done {_END_WITHIN_S:g} s after the end, and is left alone"))
+
+    def _tell(self, call: _Call) -> None:
+        for each in self._told:
+            each.tell(call)
 
     def _complain(self) -> None:
         while not self._complaints.empty():
             self._report(Notice(self._complaints.get()))
 
+
+class _Told:
+    """One observer, and the calls that its thread has yet to make."""
+
+    def __init__(self, observer: Observer, complaints: SimpleQueue[str]) -> None:
+        self.name = type(observer).__name__
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._has_failed = False
+        self._observer = observer
+        self._complaints = complaints
+        self._thread = threading.Thread(target=self._work, name=f"observer {self.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to make the calls."""
+        self._thread.start()
+
+    def tell(self, call: _Call) -> None:
+        """Have the thread make one more call, unless the observer has failed."""
+        if not self._has_failed:
+            self._calls.put(call)
+
+    def tell_end(self) -> None:
+        """Have the thread make its last call."""
+        self.tell(lambda observer: observer.end())
+        self._calls.put(None)
+
+    def finishes(self, until_s: float) -> bool:
+        """Whether all calls are made, or the observer has failed, by this time."""
+        self._thread.join(max(0.0, until_s - time.monotonic()))
+        return not self._thread.is_alive()
+
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            for observer in tuple(self._observers):
-                try:
-                    task(observer)
-                except OWN_CODE_ERRORS as error:
-                    self._observers.remove(observer)
-                    name = type(observer).__name__
-                    self._complaints.put(f"observer {name} failed and is told nothing more: {with_place(error)}")
+        try:
+            while (call := self._calls.get()) is not None:
+                call(self._observer)
+        except BaseException as error:  # asyncio's CancelledError is no Exception
+            self._has_failed = True
+            self._complaints.put(f"observer {self.name} failed and is told nothing more: {with_place(error)}")
