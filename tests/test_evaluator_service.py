@@ -2,9 +2,10 @@
 
 import asyncio
 import math
+import shutil
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -163,6 +164,30 @@ async def test_the_line_speaks_tls(authority: Authority, stranger: Authority) ->
         async with asking(address, tls=Tls(ca=stranger.ca)) as remote:
             with pytest.raises(ConfigError, match=r"tls\.ca = .* does not vouch"):
                 await remote.initial()
+
+
+async def test_a_server_takes_up_renewed_certificates(
+    authority: Authority, stranger: Authority, tmp_path: Path
+) -> None:
+    """It showed those that it began with, and its accuracy was missing for good once the evaluator had others."""
+    mine = Tls(*(str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt")))
+    theta = np.ones(3, np.float32)
+
+    def renew(files: Tls) -> None:
+        for name in ("certificate", "key", "ca"):
+            shutil.copy(getattr(files, name), getattr(mine, name))
+
+    renew(authority.certify("server"))
+    async with AsyncExitStack() as first:
+        address = await first.enter_async_context(serving(tls=authority.certify("evaluator")))
+        async with asking(address, tls=mine) as remote:
+            await remote.evaluate(theta, subset=True, patient=False)
+            await first.aclose()
+            async with serving(int(address.rpartition(":")[2]), tls=stranger.certify("evaluator")):
+                with pytest.raises(EvaluatorLost):
+                    await remote.evaluate(theta, subset=True, patient=False)
+                renew(stranger.certify("server"))
+                assert await remote.evaluate(theta, subset=True, patient=False)
 
 
 async def test_a_certificate_for_clients_alone_evaluates_nothing(tmp_path: Path) -> None:

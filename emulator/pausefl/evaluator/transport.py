@@ -173,6 +173,7 @@ class RemoteEvaluator:
         self._patience_s = patience_s
         self._answer_s = answer_s
         self._say = say
+        self._pem = None if tls is None else tls.to_connect()
         self._channel = open_channel(address, tls, options=_QUICKLY)
 
     async def close(self) -> None:
@@ -195,7 +196,7 @@ class RemoteEvaluator:
         """On held-out training data and on the test set; EvaluatorLost when no evaluator answers."""
         ask = partial(self._ask_evaluation, theta, subset)
         try:
-            return await (self._retry_until_answered(ask) if patient else ask())
+            return await (self._retry_until_answered(ask) if patient else self._answered(ask))
         except EvaluatorLost:
             raise
         except _FullError as error:
@@ -206,7 +207,7 @@ class RemoteEvaluator:
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask; if no evaluator answers, wait until it can be reached and has room, and ask once more."""
         try:
-            return await ask()
+            return await self._answered(ask)
         except OSError as error:
             self._say(f"waiting up to {self._patience_s:g} s for the evaluator at {self._address}: {error}")
             patient_until_s = time.monotonic() + self._patience_s
@@ -222,6 +223,32 @@ class RemoteEvaluator:
                 if time.monotonic() > patient_until_s:
                     raise
             await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def _answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Ask, and once more with files for TLS that were renewed meanwhile."""
+        try:
+            return await ask()
+        except _FullError:
+            raise
+        except (OSError, ConfigError):
+            if not await self._takes_up_renewed():
+                raise
+        return await ask()
+
+    async def _takes_up_renewed(self) -> bool:
+        """Open the channel anew, as gRPC keeps the files' contents with it; False where they are still the same."""
+        if self._tls is None:
+            return False
+        try:
+            pem = self._tls.to_connect()
+        except ConfigError:  # they are being replaced
+            return False
+        if pem == self._pem:
+            return False
+        before, self._pem = self._channel, pem
+        self._channel = open_channel(self._address, self._tls, options=_QUICKLY)
+        await before.close()
+        return True
 
     async def _ask_initial(self) -> tuple[Manifest, Vector]:
         method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(f"/{_SERVICE}/Initial")
