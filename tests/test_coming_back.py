@@ -6,10 +6,12 @@ from contextlib import suppress
 import pytest
 
 from pausefl_client.transport import connect, fetch_offer
-from pausefl_proto.errors import PauseflError
+from pausefl_proto.errors import ConfigError, PauseflError
+from pausefl_proto.tls import OutOfDateError
 from rigs.session import SessionRig
 
 TRIES = 12
+BEGAN_S = SessionRig().clock()
 
 
 async def knock(port: int) -> None:
@@ -64,6 +66,30 @@ async def test_the_log_says_that_a_client_lost_its_server_and_found_it(caplog: p
         "client-007: no connection to the server (reset); trying for up to 60 s",
         "client-007: connected",
     ]
+
+
+EXPIRED = 'tls.certificate = "me.pem": has expired'
+
+
+async def test_a_client_whose_own_certificate_has_expired_does_not_begin() -> None:
+    """It tried for a minute, and then said that its server could not be reached."""
+    rig = SessionRig()
+    rig.server.unreachable, rig.server.failure = True, OutOfDateError(EXPIRED)
+    async with rig.running() as task:
+        with pytest.raises(ConfigError, match=f"^{EXPIRED}$"):
+            await asyncio.wait_for(task, 20)
+    assert rig.clock() == BEGAN_S + 1.0, "it tried once"
+
+
+async def test_a_client_whose_certificate_expires_meanwhile_waits_for_another() -> None:
+    rig = SessionRig()
+    async with rig.running() as task:
+        stream = await rig.server.welcome()
+        rig.server.unreachable, rig.server.failure = True, OutOfDateError(EXPIRED)
+        stream.give(OSError("reset"))
+        with pytest.raises(PauseflError, match=f"^the server cannot be reached: {EXPIRED}$"):
+            await asyncio.wait_for(task, 20)
+    assert rig.clock() > BEGAN_S + 60.0, "it tried for as long as its settings say"
 
 
 async def test_the_log_says_once_that_a_client_waits_for_its_experiment(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,18 +39,6 @@ def test_a_certificate_in_a_form_that_others_read_is_refused_in_one_line(tmp_pat
     assert is_no_servers(certificate.read_bytes())
 
 
-async def test_a_client_tries_again_once_its_certificate_may_be_renewed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An OSError is tried again; a ConfigError would end it."""
-    make_certificates(tmp_path, ["server.lab"], [])
-    tls = Tls(f"{tmp_path}/server.pem", f"{tmp_path}/server.key", f"{tmp_path}/ca.pem")
-    monkeypatch.setattr("time.time", lambda: 4e9)
-    with pytest.raises(OSError, match=r"has expired on"):
-        async with connect("127.0.0.1:1", tls):
-            pass
-
-
 class Greeter(Actor[Any]):
     """A coordinator that welcomes everybody."""
 

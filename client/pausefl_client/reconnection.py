@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pausefl_client.session_settings import ClientSettings
 from pausefl_proto.errors import DamageError, PauseflError
+from pausefl_proto.tls import OutOfDateError
 
 log = logging.getLogger("pausefl.client")
 
@@ -24,9 +25,11 @@ class Reconnection:
         self._last_contact_s = clock()
         self._is_damaged = False  # whether the last stream ended with a damaged message
         self._is_told = False  # whether the log says that there is no connection
+        self._was_welcome = False
 
     def connected(self) -> None:
         """Note that the server has welcomed the client; after a damaged message, the waits go on growing."""
+        self._was_welcome = True
         if not self._is_damaged:
             self._retry_s = self._settings.retry_every_s
         if self._is_told:
@@ -42,8 +45,13 @@ class Reconnection:
         self._is_damaged = True
         self._log(logging.WARNING, f"the server {damage}; connecting again")
 
-    def failed(self, error: OSError) -> None:
-        """Note that the server cannot be reached; PauseflError where that has been so for `give_up_after_s`."""
+    def failed(self, error: OSError | OutOfDateError) -> None:
+        """Note that the server cannot be reached; PauseflError where that has been so for `give_up_after_s`.
+
+        An own certificate that is out of date may be renewed in mid-run; before the first welcome, the error is raised.
+        """
+        if isinstance(error, OutOfDateError) and not self._was_welcome:
+            raise error
         reason, patience_s = str(error) or "it gives no welcome", self._settings.give_up_after_s
         if self._clock() - self._last_contact_s > patience_s:
             raise PauseflError(f"the server cannot be reached: {reason}") from error

@@ -18,6 +18,7 @@ from pausefl_client.training.withdrawal import Withdrawn, stop_if_withdrawn, wit
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
 from pausefl_proto.errors import BudgetError, DamageError, PauseflError
 from pausefl_proto.foreign_text import shown
+from pausefl_proto.tls import OutOfDateError
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import MOST_ROUNDS, PROTOCOL_VERSION, Assembler, Vector, cut, decode, encode
 
@@ -96,7 +97,7 @@ class ClientSession:
                 return str(goodbye)
             except DamageError as damage:
                 reconnection.damaged(damage)
-            except OSError as error:
+            except (OSError, OutOfDateError) as error:
                 reconnection.failed(error)
             await reconnection.wait()
 

@@ -12,7 +12,7 @@ import grpc
 from pausefl_proto.endpoint import DEAD_AFTER_S, failure, open_channel
 from pausefl_proto.errors import ConfigError, DamageError, PauseflError
 from pausefl_proto.foreign_text import shown
-from pausefl_proto.tls import OutOfDateError, Tls
+from pausefl_proto.tls import Tls
 from pausefl_proto.v1 import federation_pb2 as pb
 from pausefl_proto.wire import SERVICE, decode
 
@@ -101,16 +101,12 @@ async def connect(
 ) -> AsyncIterator[GrpcStreamToServer]:
     """Open a stream to the server at HOST:PORT; closed with the block.
 
-    ConfigError when a file for TLS is wrong, OSError while its certificate is not valid.
+    ConfigError when a file for TLS is wrong: OutOfDateError where its certificate is not valid now.
 
     Reading and writing raise OSError once the server has been silent for `dead_after_s`, pings included. `token`, where
     there is one, shows the server that the client's id is its own.
     """
-    try:
-        opened = open_channel(address, tls, dead_after_s, _QUICKLY)
-    except OutOfDateError as error:  # it may be renewed at any moment
-        raise OSError(str(error)) from error
-    async with opened as channel:
+    async with open_channel(address, tls, dead_after_s, _QUICKLY) as channel:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/Join")(
             metadata=_metadata(token)
         )

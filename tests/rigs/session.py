@@ -129,6 +129,7 @@ class FakeServer:
         self._streams: asyncio.Queue[ServerEnd] = asyncio.Queue()
         self.opened = self.closed = 0
         self.unreachable = False
+        self.failure: Exception = OSError("nobody answers")
         self.says_at_once: Sequence[Mapping[str, Any]] = ()
         """To every client that connects from now on."""
 
@@ -136,7 +137,7 @@ class FakeServer:
     async def connect(self) -> AsyncIterator[ServerEnd]:
         if self.unreachable:
             self._clock.advance(1.0)
-            raise OSError("nobody answers")
+            raise self.failure
         stream = ServerEnd(self._clock)
         for kind in self.says_at_once:
             stream.say(**kind)
