@@ -90,6 +90,11 @@ class Cancelled(Failing):
     error = asyncio.CancelledError()
 
 
+class Homeless(Observer):
+    def begin(self, run_dir: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        raise ValueError(f"nowhere in {run_dir.name} for {settings['experiment']['rounds']} rounds")
+
+
 class Deaf(Observer):
     def begin(self, run_dir: Path) -> None:  # type: ignore[override] # on purpose
         pass
@@ -223,6 +228,15 @@ def test_a_run_has_the_observers_it_names_and_prints_its_events(
     assert complaints == [f"observer Failing failed and is told nothing more: LookupError: no such thing ({place})"]
     assert "report:" in done.stderr
     assert json.loads((tmp_path / "run/summary.json").read_text())["outcome"] == "completed"
+
+
+@pytest.mark.end_to_end
+def test_the_log_of_a_run_that_shows_nothing_tells_of_an_observer_that_failed(tmp_path: Path) -> None:
+    """It was told to the display alone, and several runs at a time have none."""
+    experiment = pausefl.load(synthetic(tmp_path, rounds=3), {"experiment.clock": "virtual"})
+    pausefl.run(experiment, tmp_path / "run", progress=False, observers=[Homeless()])
+    log = (tmp_path / "run/server.log").read_text("utf-8")
+    assert "WARNING observer Homeless failed and is told nothing more: ValueError: nowhere in run for 3 rounds (" in log
 
 
 @pytest.mark.end_to_end

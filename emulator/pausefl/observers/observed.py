@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 from pausefl.observers.base import Observer
 from pausefl_process.events import Notice, ProgressEvent, Report
+from pausefl_process.logs import add_warning
 from pausefl_process.plugins import with_place
 
 _END_WITHIN_S = 10.0
@@ -26,9 +28,11 @@ class Observed:
         observers: Sequence[Observer],
         run_dir: Path,
         settings: Mapping[str, Mapping[str, Any]],
+        log: Path | None = None,
     ) -> None:
-        """`settings` is the experiment, by table and key."""
+        """`settings` is the experiment, by table and key; `log` keeps what a display may not show of observers."""
         self._report = report
+        self._log = log
         self._complaints: SimpleQueue[str] = SimpleQueue()
         self._told = [_Told(observer, self._complaints) for observer in observers]
         self._tell(lambda observer: observer.begin(run_dir, settings))
@@ -53,7 +57,7 @@ class Observed:
         late = [each.name for each in self._told if not each.finishes(until_s)]
         self._complain()
         for name in late:
-            self._report(Notice(f"observer {name} is not done {_END_WITHIN_S:g} s after the end, and is left alone"))
+            self._notice(f"observer {name} is not done {_END_WITHIN_S:g} s after the end, and is left alone")
 
     def _tell(self, call: _Call) -> None:
         for each in self._told:
@@ -61,7 +65,13 @@ class Observed:
 
     def _complain(self) -> None:
         while not self._complaints.empty():
-            self._report(Notice(self._complaints.get()))
+            self._notice(self._complaints.get())
+
+    def _notice(self, message: str) -> None:
+        if self._log is not None:
+            with suppress(OSError):  # a full disk, which the run tells of itself
+                add_warning(self._log, message)
+        self._report(Notice(message))
 
 
 class _Told:

@@ -53,7 +53,8 @@ def run_experiment(
             return {**read_summary(run_dir)}
         note_start(run_dir)
         fleet = Fleet(experiment, run_dir, lock, back_to)
-        with Observed(view.show, observers, run_dir, experiment.model_dump(mode="json")) as observed:
+        settings = experiment.model_dump(mode="json")
+        with Observed(view.show, observers, run_dir, settings, run_dir / "server.log") as observed:
             fleet.run(observed)
     if fleet.was_terminated:
         (run_dir / REPORT).unlink(missing_ok=True)  # of what was played before
