@@ -62,7 +62,10 @@ def test_what_is_there_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert {name: after[name] for name in before if name != "tokens.txt"} == {
         name: data for name, data in before.items() if name != "tokens.txt"
     }
-    assert f"kept {tmp_path}/ca.pem" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert f"kept {tmp_path}/ca.pem" in said
+    renew = "delete it for a certificate of these hosts alone"
+    assert f"kept {tmp_path}/server.pem, which does not name elsewhere.lab; {renew}" in said
     Tls(str(tmp_path / "clients/b.pem"), str(tmp_path / "clients/b.key"), str(tmp_path / "ca.pem")).to_connect()
 
 

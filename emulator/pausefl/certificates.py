@@ -44,6 +44,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], client_ids: Sequence[s
         if _is_missing(folder / "server.pem", said):
             usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
             authority.certify(folder / "server", "pausefl server", hosts, usages)
+        elif unnamed := _not_named(hosts, folder / "server.pem"):
+            said[-1] += f", which does not name {', '.join(unnamed)}; delete it for a certificate of these hosts alone"
         for client_id in client_ids:
             if _is_missing(folder / "clients" / f"{client_id}.pem", said):
                 usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -142,6 +144,13 @@ def _write_digests(folder: Path, said: list[str]) -> None:
     if lines:
         _write(folder / "tokens.txt", ("\n".join(lines) + "\n").encode(), 0o644)
         said.append(f"wrote {folder / 'tokens.txt'}: {len(lines)} clients")
+
+
+def _not_named(hosts: Sequence[str], certificate: Path) -> list[str]:
+    """The hosts that a certificate does not name."""
+    extensions = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions
+    named = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [host for host in hosts if _alternative(host) not in named]
 
 
 def _is_missing(path: Path, said: list[str]) -> bool:
