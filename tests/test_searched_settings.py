@@ -75,6 +75,20 @@ def test_a_search_of_the_seed_is_refused() -> None:
         parse_search(["experiment.seed=1..5"], parse_experiment(SMALL))
 
 
+@pytest.mark.parametrize(
+    ("search", "why"),
+    [
+        ("privacy.enabled=true,false", "decides whether leakage is measured; search with privacy and without it apart"),
+        ("privacy.unit=coordinate,vector", "decides what every ε protects, and ε of two units do not compare"),
+        ("latency.signal=round_trip,communication", "decides what counts as latency, and the two do not compare"),
+    ],
+)
+def test_a_key_that_changes_what_is_measured_is_refused(search: str, why: str) -> None:
+    key = search.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^--search {re.escape(key)}: {re.escape(why)}"):
+        parse_search([search], parse_experiment(SMALL))
+
+
 def test_choices_may_be_tables_and_nothing_warns_of_them(tmp_path: Path) -> None:
     laws = 'latency.delay={kind="exponential",mean_s=0.1},{kind="exponential",mean_s=0.2}'
     plan = TuningPlan(SMALL, [laws], trials=2, seeds=1, fresh_seeds=2)

@@ -391,10 +391,3 @@ def test_of_settings_all_infinitely_worse_the_other_objectives_decide() -> None:
 def test_rounding_is_no_worse_than_a_published_0() -> None:
     front = compared(plan(), TRIED, imbalanced(alpha_1=5e-17), pytest.fail)
     assert [point.figures["total_latency_s"] for point in front] == [1.0, 2.0, 9.0]
-
-
-def test_a_key_that_changes_what_is_measured_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^--search privacy\.enabled: decides whether leakage is measured; search with"
-    ):
-        _ = plan(search=["privacy.enabled=true,false"]).space

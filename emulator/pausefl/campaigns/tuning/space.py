@@ -99,15 +99,25 @@ def parse_search(settings: Sequence[str], experiment: Experiment) -> SearchSpace
                 found = experiment_at(source, {key: value})
             except ConfigError as error:
                 raise ConfigError(f"--search {key}: {error}") from None
-            if found.privacy.enabled != experiment.privacy.enabled:
-                apart = "search with privacy and without it apart"
-                raise ConfigError(f"--search {key}: decides whether leakage is measured; {apart}")
+            if why := _measures_otherwise(experiment, found):
+                raise ConfigError(f"--search {key}: {why}")
     return space
 
 
 def size_of(space: SearchSpace) -> float:
     """How many settings a space holds."""
     return math.prod(dimension.size for dimension in space.values())
+
+
+def _measures_otherwise(experiment: Experiment, other: Experiment) -> str:
+    """Why the figures of two experiments are of different things; empty where they are not."""
+    if other.privacy.enabled != experiment.privacy.enabled:
+        return "decides whether leakage is measured; search with privacy and without it apart"
+    if other.privacy.unit != experiment.privacy.unit:
+        return "decides what every ε protects, and ε of two units do not compare; search them apart"
+    if other.latency.signal != experiment.latency.signal:
+        return "decides what counts as latency, and the two do not compare; search them apart"
+    return ""
 
 
 def experiment_at(source: str, point: Point, seed: int | None = None) -> Experiment:
