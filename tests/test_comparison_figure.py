@@ -31,6 +31,18 @@ def test_the_whiskers_of_the_totals_are_the_interval_of_the_bands(tmp_path: Path
     assert figure.get_supxlabel().endswith(f"band and whisker: {band_note(len(seeds))}")
 
 
+def test_equal_totals_whose_mean_is_rounded_beyond_them_are_drawn(tmp_path: Path) -> None:
+    """As constant delays give on the virtual clock: the mean of three times 0.1 is 0.10000000000000002."""
+    runs = write_runs(tmp_path)
+    for run_dir in [run_dir for of_policy in runs.values() for run_dir in of_policy]:
+        rewrite_summary(run_dir, total_latency_s=0.1)
+    comparison = compare(runs)
+    figure = draw_comparison(comparison.runs, comparison.split, comparison.privacy, comparison.common_accuracy)
+    (bars,) = (axes.collections[0] for axes in figure.axes if axes.get_xlabel() == "seconds")
+    assert isinstance(bars, LineCollection)
+    assert {x for segment in bars.get_segments() for x, _ in segment} == {0.1}
+
+
 def test_a_baseline_wins_nothing_against_itself(tmp_path: Path) -> None:
     comparison = compare(write_runs(tmp_path, (1,)))
     console = Console(record=True, width=160, file=io.StringIO())

@@ -16,6 +16,7 @@ from pausefl.config.loading import parse_experiment
 from pausefl.offline.counterfactual import Counterfactual, play_on_log
 from pausefl.offline.replay import RecordedLog, check_same, choices_on, read_log, replay_log
 from pausefl.offline.replay_outputs import in_words
+from pausefl.offline.replay_plot import draw_replay
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import Miss, MissKind
@@ -359,3 +360,19 @@ def test_the_command_says_it_and_refuses_other_keys(run_dir: Path) -> None:
         pausefl.replay(run_dir, overrides={"experiment.rounds": 3})
     with pytest.raises(ConfigError, match=r"^overrides = \[3\]: must be values by dotted key"):
         pausefl.replay(run_dir, overrides=[3])  # type: ignore[list-item] # on purpose
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "low_s", "high_s"),
+    [(2.0, 1.0, 3.0), (17.54998232522346, 17.549982325223457, 17.549982325223457), (9.0, 1.0, 2.0)],
+    ids=["within", "equal draws, a mean rounded beyond them", "a few draws far beyond the others"],
+)
+def test_the_picture_has_the_draws_interval_wherever_their_mean_lies(
+    mean_s: float, low_s: float, high_s: float
+) -> None:
+    total = {"mean": mean_s, "low": low_s, "high": high_s}
+    summary = {"policy": "pause", "recorded_policy": "all", "total_latency_s": total, "extrapolated": {"rounds": 0.0}}
+    (axes,) = draw_replay(summary, [{"round": 1, "recorded_s": 1.0, "waited_s": mean_s}]).axes
+    (bar,) = axes.collections
+    ((start, end),) = bar.get_segments()  # type: ignore[attr-defined]
+    assert (start[1], end[1]) == pytest.approx((low_s, high_s))

@@ -174,6 +174,16 @@ def test_with_few_seeds_the_best_has_a_line_from_the_least_to_the_greatest() -> 
     assert first.get_segments()[0][:, 0].tolist() == pytest.approx([50, 90])
 
 
+def test_equal_bests_whose_mean_is_rounded_beyond_them_are_drawn() -> None:
+    summary = stored("best")
+    for series in summary["series"].values():
+        series |= {"seeds": [1, 2, 3], "best_by_seed": [0.1] * 3}
+        series["best_accuracy"] = {"mean": 0.10000000000000002, "low": None, "high": None, "n_seeds": 3}
+    (axes,) = draw_reproduction(summary).axes
+    (first, *_) = [line for bar in axes.containers if hasattr(bar, "lines") for line in bar.lines[2]]
+    assert first.get_segments()[0][:, 0].tolist() == [10, 10]
+
+
 def test_where_clients_join_later_the_best_is_of_the_evaluations_since_then() -> None:
     class Evaluated:
         groups: Mapping[str, Any] = {}

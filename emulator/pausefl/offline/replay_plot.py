@@ -7,7 +7,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from pausefl.report.style import RC, SERIES, new_figure
+from pausefl.report.style import RC, SERIES, new_figure, whisker
 
 _DRAWN = ("round", "recorded_s", "waited_s")
 
@@ -22,7 +22,7 @@ def draw_replay(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]])
         )
         axes.plot(number, recorded_s.cumsum(), color=SERIES[0].light, label=f"{summary['recorded_policy']}, recorded")
         axes.plot(number, waited_s.cumsum(), "--", color=SERIES[1].light, label=f"{summary['policy']}, estimated")
-        around = [[total["mean"] - total["low"]], [total["high"] - total["mean"]]]
-        axes.errorbar(number[-1:], [total["mean"]], around, color=SERIES[1].light, capsize=4, label="95 % of the draws")
+        middle, half = whisker(total["low"], total["high"])
+        axes.errorbar(number[-1:], middle, half, color=SERIES[1].light, capsize=4, label="95 % of the draws")
         axes.legend()
     return figure

@@ -205,6 +205,14 @@ def name_clients(axes: Axes, ids: Sequence[str] | NDArray[Any]) -> None:
     axes.set_xlim(-0.8, len(ids) - 0.2)
 
 
+def whisker(low: FloatArray | float, high: FloatArray | float) -> tuple[FloatArray | float, FloatArray | float]:
+    """Where a whisker from `low` to `high` has its middle, and how far it reaches: what `Axes.errorbar` takes.
+
+    A mean is no such middle: it may lie beyond both ends, be it by rounding alone, and `errorbar` refuses that.
+    """
+    return (low + high) / 2, (high - low) / 2
+
+
 def draw_bars(axes: Axes, bottom: FloatArray, top: FloatArray, colour: str, label: str | None = None) -> None:
     """Bars at 0, 1, ...: one path for all of them, so that a thousand clients still make a small SVG."""
     edges = np.arange(len(top))[:, None] + np.array([-0.5, 0.5]) * (0.76 if len(top) <= MOST_NAMED else 1)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pausefl.report.comparison.figure import band_note, policy_looks
-from pausefl.report.style import INK, MUTED, RC, SERIES, SURFACE, Look, percent_axis
+from pausefl.report.style import INK, MUTED, RC, SERIES, SURFACE, Look, percent_axis, whisker
 from pausefl.results.reading import EPSILON_LABELS
 from pausefl.results.reproduction import SMOOTHING_ROUNDS, StoredCurve
 
@@ -133,8 +133,8 @@ def _draw_best(summary: StoredSummary) -> Figure:
         best, by_seed = (summary["series"][name][key] for key in ("best_accuracy", "best_by_seed"))
         axes.barh(row, 100 * best["mean"], height=0.6, color=SERIES[0].light, alpha=0.75)
         low, high = (best["low"], best["high"]) if best["low"] is not None else (min(by_seed), max(by_seed))
-        ends = [[100 * (best["mean"] - low)], [100 * (high - best["mean"])]]
-        axes.errorbar(100 * best["mean"], row, xerr=ends, fmt="none", ecolor=INK.light, capsize=3)
+        middle, half = whisker(100 * low, 100 * high)
+        axes.errorbar(middle, row, xerr=half, fmt="none", ecolor=INK.light, capsize=3)
         last = 100 * summary["series"][name]["last_accuracy"]["mean"]
         axes.plot(last, row, "D", color=INK.light, markerfacecolor=SURFACE.light, markersize=6)
         value = (summary["published"].get(name) or {}).get("best")

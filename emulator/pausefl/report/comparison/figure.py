@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, capitalised, percent_axis
+from pausefl.report.style import DASHES, INK, LIMIT, MUTED, RC, SERIES, Look, capitalised, percent_axis, whisker
 from pausefl.results.reading import PrivacyFigures, RunData
 from pausefl.results.statistics import FEWEST_SEEDS, mean_band, mean_interval, three_digits
 from pausefl_server.records import Split
@@ -124,12 +124,13 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     values = [np.array([run.summary["total_latency_s"] for run in of_policy]) for of_policy in runs.values()]
     mean_s = np.array([np.mean(v) for v in values])
     low_s, high_s = np.array([_ends(v) for v in values]).T
-    below, above = mean_s - low_s, high_s - mean_s
     rows = np.arange(len(runs))
     axes.barh(rows, mean_s, height=0.62, color=[look.colour for look in looks.values()])
     if any(len(v) > 1 for v in values):
-        axes.errorbar(mean_s, rows, xerr=(below, above), fmt="none", ecolor=INK.light, elinewidth=1.2, capsize=3)
-    for row, mean, greatest in zip(rows, mean_s, mean_s + above, strict=True):
+        middle_s, half_s = whisker(low_s, high_s)
+        axes.errorbar(middle_s, rows, xerr=half_s, fmt="none", ecolor=INK.light, elinewidth=1.2, capsize=3)
+    ends_s = np.maximum(mean_s, high_s)
+    for row, mean, greatest in zip(rows, mean_s, ends_s, strict=True):
         axes.annotate(
             f"{three_digits(mean)} s",
             (greatest, row),
@@ -142,5 +143,5 @@ def _total(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.25 * max(mean_s + above) or 1.0)
+    axes.set_xlim(0, 1.25 * max(ends_s) or 1.0)
     axes.set(title="Total latency", xlabel="seconds")
