@@ -271,7 +271,7 @@ def test_a_growth_is_recognised(name: str, shape: Any) -> None:
 def test_a_regret_without_fits_has_no_brackets() -> None:
     fits = {"regret": {}, "genie_regret": {"n": {"r_squared": 0.5}}}
     regrets = {"regret": 0.4, "genie_regret": 0.4, "genie": {}, "growth_fits": fits}
-    *_, realised, genie, note = in_words({"total_latency_s": 1.0, "max_epsilon_spent": 0.0, **regrets})
+    *_, realised, genie, note = in_words({"total_latency_s": 1.0, "privacy_unit": None, **regrets})
     assert "0.4 with the latencies as drawn" in realised
     assert "R²" not in realised
     assert genie.endswith("of mean latencies (never below 0); n: R² 0.5000")

@@ -14,6 +14,7 @@ from pausefl.config.server_records import selected_policy
 from pausefl.report.bands import SimulatedCurves, draw_simulations
 from pausefl.report.style import save_png
 from pausefl.results.csv_table import write_records
+from pausefl.results.reading import EPSILON_LABELS
 from pausefl.runtime.run_dir import CAMPAIGN_PLAN, refuse_run_in
 from pausefl.simulation.outputs import run_simulation, weights_in_words
 from pausefl_process.files import write_durably
@@ -22,11 +23,12 @@ from pausefl_server.selection.newcomers import NewcomerPolicy
 
 _SUMMED = {
     "total_latency_s": "total latency (s)",
-    "max_epsilon_spent": "greatest ε",
+    "max_epsilon_spent": "greatest {epsilon}",
     "regret": "regret",
     "genie_regret": "regret in the genie's objective",
 }
-"""The figures of each simulation that are summarised over the seeds, where it has them, and what they are called."""
+"""The figures of each simulation that are summarised over the seeds, where it has them, and what they are called; in
+place of {epsilon} what ε protects."""
 
 
 def run_simulations(
@@ -46,15 +48,17 @@ def run_simulations(
             own = folder / f"{policy.replace(':', '.')}-seed{variant.experiment.seed}"
             summaries.setdefault(policy, []).append(run_simulation(variant, rounds, own))
             curves.setdefault(policy, []).append(_read(own / "simulation.csv"))
+    unit = experiment.privacy.unit if experiment.privacy.enabled else None
     summary = {
         "rounds": rounds,
+        "privacy_unit": unit,
         "policies": {policy: _spreads(found) for policy, found in summaries.items()},
         "genies": {policy: first["genie"] for policy, (first, *_) in summaries.items() if first.get("genie")},
         "warning": _warning(summaries),
     }
     write_durably(folder / "simulations.json", json.dumps(summary, indent=2) + "\n")
     _write_table(folder / "simulations.csv", [each for found in summaries.values() for each in found])
-    save_png(draw_simulations(curves, _notes(summary)), folder / "simulations.png")
+    save_png(draw_simulations(curves, unit, _notes(summary)), folder / "simulations.png")
     return summary
 
 
@@ -67,9 +71,9 @@ def refuse_results_in(folder: Path) -> None:
 
 def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
     """What the simulations found, a line per policy, and where they do not compare, why."""
-    policies = summary["policies"]
+    policies, epsilon = summary["policies"], EPSILON_LABELS.get(summary["privacy_unit"], "ε")
     for policy, found in policies.items():
-        told = (f"{_SUMMED[name]} {_spread_in_words(spread)}" for name, spread in found.items())
+        told = (f"{_SUMMED[name].format(epsilon=epsilon)} {_spread_in_words(spread)}" for name, spread in found.items())
         yield f"{policy}: {', '.join(told)}"
     if any(spread["least"] != spread["greatest"] for found in policies.values() for spread in found.values()):
         yield "a mean over the seeds each; in brackets the least and the greatest of them"

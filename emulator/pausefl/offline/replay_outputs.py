@@ -15,6 +15,7 @@ from pausefl.config.toml_source import Overrides
 from pausefl.offline.counterfactual import Counterfactual, play_on_log
 from pausefl.offline.replay import RecordedLog, ReplayedChoice, check_same, read_log, replay_log
 from pausefl.results.csv_table import write_csv
+from pausefl.results.reading import EPSILON_LABELS
 from pausefl.runtime.run_dir import stored_experiment
 from pausefl_process.files import write_durably
 from pausefl_proto.arrays import FloatArray, IntArray
@@ -73,7 +74,8 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         f" {summary['recorded_policy']} waited {summary['recorded_total_latency_s']:.1f} s"
     )
     if spent is not None:
-        yield f"greatest ε spent {spent['mean']:.3g} ({spent['low']:.3g} to {spent['high']:.3g})"
+        label = EPSILON_LABELS[summary["privacy_unit"]]
+        yield f"greatest {label} {spent['mean']:.3g} ({spent['low']:.3g} to {spent['high']:.3g})"
     yield (
         f"{rests['rounds']:.0%} of rounds and {rests['choices']:.0%} of choices rest on extrapolation,"
         f" {rests['choices_of_clients_never_observed']:.0%} on other clients' latencies"
@@ -167,6 +169,7 @@ def _summary(
         "rounds_without_update": float(played.without_update.mean()),
         "rounds_beyond_budgets": float(played.beyond_budgets.mean()),
         "max_epsilon_spent": _interval(played.max_epsilon_spent) if is_private else None,
+        "privacy_unit": experiment.privacy.unit if is_private else None,
         "extrapolated": {
             "rounds": int((played.extrapolated > 0).sum()) / max(int((played.asked > 0).sum()), 1),
             "choices": int(played.extrapolated.sum()) / max(asked, 1),

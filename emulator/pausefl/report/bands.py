@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from pausefl.report.comparison.figure import band_note, draw_band, policy_looks
 from pausefl.report.style import RC
+from pausefl.results.reading import EPSILON_LABELS
+from pausefl_proto.privacy_unit import PrivacyUnit
 
 SimulatedCurves = Mapping[str, NDArray[np.float64]]
 """The columns of one simulation by name, "round" among them."""
@@ -17,17 +19,21 @@ _PANELS = {
     "genie_regret": ("Regret in the genie's objective", "Σ r(G) − r(S)"),
     "regret": ("Regret", "cumulative regret"),
     "total_latency_s": ("Total latency", "total latency (s)"),
-    "max_epsilon_spent": ("Greatest leakage", "ε spent"),
 }
-"""column -> title and label of its panel."""
+"""column -> title and label of its panel; that of leakage says what ε protects."""
 
 
-def draw_simulations(curves: Mapping[str, Sequence[SimulatedCurves]], notes: Sequence[str] = ()) -> Figure:
+def draw_simulations(
+    curves: Mapping[str, Sequence[SimulatedCurves]], unit: PrivacyUnit | None, notes: Sequence[str] = ()
+) -> Figure:
     """A panel for each column of which some policy has values; `curves` are one per seed, by policy.
 
-    `notes` stand below the panels, a line each.
+    `unit` is what ε protects, None without privacy: then no leakage is drawn. `notes` stand below the panels, a line
+    each.
     """
-    names = [name for name in _PANELS if any(_is_known(of_policy, name) for of_policy in curves.values())]
+    leakage = {"max_epsilon_spent": ("Greatest leakage", EPSILON_LABELS[unit])} if unit else {}
+    panels = {**_PANELS, **leakage}
+    names = [name for name in panels if any(_is_known(of_policy, name) for of_policy in curves.values())]
     looks = policy_looks(curves)
     with mpl.rc_context(RC):
         figure = Figure(figsize=(10.4, 3.4 * -(-len(names) // 2)), layout="constrained")
@@ -36,7 +42,7 @@ def draw_simulations(curves: Mapping[str, Sequence[SimulatedCurves]], notes: Seq
             for policy, of_policy in curves.items():
                 if _is_known(of_policy, name):
                     draw_band(axes, [(each["round"], each[name]) for each in of_policy], looks[policy], policy)
-            title, label = _PANELS[name]
+            title, label = panels[name]
             axes.set(title=title, xlabel="round", ylabel=label)
             axes.legend(handlelength=3.2)
         n_seeds = max(map(len, curves.values()))

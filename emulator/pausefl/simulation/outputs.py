@@ -14,6 +14,7 @@ from pausefl.config.groups import presence_of
 from pausefl.config.server_records import selected_policy
 from pausefl.delays import Constant, Delay, NoDelay
 from pausefl.results.csv_table import write_csv
+from pausefl.results.reading import EPSILON_LABELS
 from pausefl.simulation.curves import SimulationResult
 from pausefl.simulation.engine import (
     Setting,
@@ -79,7 +80,7 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         return
     if early := summary.get("ended_early"):
         yield early
-    yield f"total latency {summary['total_latency_s']:.1f} s, greatest ε of a client {summary['max_epsilon_spent']:.3g}"
+    yield f"total latency {summary['total_latency_s']:.1f} s{_leakage_in_words(summary)}"
     if summary["regret"] is None:
         yield NO_REGRET
         return
@@ -90,6 +91,12 @@ def in_words(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {summary[name]:.1f} {text}{f'; {fits}' if fits else ''}"
     if any(summary["growth_fits"].values()):
         yield FITS_NOTE
+
+
+def _leakage_in_words(summary: Mapping[str, Any]) -> str:
+    if summary["privacy_unit"] is None:
+        return ""
+    return f", greatest {EPSILON_LABELS[summary['privacy_unit']]} of a client {summary['max_epsilon_spent']:.3g}"
 
 
 def weights_in_words(genie: Mapping[str, Any]) -> str:
@@ -219,8 +226,9 @@ def _summary(
         "cluster_penalty_s": result.cluster_penalty_s,
         "deadline_s": setting.deadline_s,
         "missed": 0 if result.missed is None else int(result.missed.sum()),
-        "max_epsilon_spent": float(result.max_epsilon_spent[-1]),
+        "max_epsilon_spent": setting.budget and float(result.max_epsilon_spent[-1]),
         "epsilon_budget": setting.budget and setting.budget.epsilon_budget,
+        "privacy_unit": setting.budget and experiment.privacy.unit,
         "reward": _finite(result.reward[-1]),
         "regret": _finite(result.regret[-1]),
         "genie_regret": _finite(result.genie_regret[-1]),

@@ -1,7 +1,7 @@
 """What a search is asked for, and what it measures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -9,6 +9,7 @@ from pausefl.campaigns.tuning.space import SearchSpace, parse_search
 from pausefl.config.experiment import Experiment
 from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies, selected_policy
+from pausefl.results.reading import EPSILON_LABELS
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.base import Policy
 from pausefl_server.selection.newcomers import NewcomerPolicy
@@ -90,7 +91,8 @@ class TuningPlan:
     def objectives(self) -> tuple[Objective, ...]:
         """Latency, leakage in a private run, and accuracy; where nothing is trained, imbalance stands for that."""
         latency = LATENCY if self.target_accuracy is None else LATENCY_TO_TARGET
-        leakage = (LEAKAGE,) if self.experiment.privacy.enabled else ()
+        privacy = self.experiment.privacy
+        leakage = (replace(LEAKAGE, label=f"greatest {EPSILON_LABELS[privacy.unit]}"),) if privacy.enabled else ()
         return latency, *leakage, ACCURACY if self.by == "run" else IMBALANCE
 
     @property
