@@ -70,7 +70,7 @@ class RoundCommitted:
     round_latency_s: float
     """The round's latency in seconds, eq. (3); with a miss at least what was waited for."""
     total_latency_s: float
-    """The sum of all rounds' latencies so far, in seconds."""
+    """The sum of all rounds' latencies so far, and of the waits of failed attempts, in seconds."""
     max_epsilon_spent: float
     """The greatest ε that a client has spent."""
     epsilon_budget: float | None
@@ -92,9 +92,9 @@ class RoundCommitted:
     suspect_rounds: int
     """Rounds so far whose measurements are in doubt."""
     missed: tuple[str, ...] = ()
-    """Ids of the chosen clients that gave no update."""
+    """Ids of the chosen clients that gave no update, without those that were not needed."""
     missed_jobs: int = 0
-    """Jobs so far that ended without an update."""
+    """Jobs so far that ended without an update, without those that were not needed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,8 @@ def _expected(now: RunSnapshot, settings: ServerSettings) -> int:
 def _rounds(now: RunSnapshot) -> Iterator[Metric]:
     latency, selection = now.rounds.series()
     yield _histogram("round_latency_seconds", "Greatest latency of a round's clients", {(): latency})
-    yield _gauge("total_latency_seconds", "Sum of the rounds' latencies", (), [((), now.total_latency_s)])
+    text = "Sum of the rounds' latencies, and of the waits of failed attempts"
+    yield _gauge("total_latency_seconds", text, (), [((), now.total_latency_s)])
     text = "Sum of the rounds' greatest measured latencies, without the waits for clients that missed"
     yield _gauge("measured_latency_seconds", text, (), [((), now.measured_latency_s)])
     text = "Chosen clients without an update"
