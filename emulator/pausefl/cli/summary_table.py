@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from pausefl.results.reading import summed_over
-from pausefl.results.summary import by_whom
+from pausefl.results.summary import asked_in_words, by_whom
 from pausefl_server.records import ACCURACY
 
 _SummaryLine = tuple[str, str]
@@ -25,7 +25,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _played(summary: Mapping[str, Any]) -> Iterator[_SummaryLine]:
-    rounds = f"{summary['rounds']} with {summary['clients']} clients, {summary['m']} a round"
+    rounds = f"{summary['rounds']} with {summary['clients']} clients, {asked_in_words(summary)} a round"
     yield "policy", f"{summary['policy']} (seed {summary['seed']})"
     yield "rounds", f"{rounds}; {summary['stopped_because']}"
 

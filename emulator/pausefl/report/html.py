@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from pausefl.report.style import capitalised, css_variables, to_svg
 from pausefl.results.reading import PrivacyFigures, RunData, summed_over
-from pausefl.results.summary import by_whom
+from pausefl.results.summary import asked_in_words, by_whom
 from pausefl_proto.arrays import IntArray
 from pausefl_proto.privacy_unit import vector_epsilon
 
@@ -75,6 +75,7 @@ def run_page(run: RunData, figures: Mapping[str, Figure]) -> str:
     return render(
         "report.html",
         s=run.summary,
+        asked=asked_in_words(run.summary),
         metric=capitalised(run.metric),
         config=run.config,
         figures=embed(figures, run.metric),

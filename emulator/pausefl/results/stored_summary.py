@@ -59,6 +59,9 @@ class Summary(TypedDict):
     """`clients.count`."""
     m: int
     """`selection.m`."""
+    asked_per_round: NotRequired[list[int] | None]
+    """The fewest and the most clients that a round asked: not m of them under `all`, with over-selection or newcomers.
+    null: no round was played."""
     data: NotRequired[str | None]
     """How many examples there were; null: no model was evaluated."""
     model_size: int

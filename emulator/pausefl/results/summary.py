@@ -59,6 +59,7 @@ def summarise(plan: SummaryPlan, policy: Policy, tally: RunTally, result: RunRes
         "rounds": result.state.round,
         "clients": plan.clients,
         "m": plan.selection.m,
+        "asked_per_round": tally.asked_per_round,
         "data": _data(plan.dataset, result),
         "model_size": size,
         "test_examples": next((e.n_examples for e in result.final_evaluations if e.split == "test"), None),
@@ -150,6 +151,12 @@ def _privacy(settings: PrivacyTable, tally: RunTally, table: ClientTable, size: 
 
 def _test_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
     return next((e.accuracy for e in evaluations if e.split == "test"), None)
+
+
+def asked_in_words(summary: Mapping[str, Any]) -> str:
+    """How many clients a round asked, as "5" or "5 to 7"; m, where an older summary says no more."""
+    fewest, most = summary.get("asked_per_round") or (summary["m"], summary["m"])
+    return f"{fewest}" if fewest == most else f"{fewest} to {most}"
 
 
 def by_whom(rounds_of: Mapping[str, int]) -> str:

@@ -52,6 +52,7 @@ class RunTally:
         self._failures: Counter[str] = Counter()
         self._capped: Counter[tuple[str, str]] = Counter()
         self._limits = limits or HostLimits()
+        self._asked = array("q")  # how many clients, by round
         self._doubts: Counter[str] = Counter()
         self._doubted: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by doubt, and by client
         self._released_before = dict(released_before or {})  # by client, when it first joined
@@ -82,6 +83,11 @@ class RunTally:
     def selection_s_median(self) -> float | None:
         """The median time of a selection; None without rounds."""
         return float(np.median(self._selection_s)) if self._selection_s else None
+
+    @property
+    def asked_per_round(self) -> list[int] | None:
+        """The fewest and the most clients that a round asked, without failed attempts; None without rounds."""
+        return [min(self._asked), max(self._asked)] if self._asked else None
 
     @property
     def timing_error_s(self) -> dict[str, float | None]:
@@ -134,6 +140,7 @@ class RunTally:
             self._doubts[doubt] += 1
             self._doubted[doubt].update(self._limits.clients_beyond(doubt, record.observations))
         self._selection_s.append(record.selection_s)
+        self._asked.append(len(set(record.chosen)))
         for observation in record.observations:
             self._add_observation(observation)
 
