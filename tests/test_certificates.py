@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shutil
 import stat
 import time
 from datetime import UTC, datetime
@@ -75,6 +76,28 @@ def test_a_host_that_none_can_call_gets_no_certificate(tmp_path: Path, host: str
     with pytest.raises(ConfigError, match=f'^HOST "{re.escape(host)}": is no IP address, and no host name'):
         make_certificates(tmp_path / "certs", ["127.0.0.1", host], [])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("named", "host"), [("*.lab", "server.lab"), ("10.0.0.1", "10.0.0.1"), ("::1", "0::1")])
+def test_a_kept_certificate_names_what_its_star_and_its_addresses_stand_for(
+    tmp_path: Path, named: str, host: str
+) -> None:
+    make_certificates(tmp_path, [named], [])
+    assert f"kept {tmp_path}/server.pem" in make_certificates(tmp_path, [host], [])
+
+
+def test_a_kept_certificate_of_another_origin_may_name_nobody(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["server.lab"], [])
+    shutil.copy(tmp_path / "ca.pem", tmp_path / "server.pem")
+    (said,) = (line for line in make_certificates(tmp_path, ["server.lab"], []) if "server.pem" in line)
+    assert "which does not name server.lab" in said
+
+
+def test_a_kept_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["server.lab"], [])
+    (tmp_path / "server.pem").write_text("torn")
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/server.pem: is no certificate; delete it to have one made"):
+        make_certificates(tmp_path, ["server.lab"], [])
 
 
 def test_hosts_are_named_as_names_and_addresses(tmp_path: Path) -> None:

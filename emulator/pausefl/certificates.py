@@ -146,11 +146,21 @@ def _write_digests(folder: Path, said: list[str]) -> None:
         said.append(f"wrote {folder / 'tokens.txt'}: {len(lines)} clients")
 
 
-def _not_named(hosts: Sequence[str], certificate: Path) -> list[str]:
-    """The hosts that a certificate does not name."""
-    extensions = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions
-    named = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [host for host in hosts if _alternative(host) not in named]
+def _not_named(hosts: Sequence[str], path: Path) -> list[str]:
+    """The hosts that a certificate does not name; ConfigError where the file is none."""
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        named = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        named = []
+    except ValueError as error:
+        raise ConfigError(f"{path}: is no certificate; delete it to have one made ({error})") from error
+    return [host for host in hosts if _alternative(host) not in named and _starred(host) not in named]
+
+
+def _starred(host: str) -> x509.GeneralName:
+    """The name with a star that stands for a host's."""
+    return x509.DNSName(f"*.{host.partition('.')[2]}")
 
 
 def _is_missing(path: Path, said: list[str]) -> bool:
