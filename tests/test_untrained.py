@@ -291,6 +291,37 @@ async def test_a_run_whose_clients_are_lost_has_failed(rig: MakeRig) -> None:
         assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("failed", "no client is connected")
 
 
+async def test_a_run_whose_last_clients_with_budget_are_lost_has_failed(rig: MakeRig) -> None:
+    async with rig(All(1), rounds=100, minimum_clients=2, connect_timeout_s=0.05).running() as r:
+        a, b = [await r.join(client_id, manual=True) for client_id in "ab"]
+        await refuse(r, a, 1, "spent", exhausted=True)
+        await b.next_job()
+        await b.answer(1)
+        await r.lose(b)
+        await r.played()
+        told = "no client with privacy budget left is connected; away: b"
+        assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("failed", told)
+
+
+async def test_who_has_left_as_planned_keeps_no_budget_for_the_run(rig: MakeRig) -> None:
+    settings = {
+        "minimum_clients": 2,
+        "connect_timeout_s": 0.05,
+        "expected": lambda t: frozenset("a" if t > 1 else "ab"),
+    }
+    async with rig(All(1), rounds=100, **settings).running() as r:
+        a, b = [await r.join(client_id, manual=True) for client_id in "ab"]
+        for peer in a, b:
+            await peer.next_job()
+            await peer.answer(1)
+        await r.until_called(2)
+        await r.lose(b)
+        await refuse(r, a, 2, "spent", exhausted=True)
+        await r.played()
+        told = "every client has spent its budget"
+        assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("budgets_spent", told)
+
+
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("command", ["run", "server"])
 def test_an_interrupted_run_says_how_to_go_on(

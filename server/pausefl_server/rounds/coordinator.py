@@ -315,10 +315,7 @@ class Coordinator(Actor[_Message]):
             await self._report_last_round()  # no next job will follow soon
         if await self._wait_until(can_select, self._settings.connect_timeout_s):
             return not self.stopped_because
-        if self.state.table.retired.any() or self._pending.retired():
-            self._end_run("budgets_spent", "every client has spent its budget")
-        else:
-            self._end_run("failed", "no client is connected")
+        self._end_run(*self._members.end_without_any(self._pending.retired()))
         return False
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:

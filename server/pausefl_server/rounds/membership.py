@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Collection, Container, Iterable
 
+from pausefl_process.events import Outcome
 from pausefl_proto.errors import WireError
+from pausefl_proto.excerpts import excerpt
 from pausefl_server.clients import ClientTable
 from pausefl_server.monitoring.observer import RunObserver
 from pausefl_server.pings import PingSchedule
@@ -155,5 +157,17 @@ class Membership:
 
     def can_select(self, retired: Collection[str]) -> bool:
         """Whether a connected client may still be chosen. `retired` clients, not in the table yet, may not."""
-        table = self._table
-        return any(c not in retired and not (c in table.row_of and table.retired[table.row_of[c]]) for c in self._peers)
+        return any(self._may_release(client_id, retired) for client_id in self._peers)
+
+    def end_without_any(self, retired: Collection[str]) -> tuple[Outcome, str]:
+        """How a run ends where `can_select` does not hold, and why: budgets end it if they hold back every client."""
+        if not (retired or self._table.retired.any()):
+            return "failed", "no client is connected"
+        known = self._table.row_of.keys() if self._settings.expected is None else self._expected
+        if away := sorted(c for c in known if self._may_release(c, retired)):
+            return "failed", f"no client with privacy budget left is connected; away: {excerpt(', '.join(away))}"
+        return "budgets_spent", "every client has spent its budget"
+
+    def _may_release(self, client_id: str, retired: Collection[str]) -> bool:
+        row = self._table.row_of.get(client_id)
+        return client_id not in retired and (row is None or not self._table.retired[row])
