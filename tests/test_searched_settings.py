@@ -1,5 +1,6 @@
 """Settings that a search tries: the published one is played once, and the seed is none."""
 
+import io
 import re
 import warnings
 from collections.abc import Sequence
@@ -120,7 +121,9 @@ def test_a_setting_is_tried_once_and_a_search_ends_when_all_were(tmp_path: Path)
     """Of four settings in thirty trials, the sampler tried one nine times and another never."""
     plan = TuningPlan(SMALL, ["selection.m=1..2", "selection.pause.gamma=1,5,5.0"], trials=30, seeds=1, fresh_seeds=2)
     for _ in range(2):  # the second time goes on with the first one's journal
-        found = tune_experiment(plan, tmp_path, Console(quiet=True)).tried
+        said = io.StringIO()
+        found = tune_experiment(plan, tmp_path, Console(file=said)).tried
+        assert "the search ended after 4 of 30 trials: its space holds no other setting" in said.getvalue()
         tried = sorted((trial.point["selection.m"], trial.point["selection.pause.gamma"]) for trial in found.trials)
         assert tried == [(1, 1), (1, 5), (2, 1), (2, 5)]
 

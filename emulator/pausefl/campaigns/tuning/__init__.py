@@ -78,6 +78,8 @@ def _tuned(plan: TuningPlan, folder: Path, console: Console) -> Tuning:
         with locked(folder / "lock", f"search {folder}"):
             write_plan(folder, _as_campaign(plan))  # with the real seeds that were asked for later
             tried = search(plan, folder, measure, console)
+            if tried.asked < plan.trials:
+                say(f"the search ended after {tried.asked} of {plan.trials} trials: its space holds no other setting")
             if tried.refused:
                 say(f"settings refused: {len(tried.refused)}, all told in {SUMMARY}; the first: {tried.refused[0]}")
             front = compared(plan, tried, measure, say)

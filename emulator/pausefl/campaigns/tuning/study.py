@@ -47,6 +47,11 @@ class SearchResult:
     refused: Sequence[str]
     """Each setting that could not be played, and why."""
 
+    @property
+    def asked(self) -> int:
+        """How many settings were asked for, whatever became of them."""
+        return len(self.trials) + self.pruned + len(self.refused)
+
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
