@@ -19,8 +19,10 @@ from pausefl_server.records import LogEvent, Miss
 from pausefl_server.selection.policies.everyone import All
 from pausefl_server.service import RunResult
 from pausefl_server.storage import checkpoint as checkpoints
+from pausefl_server.storage import store as stores
 from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.restore import cost
+from pausefl_server.storage.seals import digest_of_table
 from pausefl_server.storage.store import Store
 from rigs.connections import opened_connections
 from rigs.coordinator import CoordinatorRig
@@ -174,6 +176,24 @@ async def test_what_a_client_came_with_is_known_after_a_restart_before_its_first
     assert [e.released for e in store.rounds()[0].events if (e.kind, e.client_id) == ("joined", "a")] == [1]
     assert store.first_hellos() == {"a": (0, 0.0), "b": (3, BUDGET.spent(3))}
     store.close()
+
+
+@pytest.mark.parametrize("rounds", [2, 20])
+def test_going_back_seals_the_table_of_facts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """It has a fact for each round taken back: sealed after each of them, a long run would take an hour."""
+    sealed: list[str] = []
+
+    def digested(database: sqlite3.Connection, table: str) -> str:
+        sealed.append(table)
+        return digest_of_table(database, table)
+
+    store = Store(tmp_path / "run.db")
+    write_rounds(store, rounds, spent_before=0)
+    monkeypatch.setattr(stores, "digest_of_table", digested)
+    store.go_back_to(0)
+    store.close()
+    assert sealed.count("meta") == 2, "of what clients came with first, and of the attempts that come next"
+    Store(tmp_path / "run.db").close()  # which verifies what is sealed
 
 
 def test_going_back_forgets_what_the_optimizer_learnt_since(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
 from pausefl_server.pings import Ping
 from pausefl_server.records import ACCURACY, STILL_AT_WORK, Evaluation, LogEvent, RoundRecord, unsettled
+from pausefl_server.storage.disk_errors import disk_errors
 from pausefl_server.storage.round_log import RoundLog, read_failed_attempts
 from pausefl_server.storage.rows import (
     EVENT_COLUMNS,
@@ -39,13 +40,6 @@ from pausefl_server.storage.seals import (
 from pausefl_server.storage.server_phase import SERVER_PHASE, ServerPhase
 
 _FIRST_HELLOS = "first hellos"
-# What the disk does not take. The latter are a "disk I/O error" each, as are those of a disk that cannot be read.
-_NOT_TAKEN = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
-_NOT_WRITTEN = {
-    *(sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC),
-    *(sqlite3.SQLITE_IOERR_TRUNCATE, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE),
-    sqlite3.SQLITE_IOERR_SHMMAP,
-}
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -63,7 +57,7 @@ class Store:
         self._path = path
         self._commit_count = CommitCount(path)
         try:
-            with _disk_errors(path):
+            with disk_errors(path):
                 if verify and path.exists():
                     _undo_unfinished(path)
                     verify_log(path, self._commit_count.read())
@@ -95,7 +89,7 @@ class Store:
 
     def set_meta(self, key: str, value: str) -> None:
         """Write down a fact about the run as a whole; ConfigError where the disk does not take it."""
-        with _disk_errors(self._path), self._transaction():
+        with disk_errors(self._path), self._transaction():
             self._set_meta(key, value)
 
     def commit_round(
@@ -214,6 +208,7 @@ class Store:
             later = self._db.execute(_SELECT_ROUNDS_AFTER, (round, round))
             for (taken_back,) in later.fetchall():
                 self._forget_round(taken_back, is_private=is_private)
+            self._seal_table("meta")
             self._forget_later_clients(round, may_owe=is_private and not self.has_ended)
             self._db.execute("DELETE FROM optimizer_states WHERE round > ?", (round,))
             self._seal_table("optimizer_states")
@@ -249,7 +244,7 @@ class Store:
 
     def _forget_round(self, round: int, *, is_private: bool) -> None:
         (attempt,) = self._db.execute(_SELECT_LAST_ATTEMPT, (round,)).fetchone()
-        self._set_meta(f"attempt of round {round}", str(attempt + 1))
+        self._write_meta(f"attempt of round {round}", str(attempt + 1))
         spent = self._db.execute(
             "SELECT client_id, epsilon_spent, participation FROM observations WHERE round = ? AND participation > 0",
             (round,),
@@ -285,8 +280,12 @@ class Store:
         return told
 
     def _set_meta(self, key: str, value: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self._write_meta(key, value)
         self._seal_table("meta")
+
+    def _write_meta(self, key: str, value: str) -> None:
+        """Write a fact down; whoever has written all of theirs seals the table, which takes time by its length."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def _save_optimizer_state(self, round: int, state: Vector) -> None:
         slot = (round % 2, round, state.astype("<f4").tobytes())
@@ -345,20 +344,6 @@ class Store:
 
     def _insert_events(self, round: int, attempt: int, events: Iterable[LogEvent]) -> None:
         self._db.executemany(_INSERT_EVENT, [(round, attempt, *event_values(event)) for event in events])
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """ConfigError where a database could not be written, rather than read: it is not damaged."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0)
-        if code in _NOT_WRITTEN:
-            raise ConfigError(f"{path}: cannot be written ({error}; is the disk full?)") from error
-        if code & 0xFF in _NOT_TAKEN:
-            raise ConfigError(f"{path}: cannot be written ({error})") from error
-        raise
 
 
 def _undo_unfinished(path: Path) -> None:
