@@ -141,6 +141,18 @@ def test_steal_is_a_share_of_all_ticks_of_the_last_second(tmp_path: Path) -> Non
     assert StealMeter(tmp_path / "none").share(0.0) == 0.0
 
 
+def test_steal_stays_as_it_was_while_it_cannot_be_read(tmp_path: Path) -> None:
+    """An error here would end the thread of the monitor: the probe it had begun would count as lag for ever."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 50 800 0 0 0 50 7 0\n")
+    meter = StealMeter(stat)
+    assert meter.share(10.0) == 0.0
+    stat.unlink()
+    assert meter.share(11.0) == 0.0
+    stat.write_text("cpu  150 0 50 820 0 0 0 80 7 0\n")
+    assert meter.share(12.0) == 30 / 100
+
+
 def test_each_limit_is_a_doubt_of_its_own_with_advice() -> None:
     limits = HostLimits()
     assert limits.doubts(FINE, [FINE], "round_trip") == ()

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -188,12 +188,16 @@ class StealMeter:
         self._share = 0.0
 
     def share(self, now_s: float) -> float:
-        """Reads the kernel's counters once a second at most."""
+        """Reads the kernel's counters once a second at most; the share before where they cannot be read just now."""
         if self._stat is not None and (not self._marks or now_s - self._marks[-1][0] >= _STEAL_OVER_S):
-            with self._stat.open("rb") as file:
-                # cpu user nice system idle iowait irq softirq steal guest guest_nice; user includes guest.
-                ticks = [int(count) for count in file.readline().split()[1:9]]
-            self._marks.append((now_s, ticks[7] if len(ticks) > 7 else 0, sum(ticks)))
-            (_, stolen, total), (_, stolen_now, total_now) = self._marks[0], self._marks[-1]
-            self._share = (stolen_now - stolen) / max(total_now - total, 1)
+            with suppress(OSError):  # as of too many open files
+                self._read(self._stat, now_s)
         return self._share
+
+    def _read(self, stat: Path, now_s: float) -> None:
+        with stat.open("rb") as file:
+            # cpu user nice system idle iowait irq softirq steal guest guest_nice; user includes guest.
+            ticks = [int(count) for count in file.readline().split()[1:9]]
+        self._marks.append((now_s, ticks[7] if len(ticks) > 7 else 0, sum(ticks)))
+        (_, stolen, total), (_, stolen_now, total_now) = self._marks[0], self._marks[-1]
+        self._share = (stolen_now - stolen) / max(total_now - total, 1)
