@@ -1,13 +1,16 @@
 """The small web server: what it answers, whom it answers, and that nobody keeps it from closing."""
 
+import errno
 import http.client
 import socket
 import struct
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 
@@ -206,6 +209,21 @@ def test_there_are_only_so_many_connections_at_once(monkeypatch: pytest.MonkeyPa
     with line_to(server), line_to(server), line_to(server) as third:
         assert third.recv(1) == b""
     wait_for(lambda: answers(server), "an answer again")
+
+
+def test_it_does_not_spin_where_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch, server: WebServer) -> None:
+    """A connection that cannot be taken stays due."""
+    accept, tried_s = socket.socket.accept, list[float]()
+
+    def full(listening: socket.socket) -> tuple[socket.socket, object]:
+        tried_s.append(time.monotonic())
+        if len(tried_s) <= 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", full)
+    assert get(server, "/hello").status == 200
+    assert all(later - earlier > 0.1 for earlier, later in pairwise(tried_s))
 
 
 def answers(server: WebServer) -> bool:

@@ -24,6 +24,9 @@ _ASK_WITHIN_S = 1.0
 _TAKE_WITHIN_S = 5.0
 # Each has a thread; readers of the live page are a third of them at most.
 _CONNECTIONS_MAX = 96
+# Why a connection that is due cannot be taken: open files of this process or the machine, or memory, are used up.
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NO_ROOM_S = 0.2
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -93,6 +96,15 @@ class _Server(ThreadingHTTPServer):
         with suppress(ValueError):
             return not self._is_private or urlsplit(f"//{name}").hostname in self._names
         return False
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection; where there is no room for one, wait: it stays due, and would be asked for again."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                time.sleep(_NO_ROOM_S)
+            raise
 
     def process_request(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: object) -> None:
         """Answer in a thread of its own, unless there are too many already."""
