@@ -102,6 +102,15 @@ def test_a_full_disk_leaves_what_was_there(small_disk: Path) -> None:
     assert [(path.name, path.read_text()) for path in small_disk.iterdir()] == [("file", "as it was")]
 
 
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").touch()
+    for path in (tmp_path / "none/file", tmp_path / "folder"):
+        with pytest.raises(OSError) as error:
+            write_durably(path, b"data")
+        assert str(error.value).endswith(f": '{path}'")
+
+
 def test_a_lock_is_held_by_one_process_and_let_go_by_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with start(HOLDER, path) as holder:

@@ -73,8 +73,8 @@ def write_durably(path: Path, data: bytes | str) -> None:
     except BaseException as error:
         with suppress(OSError):
             fresh.unlink()
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # what the caller knows the file by
+        if isinstance(error, OSError):  # by the name that the caller knows the file by, without the other one
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     sync_folder(path.parent)
 
