@@ -26,6 +26,15 @@ def test_each_start_is_noted_in_the_log(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.dumps(starts)
 
 
+@pytest.mark.parametrize("text", [None, "no log"])
+def test_a_run_that_failed_is_not_blamed_for_what_cannot_be_noted(tmp_path: Path, text: str | None) -> None:
+    log = tmp_path / "run.db"
+    if text is not None:
+        log.write_text(text)
+    provenance.note_unserved(tmp_path)
+    assert (log.read_text() if log.exists() else None) == text
+
+
 def test_an_installed_package_has_no_commit_of_the_repository_around_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,17 @@ def test_a_run_that_fails_before_anybody_came_leaves_its_logs_alone(tmp_path: Pa
     assert (run_dir / "run.db").exists(), "what client-000 may have spent is known"
 
 
+def test_a_run_whose_log_was_taken_away_keeps_the_rest(tmp_path: Path) -> None:
+    """Whether a round was played, nobody can tell."""
+    run_dir = tmp_path / "run"
+    with pytest.raises(PauseflError, match="moved"), made_run_dir(parse_experiment(SYNTHETIC), run_dir):
+        (run_dir / "checkpoints").mkdir()
+        (run_dir / "run.db").rename(tmp_path / "elsewhere.db")
+        raise PauseflError("moved")
+    assert (run_dir / "checkpoints").exists()
+    assert (run_dir / "config.toml").exists()
+
+
 @pytest.mark.parametrize("what", ["is empty", "is missing"])
 def test_a_run_that_has_lost_its_log_is_not_begun_anew(what: str, tmp_path: Path) -> None:
     """Its clients' ledgers hold what they spent, of which a log begun anew would know nothing."""

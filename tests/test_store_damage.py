@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from pausefl_process.databases import open_read_only
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import Evaluation, LogEvent, Observation, RoundRecord, Timing
+from pausefl_server.storage.checkpoint import Checkpoint
 from pausefl_server.storage.seals import digest_of_table
 from pausefl_server.storage.store import Store
+from pausefl_server.storage.store_actor import CommitRound, StoreActor
 
 ROUNDS = 10
 COMMITTER = """
@@ -326,3 +328,23 @@ os.kill(os.getpid(), 9)
     store = Store(tmp_path / "run.db")
     commit(store)
     store.close()
+
+
+@pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])
+async def test_a_log_that_was_taken_away_takes_no_further_round(tmp_path: Path, loss: str) -> None:
+    """SQLite would go on writing to it, and the whole run would be lost at its end."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    store, checkpoint = Store(folder / "run.db"), Checkpoint(folder / "checkpoints")
+    store.commit_round(record(1))
+    if loss == "deleted":
+        shutil.rmtree(folder)
+    else:
+        folder.rename(tmp_path / "elsewhere")
+    if loss == "replaced":
+        folder.mkdir()
+        Store(folder / "run.db").close()
+    with pytest.raises(PauseflError, match=r"run's log cannot be written: .*deleted, moved or replaced.*run\.db"):
+        await StoreActor(store, checkpoint).receive(CommitRound(record(2), np.zeros(1, np.float32)))
+    store.close()
+    checkpoint.close()

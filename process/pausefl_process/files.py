@@ -160,7 +160,12 @@ def held_folder(folder: Path) -> Iterator[None]:
 
 def is_at(file: int, path: Path) -> bool:
     """Whether `path` still names this open file, rather than none or another that was put in its place."""
+    return is_still(os.fstat(file), path)
+
+
+def is_still(opened: os.stat_result, path: Path) -> bool:
+    """Whether `path` still names the file whose status was `opened`."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(file))
-    except FileNotFoundError:
+        return os.path.samestat(path.stat(), opened)
+    except (FileNotFoundError, NotADirectoryError):
         return False

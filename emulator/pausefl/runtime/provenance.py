@@ -8,13 +8,14 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pausefl.version import __version__
 from pausefl_process.databases import open_read_only
+from pausefl_proto.errors import ConfigError
 from pausefl_server.storage.store import Store
 
 _STARTS = "starts"
@@ -50,10 +51,16 @@ def is_served(run_dir: Path) -> bool:
 
 
 def note_unserved(run_dir: Path) -> None:
-    """Take it back that a run's clients are elsewhere, unless one of them may have had a job."""
-    with closing(Store(run_dir / "run.db", verify=False)) as store:
-        if not store.has_sent:
-            store.set_meta(_SERVED, "false")
+    """Take it back that a run's clients are elsewhere, unless one of them may have had a job.
+
+    The run has failed, which is to be told: not that its log is gone, or cannot be written, as well.
+    """
+    log = run_dir / "run.db"
+    with suppress(ConfigError):
+        if log.exists():
+            with closing(Store(log, verify=False)) as store:
+                if not store.has_sent:
+                    store.set_meta(_SERVED, "false")
 
 
 def meta_of(run_dir: Path, key: str) -> str | None:

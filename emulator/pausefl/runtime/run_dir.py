@@ -202,7 +202,7 @@ def _rounds_at_its_end(run_dir: Path) -> int:
 
 def _check_log_is_there(run_dir: Path) -> None:
     """ConfigError where a run has lost its log: going on would begin anew, and forget what clients have spent."""
-    if any((run_dir / name).exists() for name in ("checkpoints", "summary.json")) and not _has_log(run_dir):
+    if _has_lost_log(run_dir):
         raise ConfigError(f"{run_dir / 'run.db'}: is missing or empty, but a run began there; restore it from a copy")
 
 
@@ -305,14 +305,18 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _has_lost_log(run_dir: Path) -> bool:
+    return not _has_log(run_dir) and any((run_dir / name).exists() for name in ("checkpoints", "summary.json"))
+
+
 def _was_played(run_dir: Path) -> bool:
     ledgers = (run_dir / "ledgers").glob("*.db")
     return _has_rows(run_dir / "run.db", "rounds") or any(_has_rows(ledger, "releases") for ledger in ledgers)
 
 
 def _was_joined(run_dir: Path) -> bool:
-    """Whether a client ever came: it may have been given a job, and have released."""
-    return _was_played(run_dir) or _has_rows(run_dir / "run.db", "events")
+    """Whether a client ever came, as far as is known: it may have been given a job, and have released."""
+    return _was_played(run_dir) or _has_lost_log(run_dir) or _has_rows(run_dir / "run.db", "events")
 
 
 def _has_rows(path: Path, table: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pausefl_process.commit_count import CommitCount
+from pausefl_process.databases import refuse_lost
 from pausefl_process.files import sqlite_synchronous
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import Vector
@@ -63,6 +64,7 @@ class Store:
                     verify_log(path, self._commit_count.read())
                 self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
                 try:
+                    self._opened = path.stat()
                     self._open(path)
                 except BaseException:
                     self._db.close()
@@ -315,6 +317,7 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            refuse_lost(self._path, self._opened)
             (commits,) = self._db.execute("PRAGMA user_version").fetchone()
             self._db.execute(f"PRAGMA user_version = {commits + 1}")
             self._db.execute("COMMIT")
