@@ -143,3 +143,20 @@ def test_closing_twice_does_not_take_from_others_what_tells_of_a_lost_log(tmp_pa
         ledger.record(ReleaseKey("run", 6, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
         closed.close()
         assert path.with_name("a.db-head").exists()
+
+
+@pytest.mark.parametrize("loss", ["deleted", "moved", "replaced"])
+def test_a_ledger_that_was_taken_away_takes_no_further_release(tmp_path: Path, loss: str) -> None:
+    """SQLite would go on writing to it, and the next process would begin to count anew."""
+    path = tmp_path / "ledgers" / "a.db"
+    ledger = played(path)
+    if loss == "deleted":
+        shutil.rmtree(path.parent)
+    else:
+        path.parent.rename(tmp_path / "elsewhere")
+    if loss == "replaced":
+        played(path, 1).close()
+    with pytest.raises(LedgerError, match=r"a\.db: .*deleted, moved or replaced"):
+        ledger.record(ReleaseKey("run", 6, 1, "model"), ledger.next_charge(), "update", memoryview(b"noised"))
+    assert ledger.released == 5
+    ledger.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pausefl_process.commit_count import CommitCount
+from pausefl_process.databases import refuse_lost
 from pausefl_process.files import sqlite_synchronous, sync_folder
 from pausefl_proto.budget import Budget, is_same_epsilon
 from pausefl_proto.errors import BudgetError, LedgerError
@@ -112,6 +113,8 @@ class Ledger:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.0)
         try:
             self._open({"schedule": budget.key, "unit": unit, **holder}, has_log)
+            with self._errors():
+                self._opened = path.stat()
         except BaseException:
             self._db.close()
             raise
@@ -140,11 +143,13 @@ class Ledger:
     def record(self, key: ReleaseKey, charge: Charge, update_digest: str, noised: memoryview) -> None:
         """Write a release down, and keep its bytes; when this returns it survives a crash.
 
-        LedgerError when it cannot be written, or when `key` was answered before: then nothing may leave.
+        LedgerError when it cannot be written, when its file is gone, or when `key` was answered before: then nothing
+        may leave.
         """
         if self._log_bytes > _LOG_BYTES_MAX:
             self._fold()
         with self._transaction():
+            refuse_lost(self._path, self._opened)
             self._close_open_release()
             (now,) = self._db.execute("SELECT strftime('%Y-%m-%dT%H:%M:%SZ', 'now')").fetchone()
             row = (
