@@ -52,32 +52,51 @@ async def test_a_slow_evaluator_does_not_hold_up_the_end(tmp_path: Path, monkeyp
 
 
 STUCK = """
-import threading
-from pausefl.cli import main
-from pausefl.runtime import fleet
+import os, sys, time
+from contextlib import nullcontext, suppress
 from pausefl_process.ending import sigterm_as_interrupt
+from pausefl_process.outbox import posted_output
 
-with sigterm_as_interrupt(0.1):
+if "unread" in sys.argv:  # nobody takes what it says, and the pipe is full
+    os.set_blocking(2, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(2, bytes(4096))
+    os.set_blocking(2, True)
+with posted_output() if "posted" in sys.argv else nullcontext(), sigterm_as_interrupt(0.5):
     said = "ready"
     while True:
         try:
             print(said, flush=True)
-            threading.Event().wait()
+            while True:
+                time.sleep(0.1)  # a wait without end would miss a signal that comes just before it
         except KeyboardInterrupt:
             said = "asked"
 """
 
 
-def test_what_does_not_end_in_time_is_ended() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.terminate()
+def stuck(*arguments: str) -> "subprocess.Popen[str]":
+    """A process that does not end when it is asked to, and was just asked."""
+    command = [sys.executable, "-c", STUCK, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    return process
+
+
+@pytest.mark.parametrize("arguments", [(), ("posted",)])
+def test_what_does_not_end_in_time_is_ended(arguments: tuple[str, ...]) -> None:
+    """It says so, also where others write its output out for it, which end with it."""
+    with stuck(*arguments) as process:
         said, complaint = process.communicate(timeout=30)
     assert (process.returncode, said) == (INTERRUPTED, "asked\n")
-    assert complaint == "pausefl: not at its end 0.1 s after it was asked to end: ended at once\n"
+    assert complaint == "pausefl: not at its end 0.5 s after it was asked to end: ended at once\n"
+
+
+def test_what_nobody_listens_to_is_ended_as_well() -> None:
+    with stuck("unread") as process:
+        assert process.wait(30) == INTERRUPTED
 
 
 @pytest.mark.end_to_end

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,9 @@ BAD_INPUT = 2
 
 DRAIN_S = 20.0
 """How long a process may take to end in order, from SIGTERM on or, where rounds are played, from SIGINT on."""
+
+_STDERR = 2
+_TOLD_WITHIN_S = 1.0
 
 
 def end_within(limit_s: float, status: int = INTERRUPTED) -> threading.Timer:
@@ -83,7 +85,9 @@ def signals_to(handler: Callable[[int, FrameType | None], None] | signal.Handler
 
 
 def _end(limit_s: float, status: int) -> None:
-    print(
-        f"pausefl: not at its end {limit_s:g} s after it was asked to end: ended at once", file=sys.stderr, flush=True
-    )
+    line = f"pausefl: not at its end {limit_s:g} s after it was asked to end: ended at once\n"
+    # Past `sys.stderr`, which may leave it to a thread that ends here; a reader that takes nothing keeps nothing alive.
+    telling = threading.Thread(target=os.write, args=(_STDERR, line.encode()), daemon=True)
+    telling.start()
+    telling.join(_TOLD_WITHIN_S)
     os._exit(status)
