@@ -89,6 +89,16 @@ def test_every_line_of_a_run_s_logs_is_json_if_asked_for(tmp_path: Path) -> None
 
 
 @pytest.mark.end_to_end
+@pytest.mark.parametrize("wish", [(), ("--verbose",)])
+def test_on_the_virtual_clock_exchanges_are_logged_if_asked_for(tmp_path: Path, wish: tuple[str, ...]) -> None:
+    """One process plays all clients, and its log would be mostly theirs."""
+    done = run("run", synthetic(tmp_path), "--virtual", "--run-dir", tmp_path / "run", *wish)
+    assert done.returncode == 0, done.stderr
+    exchanges = [line for line in (tmp_path / "run/server.log").read_text().splitlines() if ": ok after" in line]
+    assert len(exchanges) == (20 if wish else 0)  # two clients in each of ten rounds
+
+
+@pytest.mark.end_to_end
 def test_a_client_logs_one_line_a_round(tmp_path: Path, background: Callable[..., "subprocess.Popen[bytes]"]) -> None:
     config, output = synthetic(tmp_path, clients=1, m=1), tmp_path / "output"
     process = background("server", config, "--run-dir", tmp_path / "run", "--set", "metrics.enabled=false")

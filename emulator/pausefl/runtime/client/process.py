@@ -72,6 +72,12 @@ class FleetPipes:
     """Takes the HOST:PORT at which the process can be scraped."""
 
 
+def spare_exchanges() -> None:
+    """Log no exchange of a run's clients, of which its server tells enough, unless that was asked for."""
+    if not is_verbose():
+        rounds_log.setLevel(logging.WARNING)
+
+
 def run_client_process(
     plan: ClientPlan,
     client_ids: Sequence[str],
@@ -86,8 +92,7 @@ def run_client_process(
     keep_freed_memory()
     write_output_to(run_dir / "clients.log")
     set_up_log()
-    if not is_verbose():  # of a run's clients, its server tells enough
-        rounds_log.setLevel(logging.WARNING)
+    spare_exchanges()
     try:
         if plan.latency.injection == "netem":
             from pausefl.runtime.netem import enter_namespace

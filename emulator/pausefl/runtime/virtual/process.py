@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pausefl.evaluator.plan import EvaluatorConnection, EvaluatorPlan
 from pausefl.evaluator.rehearsal import rehearsed_evaluator
 from pausefl.runtime.client.plan import ClientPlan
-from pausefl.runtime.client.process import ClientPlatform, run_clients, takes_no_time
+from pausefl.runtime.client.process import ClientPlatform, run_clients, spare_exchanges, takes_no_time
 from pausefl.runtime.server.plan import ServerPlan
 from pausefl.runtime.server.process import play, work_for_fleet
 from pausefl.runtime.virtual.batching import with_batching
@@ -85,6 +85,7 @@ def run_virtual_process(
     if clients.privacy is None or clients.privacy.ledger_dir is None:  # a shared budget outlives the run
         skip_fsync()
     keep_freed_memory()
+    spare_exchanges()
     work_for_fleet(run_dir, events, lambda report: play_virtually(server, clients, run_dir, report, back_to))
 
 
