@@ -126,7 +126,8 @@ def compare(run_dirs: Mapping[str, Sequence[Path]]) -> Comparison:
         if len(set(own)) < len(own):
             raise ConfigError(f"{policy}: runs of one name need different seeds, and these have {own}; see --labels")
         if own != others:
-            raise ConfigError(f"{policy} was run with seeds {own}, {first} with {others}: they must be the same")
+            runs_of = f"{policy} was run with seeds {own}, {first} with {others}"
+            raise ConfigError(f"{runs_of}: they must be the same; --labels names the runs of several seeds alike")
     _refuse_mixed_units(runs)
     _refuse_mixed_scores(runs)
     baseline = "random" if "random" in runs else first
