@@ -194,6 +194,13 @@ def test_a_trace_with_a_bad_line_names_it(tmp_path: Path, line: str) -> None:
         Trace(str(tmp_path / "trace.csv"))
 
 
+@pytest.mark.parametrize("line", ["2,0", "2,0,"])
+def test_a_line_of_a_trace_that_names_no_client_is_a_bad_one(tmp_path: Path, line: str) -> None:
+    (tmp_path / "trace.csv").write_text(f"round,on,client_id\n1,1,a\n{line}\n")
+    with pytest.raises(ValueError, match=r"trace\.csv.*: line 3 is not client_id, round \(from 1\), on"):
+        Trace(str(tmp_path / "trace.csv"))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

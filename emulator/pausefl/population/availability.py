@@ -110,11 +110,11 @@ class Trace:
                 if not {"client_id", "round", "on"} <= set(lines.fieldnames or ()):
                     raise ValueError(f'path = "{self.path}": must begin with a line of the columns client_id,round,on')
                 for row in lines:
-                    t, is_on = row["round"] or "", row["on"]
-                    if not t.isdecimal() or int(t) < 1 or is_on not in {"0", "1"}:
+                    client_id, t, is_on = row["client_id"], row["round"] or "", row["on"]
+                    if not client_id or not t.isdecimal() or int(t) < 1 or is_on not in {"0", "1"}:
                         expected = "client_id, round (from 1), on (1 or 0)"
                         raise ValueError(f'path = "{self.path}": line {lines.line_num} is not {expected}')
-                    changes.setdefault(row["client_id"], {})[int(t)] = is_on == "1"
+                    changes.setdefault(client_id, {})[int(t)] = is_on == "1"
         except OSError as error:
             raise ValueError(f'path = "{self.path}": cannot be read ({error.strerror})') from None
         except (UnicodeDecodeError, csv.Error) as error:
