@@ -196,6 +196,16 @@ def test_budgets_end_an_estimate_where_they_end_a_run() -> None:
     )
 
 
+def test_a_round_that_spends_the_budgets_in_failed_attempts_had_no_update() -> None:
+    """The budgets are spent before the attempts that a server makes: a run would have ended in this round."""
+    few_releases = "[privacy]\nepsilon_budget = 100.0\neta = 0.5\nepsilon_floor = 5.0"
+    server = "[server]\nrounds_without_update_max = 1000\nrest_rounds_max = 0"
+    estimate = play_on_log(experiment_of("all", f"{few_releases}\n{server}"), played("all", 3, silent=IDS), draws=1)
+    assert estimate.failed_attempts[0, 0] > 1
+    assert estimate.without_update[0].tolist() == [True, False, False]
+    assert estimate.beyond_budgets[0].tolist() == [False, True, True]
+
+
 def test_only_a_job_that_was_refused_spends_nothing() -> None:
     log = played("all", 5, silent=IDS)
     kinds: tuple[tuple[MissKind, int], ...] = (("refused", 0), ("rejected", 5), ("timeout", 5), ("lost", 5))

@@ -48,7 +48,8 @@ class Counterfactual:
     failed_attempts: IntArray
     """(draws, rounds) the attempts in which no client gave an update."""
     without_update: BoolArray
-    """(draws, rounds) whether all attempts failed that a server makes: a run would have ended there."""
+    """(draws, rounds) whether it was played, and all attempts failed that a server makes or that budgets leave: a run
+    would have ended there."""
     beyond_budgets: BoolArray
     """(draws, rounds) whether it was not played, as too few clients had budget left: a run would have ended."""
     extrapolated: IntArray
@@ -137,6 +138,7 @@ class _ImaginedRun:
             state.before_round(record.round, used_up(state.table, self.settings.budget))
             if too_few_left(state.table, self._needed) or not state.table.eligible().size:
                 played.is_beyond_budgets = attempt == first
+                played.is_without_update = not played.is_beyond_budgets
                 return played
             imagined = self._attempt(record.round, attempt, played)
             (state.after_round if imagined.observations else state.after_failed_attempt)(imagined)
