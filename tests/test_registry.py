@@ -74,10 +74,24 @@ def test_an_installed_package_adds_names_but_replaces_none(package: Path) -> Non
     assert THINGS.find("dict", "thing") is dict
     assert THINGS.code_of("counter") == "more_pausefl:Counter"
     assert THINGS.entries()[:3] == [
-        NamedEntry("dict", "built in"),
+        NamedEntry("dict", "built in (not replaced by package more-pausefl 1.2)"),
         NamedEntry("ordered", "built in"),
         NamedEntry("counter", "package more-pausefl 1.2"),
     ]
+
+
+def test_a_name_that_two_packages_add_is_refused_in_one_line_with_both(package: Path) -> None:
+    about = package / "other_pausefl-0.3.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other-pausefl\nVersion: 0.3\n")
+    (about / "entry_points.txt").write_text("[pausefl.things]\ncounter = other_pausefl:Counter\n")
+    sys.path.append(str(package / "anew"))  # as where a package was installed since
+    both = "more_pausefl:Counter (package more-pausefl 1.2) and other_pausefl:Counter (package other-pausefl 0.3)"
+    message = f'some.thing = "counter": stands for {both}: must be one of these, as "package.module:name"'
+    for look in (THINGS.find, THINGS.check_name):
+        with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+            look("counter", "some.thing")
+    assert THINGS.find("more_pausefl:Counter", "some.thing").__name__ == "Counter"
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,12 @@ class Registry(Mapping[str, Any]):
         """What `name` stands for; ConfigError that begins with `key`, the place of the name in the experiment."""
         if name in self.built_in:
             return self[name]
-        return self._checked(self._imported(self.code_of(name) or self._unknown(name, key), name, key), name, key)
+        return self._checked(self._imported(self._one_code(name, key), name, key), name, key)
 
     def check_name(self, name: str, key: str) -> None:
         """ConfigError as from `find` for a name that stands for nothing; imports nothing."""
-        if not (name in self.built_in or self.code_of(name)):
-            self._unknown(name, key)
+        if name not in self.built_in:
+            self._one_code(name, key)
 
     def code_of(self, name: str) -> str:
         """The "module:name" that a name not built in stands for; empty where it stands for nothing."""
@@ -76,14 +76,23 @@ class Registry(Mapping[str, Any]):
 
     def entries(self) -> list[NamedEntry]:
         """Every name, with its origin: first what is built in."""
-        added = [point for point in _installed(self.kind) if point.name not in self.built_in]
-        return [NamedEntry(name, "built in") for name in self.built_in] + [
-            NamedEntry(p.name, _origin(p)) for p in added
+        points = _installed(self.kind)
+        shadowed = {point.name: f" (not replaced by {_origin(point)})" for point in points}
+        return [NamedEntry(name, f"built in{shadowed.get(name, '')}") for name in self.built_in] + [
+            NamedEntry(point.name, _origin(point)) for point in points if point.name not in self.built_in
         ]
 
     def including(self, **more: Any) -> "Registry":
         """The same with more built in."""
         return replace(self, built_in={**self.built_in, **more})
+
+    def _one_code(self, name: str, key: str) -> str:
+        """As `code_of`; ConfigError where a name stands for nothing, or for different things of several packages."""
+        points = {point.value: point for point in _installed(self.kind) if point.name == name}
+        if len(points) > 1:
+            each = " and ".join(f"{value} ({_origin(point)})" for value, point in points.items())
+            raise ConfigError(f'{key} = "{name}": stands for {each}: must be one of these, as "package.module:name"')
+        return self.code_of(name) or self._unknown(name, key)
 
     def _unknown(self, name: str, key: str) -> str:
         known = [entry.name for entry in self.entries()]
