@@ -59,6 +59,11 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path
         assert any(name.endswith(ending) for name in held), ending
 
 
+def test_type_checkers_see_the_types_of_every_package(wheel: Path) -> None:
+    held = zipfile.ZipFile(wheel).namelist()
+    assert [package for package in PACKAGES if f"{package}/py.typed" not in held] == []
+
+
 def test_the_installed_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
     code = "import pausefl, pausefl_server; print(pausefl.__file__, pausefl_server.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(installed)}
