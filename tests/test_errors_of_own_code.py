@@ -42,6 +42,15 @@ def mute():
 
 def several():
     raise ExceptionGroup("two went wrong", [ValueError("one"), ValueError("other")])
+
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Frozen:
+    turns: int = 0
+
+def changed():
+    Frozen().turns = 1
 """
 ENDED, WAITED_S = "StopIteration", 20.0
 NOT_HELD = [
@@ -54,7 +63,7 @@ NOT_HELD = [
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of a user's: errors come from its lines 3, 9, 13, 20 and 23."""
+    """A module of a user's: errors come from its lines 3, 9, 13, 20, 23 and 32."""
     (tmp_path / "own_errors.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("own_errors")
@@ -72,6 +81,7 @@ async def awaited(function: Any) -> Any:
         ("first", "StopIteration (FILE:3)"),
         ("mute", "Mute: <exception str() failed> (FILE:20)"),
         ("several", "ExceptionGroup: two went wrong (2 sub-exceptions) (FILE:23)"),
+        ("changed", "FrozenInstanceError: cannot assign to field 'turns' (FILE:32)"),
     ],
 )
 @pytest.mark.parametrize("is_awaited", [False, True])

@@ -94,7 +94,9 @@ def where_raised(error: BaseException, names: Iterable[str] = ()) -> str:
     Where no such code was running, as with a `torch.nn.Sequential` that a function made, that of the first of `names`
     ("package.module:attribute") that is a function; empty where there is none.
     """
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_brought(frame)]
+    brought = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_brought(frame)]
+    # Not "<string>", as a dataclass's methods have, where a file called it.
+    frames = [(frame, line) for frame, line in brought if not frame.f_code.co_filename.startswith("<")] or brought
     # A file beside the experiment, rather than a package that it calls.
     own = [(frame, line) for frame, line in frames if not frame.f_code.co_filename.startswith(_INSTALLED)]
     for frame, line in reversed(own or frames):
