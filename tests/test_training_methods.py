@@ -119,6 +119,7 @@ def test_a_schedule_is_that_of_torch() -> None:
         ({"schedule": {"T_max": 3}}, 'workload.schedule.kind = "": must be one of constant, linear'),
         ({"schedule": {"kind": "cosine", "T_max": 0}}, "workload.schedule: its first step failed: ZeroDivisionError"),
         ({"schedule": {"kind": "cosine", "t_max": 3}}, "workload.schedule: TypeError: .*'t_max'"),
+        ({"schedule": {"kind": "torch:is_tensor"}}, 'kind = "torch:is_tensor": must return a .*; returned bool$'),
     ],
 )
 def test_a_wrong_setting_is_one_line(settings: dict[str, Any], message: str) -> None:

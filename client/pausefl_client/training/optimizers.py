@@ -33,9 +33,13 @@ class LearningRates:
     def __init__(self, settings: TrainingSettings) -> None:
         """ConfigError where the schedule does not take the parameters of `workload.schedule`, or cannot go on."""
         parameters = dict(settings.schedule)
-        factory = SCHEDULES.find(parameters.pop("kind", ""), "workload.schedule.kind")
+        kind = parameters.pop("kind", "")
+        factory = SCHEDULES.find(kind, "workload.schedule.kind")
         self._optimizer = make_optimizer(settings, [nn.Parameter(torch.zeros(1))])
         self._schedule = _made(factory, self._optimizer, parameters, "workload.schedule")
+        if not isinstance(self._schedule, torch.optim.lr_scheduler.LRScheduler):
+            returned = f"must return a torch.optim.lr_scheduler.LRScheduler; returned {type(self._schedule).__name__}"
+            raise ConfigError(f'workload.schedule.kind = "{kind}": {returned}')
         self._rates = [self._now()]
         try:
             self.at(2)
