@@ -119,6 +119,10 @@ def test_a_schedule_is_that_of_torch() -> None:
         ({"schedule": {"T_max": 3}}, 'workload.schedule.kind = "": must be one of constant, linear'),
         ({"schedule": {"kind": "cosine", "T_max": 0}}, "workload.schedule: its first step failed: ZeroDivisionError"),
         ({"schedule": {"kind": "cosine", "t_max": 3}}, "workload.schedule: TypeError: .*'t_max'"),
+        (
+            {"schedule": {"kind": "cosine", "T_max": 1, "eta_min": -0.5}},
+            "workload.schedule: the learning rate of round 2 is -0.5: must be finite and at least 0$",
+        ),
         ({"schedule": {"kind": "torch:is_tensor"}}, 'kind = "torch:is_tensor": must return a .*; returned bool$'),
     ],
 )
@@ -126,6 +130,14 @@ def test_a_wrong_setting_is_one_line(settings: dict[str, Any], message: str) -> 
     with pytest.raises(ConfigError, match=message) as caught:
         trainer_of(TrainingSettings(**settings))
     assert "\n" not in str(caught.value)
+
+
+def test_a_learning_rate_that_no_round_can_have_is_told_with_its_round() -> None:
+    rates = LearningRates(TrainingSettings("sgd", 0.1, schedule={"kind": "cosine", "T_max": 4, "eta_min": -0.09}))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"learning rate of round 4 is -0\.06.*: must be finite and at least 0$"):
+            rates.at(5)
+    assert rates.at(1) == 0.1
 
 
 # -- methods

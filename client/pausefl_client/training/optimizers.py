@@ -1,5 +1,6 @@
 """A client's optimizer and its schedule, as `[workload]` names them."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import nn
 from pausefl_client.registries import OPTIMIZERS, SCHEDULES
 from pausefl_client.training.trainer import TrainingSettings
 from pausefl_process.plugins import OWN_CODE_ERRORS, with_place
-from pausefl_proto.errors import ConfigError
+from pausefl_proto.errors import ConfigError, PauseflError
 
 # One kernel for all parameters. Others of torch's optimizers have none for the CPU, or for a GPU.
 _FUSED = {"sgd", "adam", "adamw"}
@@ -43,16 +44,23 @@ class LearningRates:
         self._rates = [self._now()]
         try:
             self.at(2)
+        except PauseflError:
+            raise
         except OWN_CODE_ERRORS as error:
             raise ConfigError(f"workload.schedule: its first step failed: {with_place(error)}") from error
 
     def at(self, round: int) -> float:
-        """The rate of a round, from 1."""
+        """The rate of a round, from 1; ConfigError where that, or one before it, cannot be trained with."""
         while len(self._rates) < round:
             self._optimizer.step()  # of a parameter without a gradient; torch asks for one before each step
             self._schedule.step()
             self._rates.append(self._now())
-        return self._rates[max(round, 1) - 1]
+        played = self._rates[: max(round, 1)]
+        for number, rate in enumerate(played, 1):
+            if not 0 <= rate < math.inf:
+                wrong = f"the learning rate of round {number} is {rate:g}: must be finite and at least 0"
+                raise ConfigError(f"workload.schedule: {wrong}")
+        return played[-1]
 
     def _now(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
