@@ -81,7 +81,7 @@ class Inspection:
     """What a policy found in a round's n updates while the vectors were at hand."""
 
     statistics: Sequence[Mapping[str, float]]
-    """Finite numbers by name for each update: they stand in its observation, all that `observe` gets to see.
+    """A dict of finite numbers by name for each update: they stand in its observation, all that `observe` gets to see.
 
     Names that begin with "label_" are left to the clients' own label counts."""
     admitted: BoolArray
