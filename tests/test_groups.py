@@ -3,7 +3,7 @@
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,15 @@ from pausefl.config.experiment import Experiment
 from pausefl.config.groups import presence_of
 from pausefl.config.loading import parse_experiment
 from pausefl.config.server_records import check_policies
-from pausefl.population.availability import AVAILABILITIES, Always, Cycle, MarkovAvailability, Presence, Trace
+from pausefl.population.availability import (
+    AVAILABILITIES,
+    Always,
+    Cycle,
+    GroupPresence,
+    MarkovAvailability,
+    Presence,
+    Trace,
+)
 from pausefl.population.behaviours import BEHAVIOURS
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import make_trainers
@@ -168,6 +176,38 @@ def test_clients_are_there_when_their_availability_says(tmp_path: Path) -> None:
     assert on(trace, 6) == [1, 1, 0, 0, 1, 1]
     assert on(trace, 3, "b") == [0, 0, 0]
     assert on(trace, 3, "c") == [1, 1, 1]
+
+
+class Returning:
+    """An availability of one's own that returns the same object for every client."""
+
+    def __init__(self, on: object) -> None:
+        self.returned = on
+
+    def on(self, client_id: str, rounds: int, rng: np.random.Generator) -> Any:
+        del client_id, rounds, rng
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "NoneType"),
+        ([True, True, True], "list"),
+        (np.ones(3, np.int64), "int64 of shape (3,)"),
+        (np.ones(2, np.bool_), "bool of shape (2,)"),
+    ],
+)
+def test_what_an_availability_returns_is_checked(returned: object, said: str) -> None:
+    wrong = f"clients.groups: {__name__}:Returning.on: must return a bool array of shape (3,); returned {said}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
+        Presence.of_groups([GroupPresence(("a",), 1, None, Returning(returned))], 3, 1)
+
+
+def test_an_array_that_an_availability_keeps_stays_as_it_is() -> None:
+    kept = Returning(np.ones(3, np.bool_))
+    groups = [GroupPresence(("late",), 3, None, kept), GroupPresence(("early",), 1, None, kept)]
+    assert Presence.of_groups(groups, 3, 1).table.tolist() == [[False, True], [False, True], [True, True]]
 
 
 def test_a_trace_is_read_once_for_all_clients(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ class Presence:
         columns = []
         for group in groups:
             for client_id in group.client_ids:
-                on = group.availability.on(client_id, rounds, generator(seed, "availability", client_id))
+                on = _reached(group.availability, client_id, rounds, seed)
                 on[: group.join_round - 1] = False
                 on[(group.leave_round or rounds + 1) - 1 :] = False
                 columns.append(on)
@@ -194,3 +194,13 @@ class Presence:
             return [], []
         come, gone = now & ~before, before & ~now
         return [self.client_ids[k] for k in np.flatnonzero(come)], [self.client_ids[k] for k in np.flatnonzero(gone)]
+
+
+def _reached(availability: Availability, client_id: str, rounds: int, seed: int) -> BoolArray:
+    """A copy of what an availability returns; ConfigError where that is no (rounds,) bool array."""
+    on: object = availability.on(client_id, rounds, generator(seed, "availability", client_id))
+    if isinstance(on, np.ndarray) and on.dtype == np.bool_ and on.shape == (rounds,):
+        return on.copy()
+    method = f"{type(availability).__module__}:{type(availability).__name__}.on"
+    returned = f"{on.dtype} of shape {on.shape}" if isinstance(on, np.ndarray) else type(on).__name__
+    raise ConfigError(f"clients.groups: {method}: must return a bool array of shape ({rounds},); returned {returned}")
