@@ -1,9 +1,11 @@
-"""Laws of delays that users bring: what they draw is checked when it is read, and wherever it is used."""
+"""Laws of delays and drifts that users bring: what they draw is checked when it is read, and wherever it is used."""
 
+import re
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ import pytest
 from pausefl.config.links import LatencyTable
 from pausefl.config.loading import parse_experiment
 from pausefl.delays import SampledDelay
+from pausefl.population.availability import Presence
 from pausefl.runtime.client.links import make_links
 from pausefl.simulation.engine import Setting, simulate
+from pausefl.simulation.newcomers import DriftSetting
 from pausefl_proto.errors import ConfigError
 from pausefl_server.selection.policies.pause import Pause
 
@@ -85,3 +89,28 @@ def test_bad_draws_end_a_simulation_and_a_run(case: str) -> None:
     link = make_links(LatencyTable(), {"a": plan}, ["a"], 1)["a"]
     with pytest.raises(ConfigError, match=message):
         link.draw(1)
+
+
+@dataclass(frozen=True)
+class Drifting:
+    """A law of drifts of one's own that draws what it is told to."""
+
+    drawn: Any
+    mean: float = 0.5
+
+    def sample(self, rng: np.random.Generator, n: int) -> Any:
+        del rng, n
+        return self.drawn
+
+    def share_up_to(self, threshold: float) -> float:
+        return float(threshold >= self.mean)
+
+
+@pytest.mark.parametrize("drawn", [None, [0.5, 0.5], np.zeros(3), np.array([0.5, np.nan]), np.array(["0.5", "0.5"])])
+def test_what_a_law_of_drifts_draws_is_checked(drawn: object) -> None:
+    setting = DriftSetting({"a": Drifting(drawn)}, Presence.of_all(["a"]))
+    wrong = f"clients.groups: {__name__}:Drifting.sample: must return an array of 2 finite numbers"
+    with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
+        list(setting.drifts(2))
+    sound = DriftSetting({"a": Drifting(np.array([0, 1]))}, setting.presence)
+    assert np.stack(list(sound.drifts(2))).tolist() == [[0], [1]]

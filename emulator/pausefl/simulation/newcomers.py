@@ -39,12 +39,15 @@ class DriftSetting:
     seed: int = 1
 
     def drifts(self, rounds: int) -> Iterator[FloatArray]:
-        """(K,) a round, in the order of the presence's ids; the same for every policy."""
+        """(K,) a round, in the order of the presence's ids; the same for every policy.
+
+        ConfigError where a law draws something else.
+        """
         ids = self.presence.client_ids
         rngs = [generator(self.seed, "drift", client_id) for client_id in ids]
         for start in range(0, rounds, BLOCK):
             n = min(BLOCK, rounds - start)
-            yield from np.stack([self.laws[i].sample(rng, n) for i, rng in zip(ids, rngs, strict=True)], axis=1)
+            yield from np.stack([_drawn(self.laws[i], rng, n) for i, rng in zip(ids, rngs, strict=True)], axis=1)
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,15 @@ def _result(setting: DriftSetting, table: ClientTable, state: Any, chosen: BoolA
         _refuse_contradiction(insertion)
         insertions.append(insertion)
     return NewcomerResult(tuple(insertions), float(threshold), len(chosen), state, table)
+
+
+def _drawn(law: DriftLaw, rng: np.random.Generator, n: int) -> FloatArray:
+    drawn = law.sample(rng, n)
+    is_numeric = isinstance(drawn, np.ndarray) and drawn.dtype.kind in "iuf"
+    if not (is_numeric and drawn.shape == (n,) and np.isfinite(drawn).all()):
+        method = f"{type(law).__module__}:{type(law).__name__}.sample"
+        raise ConfigError(f"clients.groups: {method}: must return an array of {n} finite numbers")
+    return drawn
 
 
 def _refuse_contradiction(insertion: Insertion) -> None:
