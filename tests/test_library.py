@@ -95,6 +95,14 @@ def test_open_reads_the_same_run(run: pausefl.Run) -> None:
     assert pausefl.open(run.path).summary == run.summary
 
 
+def test_a_run_whose_folder_was_moved_does_not_pass_for_one_that_goes_on(run: pausefl.Run, tmp_path: Path) -> None:
+    copied = pausefl.open(shutil.copytree(run.path, tmp_path / "run"))
+    copied.path.rename(tmp_path / "moved")
+    with pytest.raises(pausefl.ConfigError, match=r"run: not a run directory, it has no run\.db$"):
+        _ = copied.summary
+    assert pausefl.open(tmp_path / "moved").summary == run.summary
+
+
 def test_a_damaged_model_is_refused_in_one_line(run: pausefl.Run, tmp_path: Path) -> None:
     copied = pausefl.open(shutil.copytree(run.path, tmp_path / "run"))
     (copied.path / "model.safetensors").write_bytes((run.path / "model.safetensors").read_bytes()[:20])
