@@ -41,7 +41,9 @@ class LearningRates:
         if not isinstance(self._schedule, torch.optim.lr_scheduler.LRScheduler):
             returned = f"must return a torch.optim.lr_scheduler.LRScheduler; returned {type(self._schedule).__name__}"
             raise ConfigError(f'workload.schedule.kind = "{kind}": {returned}')
-        self._rates = [self._now()]
+        self._rates: list[float] = []
+        self._unusable: int | None = None  # the first round whose rate cannot be trained with
+        self._note()
         try:
             self.at(2)
         except PauseflError:
@@ -54,16 +56,18 @@ class LearningRates:
         while len(self._rates) < round:
             self._optimizer.step()  # of a parameter without a gradient; torch asks for one before each step
             self._schedule.step()
-            self._rates.append(self._now())
-        played = self._rates[: max(round, 1)]
-        for number, rate in enumerate(played, 1):
-            if not 0 <= rate < math.inf:
-                wrong = f"the learning rate of round {number} is {rate:g}: must be finite and at least 0"
-                raise ConfigError(f"workload.schedule: {wrong}")
-        return played[-1]
+            self._note()
+        if (first := self._unusable) is not None and first <= max(round, 1):
+            wrong = f"the learning rate of round {first} is {self._rates[first - 1]:g}: must be finite and at least 0"
+            raise ConfigError(f"workload.schedule: {wrong}")
+        return self._rates[max(round, 1) - 1]
 
-    def _now(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
+    def _note(self) -> None:
+        """Keep the rate of the next round."""
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        self._rates.append(rate)
+        if self._unusable is None and not 0 <= rate < math.inf:
+            self._unusable = len(self._rates)
 
 
 def _made(factory: Callable[..., Any], subject: object, options: Mapping[str, Any], key: str) -> Any:
