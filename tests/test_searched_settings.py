@@ -16,7 +16,7 @@ from pausefl.campaigns.tuning import tune_experiment
 from pausefl.campaigns.tuning.fresh import PUBLISHED, REAL_CLOCK, compared, on_real_clock
 from pausefl.campaigns.tuning.measure import Figures, imbalance, measure_by_run, simulated
 from pausefl.campaigns.tuning.plan import TuningPlan
-from pausefl.campaigns.tuning.space import parse_search
+from pausefl.campaigns.tuning.space import Point, parse_search
 from pausefl.campaigns.tuning.study import SearchResult, TrialResult
 from pausefl.config.loading import parse_experiment
 from pausefl.simulation.curves import SimulationResult
@@ -69,6 +69,20 @@ def test_a_setting_that_is_the_published_one_is_played_once_and_differs_in_nothi
     assert len(folders) == 3
     measure({**OWN, "selection.m": 3, **REAL_CLOCK}, 1)
     assert len(folders) == 4, "another setting"
+
+
+def test_of_settings_that_are_nowhere_worse_the_best_on_the_whole_is_recommended() -> None:
+    """Not the one whose least gain is the greatest."""
+    found = {None: (10.0, 10.0, 1.0), 1.0: (5.0, 9.0, 0.8), 2.0: (8.0, 8.0, 0.8)}
+
+    def measure(point: Point, seed: int) -> Figures:
+        latency_s, leakage, imbalance = found[point.get("selection.pause.alpha")]
+        return {"total_latency_s": latency_s, "max_epsilon_spent": leakage, "imbalance": imbalance}
+
+    front = [TrialResult({"selection.pause.alpha": alpha}, ()) for alpha in (2.0, 1.0)]
+    plan = TuningPlan(SMALL, SEARCH[:1], seeds=1, fresh_seeds=2)
+    recommended, *_ = compared(plan, SearchResult(front, front, 0, []), measure, pytest.fail)
+    assert recommended.point == {"selection.pause.alpha": 1.0}
 
 
 def test_a_search_of_the_seed_is_refused() -> None:
