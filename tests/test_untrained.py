@@ -291,12 +291,15 @@ async def test_a_run_whose_clients_are_lost_has_failed(rig: MakeRig) -> None:
         assert (r.coordinator.outcome, r.coordinator.stopped_because) == ("failed", "no client is connected")
 
 
-async def test_a_run_whose_last_clients_with_budget_are_lost_has_failed(rig: MakeRig) -> None:
+@pytest.mark.parametrize("rounds", [1, 2])
+async def test_a_run_whose_last_clients_with_budget_are_lost_has_failed(rig: MakeRig, rounds: int) -> None:
+    """Whether the log knows already who has spent its budget, or is to be told with the next round."""
     async with rig(All(1), rounds=100, minimum_clients=2, connect_timeout_s=0.05).running() as r:
         a, b = [await r.join(client_id, manual=True) for client_id in "ab"]
         await refuse(r, a, 1, "spent", exhausted=True)
-        await b.next_job()
-        await b.answer(1)
+        for number in range(1, rounds + 1):
+            await b.next_job()
+            await b.answer(number)
         await r.lose(b)
         await r.played()
         told = "no client with privacy budget left is connected; away: b"
