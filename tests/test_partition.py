@@ -165,6 +165,11 @@ def test_what_cannot_be_done_names_its_key(partitioner: Partitioner, clients: in
         deal(partitioner, clients)
 
 
+@pytest.mark.parametrize("partitioner", [DominantLabel(1e100, 0.1), LabelDirichlet(1e100)])
+def test_the_greatest_concentration_gives_equal_shares(partitioner: Partitioner) -> None:
+    assert {part.size for part in deal(partitioner, 10)} == {LABELS.size // 10}
+
+
 def test_by_client_needs_owners() -> None:
     with pytest.raises(ConfigError, match="does not say whose its examples are"):
         partition(ByClient(), LABELS, clients=3, classes=10, seed=1)
@@ -178,6 +183,8 @@ def test_by_client_needs_owners() -> None:
         ('{ kind = "shards", per_client = 0 }', r"workload\.partition\.per_client = 0: must be at least 1"),
         ('{ kind = "dominant-label", concentration = 0.0 }', r"workload\.partition\.concentration = 0\.0: must be"),
         ('{ kind = "label-dirichlet", concentration = inf }', r"concentration = inf: must be a finite number above 0"),
+        ('{ kind = "label-dirichlet", concentration = 1e308 }', r"concentration = 1e\+308: must be .* at most 1e\+100"),
+        ('{ kind = "dominant-label", concentration = 1e308 }', r"concentration = 1e\+308: must be .* at most 1e\+100"),
         ('{ kind = "dominant-label", dominant_share = 1.5 }', r"workload\.partition\.dominant_share = 1\.5"),
         ('{ kind = "label-dirichlet", alpha = 1.0 }', r"workload\.partition\.alpha"),
     ],

@@ -1,6 +1,5 @@
 """How training examples are dealt out to clients. Pure functions of the labels, their owners and a seed."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -14,6 +13,9 @@ from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
 _KEY = "workload.partition"
+
+# Far beyond it shares are as equal as numbers can be, and far below it nothing overflows.
+_GREATEST_CONCENTRATION = 1e100
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class DominantLabel:
     """About this share of a client's examples has its dominant label. With 1/classes no label dominates."""
 
     def __post_init__(self) -> None:
-        _check_concentration(self.concentration)
+        check_concentration(self.concentration)
         if not 0 < self.dominant_share <= 1:
             raise ValueError(f"dominant_share = {self.dominant_share}: must be above 0 and at most 1")
 
@@ -162,7 +164,7 @@ class LabelDirichlet:
     label, multiply it by the number of labels."""
 
     def __post_init__(self) -> None:
-        _check_concentration(self.concentration)
+        check_concentration(self.concentration)
 
     def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
         """All rows are dealt out, client after client in random order, for the last have what the others left."""
@@ -251,9 +253,12 @@ PARTITIONERS = Registry(
 """kind -> its record."""
 
 
-def _check_concentration(concentration: float) -> None:
-    if not (math.isfinite(concentration) and concentration > 0):
-        raise ValueError(f"concentration = {concentration}: must be a finite number above 0")
+def check_concentration(concentration: float) -> None:
+    """ValueError for one that no Dirichlet distribution has, or so great that sums of the gammas drawn overflow."""
+    if not 0 < concentration <= _GREATEST_CONCENTRATION:
+        raise ValueError(
+            f"concentration = {concentration}: must be a finite number above 0 and at most {_GREATEST_CONCENTRATION:g}"
+        )
 
 
 def _stock(dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from pausefl_client.data.datasets import Examples
+from pausefl_client.data.partition import check_concentration
 from pausefl_client.training.pace import pace
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, TrainingSettings, WrappedTrainer
 from pausefl_process.registry import Registry
@@ -107,7 +108,7 @@ class LabelSkew(Behaviour):
     """The concentration. Small values leave few labels."""
 
     def __post_init__(self) -> None:
-        _check_positive("concentration", self.concentration)
+        check_concentration(self.concentration)
 
     def examples(self, examples: Examples, classes: int, draw: Draw) -> Examples:
         """As many of them as have these proportions when all labels were equally frequent, at least one."""
