@@ -124,6 +124,23 @@ def test_clients_behind_one_access_point_share_its_bucket_evenly(n: int) -> None
     assert min(took_s) >= 0.2 * n - 0.02 * n - 0.002  # the last turns are apart by a turn each
 
 
+@pytest.mark.parametrize(("rate", "burst"), [(1_000_000, 1), (600_000, 1), (4_000_000, 100_000), (400_000, 1000)])
+def test_a_bucket_of_ones_own_changes_no_share_of_an_access_point_but_by_its_rate(rate: int, burst: int) -> None:
+    """A fair share of the access point, or the client's own rate where that is less; others get what it leaves."""
+    shared, size = TokenBucket(1_000_000, 1000), 1_000_000
+
+    async def story(clock: Callable[[], float]) -> tuple[float, float]:
+        async def client(*own: TokenBucket) -> float:
+            began_s = clock()
+            await Link(down=(*own, shared)).hold_model(Delays(), began_s, began_s, size, clock)
+            return clock() - began_s
+
+        return await asyncio.gather(client(TokenBucket(rate, burst)), client())
+
+    own_share = min(500_000, rate)
+    assert play(story) == pytest.approx((size / own_share, size / (1_000_000 - own_share)), abs=0.06)
+
+
 def test_a_small_payload_need_not_wait_for_a_great_one_to_pass() -> None:
     bucket = TokenBucket(100_000, 1000)
 

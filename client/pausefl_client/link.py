@@ -57,7 +57,7 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where one client's messages wait. Buckets may be shared with other links on the same event loop."""
+    """Where one client's messages wait. The last bucket may be shared with other links on the same event loop."""
 
     draw: DrawDelays = no_delays
     mode: Mode = "additive"
@@ -103,9 +103,10 @@ class Link:
 async def _pass(buckets: tuple[TokenBucket, ...], at_s: float, size_bytes: int, clock: Clock) -> float:
     """Put a payload through all the buckets, turn by turn; returns when its last byte is through.
 
-    A turn begins when the one before was due, not when the event loop woke up: lateness costs no bandwidth.
+    A turn begins when the one before was due, not when the event loop woke up: lateness costs no bandwidth. How long it
+    is, the last bucket says, which clients share: it is the same for all of them, whatever buckets are their own.
     """
-    turn_bytes = min((bucket.turn_bytes for bucket in buckets), default=0)
+    turn_bytes = buckets[-1].turn_bytes if buckets else 0
     while buckets and size_bytes > 0:
         await asyncio.sleep(max(0.0, at_s - clock()))
         part_bytes = min(size_bytes, turn_bytes)
