@@ -98,7 +98,7 @@ lint: $(READY)
 # The documents as pages in build/docs; a broken link or anchor is an error.
 docs: $(READY)
 	$(BIN)/python docs/stage_site.py build/docs-source
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --mypy_out=proto \
