@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pausefl.config.loading import parse_experiment
-from pausefl.runtime.run_dir import made_run_dir
+from pausefl.runtime.run_dir import CAMPAIGN_PLAN, made_run_dir, stored_experiment
 from pausefl_proto.errors import ConfigError, PauseflError
 from pausefl_server.records import LogEvent
 from pausefl_server.storage.store import Store
@@ -138,3 +138,10 @@ def test_a_number_is_the_same_with_and_without_a_point(tmp_path: Path) -> None:
         pass
     with made_run_dir(parse_experiment(SYNTHETIC, ["selection.pause.alpha=1"]), tmp_path / "run", resume=True):
         pass
+
+
+def test_the_folder_of_a_comparison_is_told_from_a_run(tmp_path: Path) -> None:
+    """`make demo` leaves one that is called after the demo, as a run would be."""
+    (tmp_path / CAMPAIGN_PLAN).touch()
+    with pytest.raises(ConfigError, match=r"holds a comparison, a sweep or a search; name one of the runs in it$"):
+        stored_experiment(tmp_path)

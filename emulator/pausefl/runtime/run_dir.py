@@ -143,6 +143,8 @@ def stored_experiment(run_dir: Path) -> Experiment:
     """The experiment of an existing run directory; ConfigError when it is none, or config.toml was changed."""
     path = run_dir / "config.toml"
     if not (run_dir.is_dir() and (path.exists() or (run_dir / "run.db").exists())):
+        if (run_dir / CAMPAIGN_PLAN).exists():
+            raise ConfigError(f"{run_dir}: holds a comparison, a sweep or a search; name one of the runs in it")
         raise ConfigError(f"{run_dir}: is not a run directory (no config.toml)")
     try:
         data = path.read_bytes()
