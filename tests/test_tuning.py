@@ -19,7 +19,7 @@ from pausefl.campaigns.tuning import measure as measure_module
 from pausefl.campaigns.tuning import study as study_module
 from pausefl.campaigns.tuning.fresh import compared, on_real_clock
 from pausefl.campaigns.tuning.measure import REACHED, Figures, Measure, figures_of_run, measure_by_run, simulated
-from pausefl.campaigns.tuning.outputs import front_table
+from pausefl.campaigns.tuning.outputs import confirmation_table, front_table
 from pausefl.campaigns.tuning.plan import ACCURACY, LATENCY, LEAKAGE, TuningPlan
 from pausefl.campaigns.tuning.space import Point, SearchChoices, SearchRange, parse_search, published_point
 from pausefl.campaigns.tuning.study import SearchResult, TrialResult, dominates, tried
@@ -252,6 +252,7 @@ def test_the_recommended_setting_is_held_on_the_real_clock(tmp_path: Path) -> No
     few = {"by": "run", "trials": 2, "seeds": 1, "fresh_seeds": 2, "real_seeds": 1}
     tuning = pausefl.tune(pausefl.load("demo", tiny | quick), ["selection.m=1,2"], tmp_path / "out", **few)  # type: ignore[arg-type]
     assert [point.name for point in tuning.confirmed] == ["recommended", "published"]
+    assert confirmation_table(tuning).title == "On the real clock, fresh seed 4"
     assert tuning.confirmed[0].changes["final_accuracy"].low is None, "one seed gives no interval"
     clocks = [json.loads(path.read_text())["clock"] for path in sorted(tmp_path.glob("out/runs/*/summary.json"))]
     assert clocks.count("real") == 2 - (tuning.front[0].point == {"selection.m": 2})

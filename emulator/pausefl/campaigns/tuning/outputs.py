@@ -45,13 +45,13 @@ def front_table(tuning: "Tuning") -> Table:
     tried = f"{len(found.trials)} settings tried, {found.pruned} pruned, {len(found.refused)} refused"
     objectives = tuning.plan.objectives
     seeds = tuning.plan.unseen_seeds
-    return _table(tuning, tuning.front, objectives, seeds, f"Pareto front on fresh seeds {_seeds(seeds)} ({tried})")
+    return _table(tuning, tuning.front, objectives, seeds, f"Pareto front on fresh {_seeds(seeds)} ({tried})")
 
 
 def confirmation_table(tuning: "Tuning") -> Table:
     """The recommended and the published setting on the real clock, like `front_table`."""
     seeds, objectives = tuning.plan.real_clock_seeds, tuning.plan.confirmed_objectives
-    return _table(tuning, tuning.confirmed, objectives, seeds, f"On the real clock, fresh seeds {_seeds(seeds)}")
+    return _table(tuning, tuning.confirmed, objectives, seeds, f"On the real clock, fresh {_seeds(seeds)}")
 
 
 def _table(
@@ -167,7 +167,7 @@ def _summary(tuning: "Tuning") -> dict[str, Any]:
 
 
 def _seeds(seeds: range) -> str:
-    return f"{seeds.start} to {seeds.stop - 1}"
+    return f"seed {seeds.start}" if len(seeds) == 1 else f"seeds {seeds.start} to {seeds.stop - 1}"
 
 
 def _short(value: Any) -> str:
