@@ -198,3 +198,18 @@ def test_an_experiment_keeps_its_partition() -> None:
     text = '[workload]\npartition = { kind = "label-dirichlet", concentration = 0.3 }'
     experiment = parse_experiment(parse_experiment(text).to_toml())
     assert experiment.workload.partition == {"kind": "label-dirichlet", "concentration": 0.3}
+
+
+class _Sorting:
+    def deal(self, dealt: Dealt, rng: np.random.Generator) -> list[IntArray]:
+        (dealt.labels if dealt.owners is None else dealt.owners).sort()
+        return np.array_split(rng.permutation(dealt.labels.size), dealt.clients)
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_partitioner_cannot_change_what_it_is_given(owned: bool) -> None:
+    labels, owners = np.array([1, 0, 1, 0]), np.array([3, 2, 1, 0])
+    with pytest.raises(ValueError, match="read-only"):
+        partition(_Sorting(), labels, clients=2, classes=2, seed=0, owners=owners if owned else None)
+    assert labels.tolist() == [1, 0, 1, 0]
+    assert owners.tolist() == [3, 2, 1, 0]

@@ -57,7 +57,7 @@ def partition(
         if getattr(partitioner, "needs_classes", False):
             raise ConfigError(f"{_KEY}: deals out by class, and the examples of workload.dataset have none")
         labels, classes = np.zeros(len(labels), np.int64), 1
-    dealt = Dealt(labels.astype(np.int64, copy=False), classes, clients, owners)
+    dealt = Dealt(_read_only(labels), classes, clients, None if owners is None else _read_only(owners))
     stream = getattr(partitioner, "stream", type(partitioner).__name__)
     given: object = partitioner.deal(dealt, generator(seed, "partition", stream))
     if not isinstance(given, Iterable):
@@ -65,6 +65,13 @@ def partition(
     parts = [np.sort(_rows(part, partitioner)) for part in given]
     _check(parts, dealt)
     return parts
+
+
+def _read_only(values: TargetArray) -> IntArray:
+    """A view that a user's own partitioner cannot write through: the values are those the clients train on."""
+    view = values.astype(np.int64, copy=False).view()
+    view.flags.writeable = False
+    return view
 
 
 def _rows(part: object, partitioner: Partitioner) -> IntArray:
