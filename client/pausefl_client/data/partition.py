@@ -8,7 +8,7 @@ import numpy as np
 
 from pausefl_client.data.datasets import TargetArray
 from pausefl_process.registry import Registry
-from pausefl_proto.arrays import FloatArray, IntArray
+from pausefl_proto.arrays import FloatArray, IntArray, read_only
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 
@@ -57,7 +57,9 @@ def partition(
         if getattr(partitioner, "needs_classes", False):
             raise ConfigError(f"{_KEY}: deals out by class, and the examples of workload.dataset have none")
         labels, classes = np.zeros(len(labels), np.int64), 1
-    dealt = Dealt(_read_only(labels), classes, clients, None if owners is None else _read_only(owners))
+    # A partitioner that wrote to them would change the labels that clients train on.
+    given_labels = read_only(labels.astype(np.int64, copy=False))
+    dealt = Dealt(given_labels, classes, clients, None if owners is None else read_only(owners))
     stream = getattr(partitioner, "stream", type(partitioner).__name__)
     given: object = partitioner.deal(dealt, generator(seed, "partition", stream))
     if not isinstance(given, Iterable):
@@ -65,13 +67,6 @@ def partition(
     parts = [np.sort(_rows(part, partitioner)) for part in given]
     _check(parts, dealt)
     return parts
-
-
-def _read_only(values: TargetArray) -> IntArray:
-    """A view that a user's own partitioner cannot write through: the values are those the clients train on."""
-    view = values.astype(np.int64, copy=False).view()
-    view.flags.writeable = False
-    return view
 
 
 def _rows(part: object, partitioner: Partitioner) -> IntArray:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pausefl_proto.arrays import FloatArray
+from pausefl_proto.arrays import FloatArray, read_only
 from pausefl_proto.errors import PauseflError
 from pausefl_proto.wire import Vector, digest
 from pausefl_server.model.aggregation import Aggregation, checked_vector, form, weighted_mean
@@ -59,7 +59,9 @@ class GlobalModel:
         d = self.model_size
         change = rule.combine([update[:d] for update in updates], weights)
         share = min(1.0, len(updates) / (clients or len(updates)))
-        theta, state = _checked_step(optimizer.step_for_share(self.theta[:d], change, self.optimizer_state, share), d)
+        # A step that wrote to θ would change a model that clients and the evaluator may still ask for.
+        given = read_only(self.theta[:d]), change, read_only(self.optimizer_state)
+        theta, state = _checked_step(optimizer.step_for_share(*given, share), d)
         if self.theta.size > d:
             mean = weighted_mean([update[d:] for update in updates], np.ones(len(updates)))
             theta = np.concatenate((theta, self.theta[d:] + np.float32(share) * mean))
