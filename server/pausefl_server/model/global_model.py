@@ -60,8 +60,8 @@ class GlobalModel:
         change = rule.combine([update[:d] for update in updates], weights)
         share = min(1.0, len(updates) / (clients or len(updates)))
         # A step that wrote to θ would change a model that clients and the evaluator may still ask for.
-        given = read_only(self.theta[:d]), change, read_only(self.optimizer_state)
-        theta, state = _checked_step(optimizer.step_for_share(*given, share), d)
+        given = read_only(self.theta[:d])
+        theta, state = _checked_step(optimizer.step_for_share(given, change, self.optimizer_state, share), d)
         if self.theta.size > d:
             mean = weighted_mean([update[d:] for update in updates], np.ones(len(updates)))
             theta = np.concatenate((theta, self.theta[d:] + np.float32(share) * mean))
