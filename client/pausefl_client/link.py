@@ -103,8 +103,8 @@ class Link:
 async def _pass(buckets: tuple[TokenBucket, ...], at_s: float, size_bytes: int, clock: Clock) -> float:
     """Put a payload through all the buckets, turn by turn; returns when its last byte is through.
 
-    A turn begins when the one before was due, not when the event loop woke up: lateness costs no bandwidth. How long it
-    is, the last bucket says, which clients share: it is the same for all of them, whatever buckets are their own.
+    A turn begins when the one before was due, not when the event loop woke up: lateness costs no bandwidth. The last
+    bucket, which clients may share, says how long a turn is: the same for all of them, whatever buckets are their own.
     """
     turn_bytes = buckets[-1].turn_bytes if buckets else 0
     while buckets and size_bytes > 0:

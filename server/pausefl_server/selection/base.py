@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pausefl_proto.arrays import BoolArray, FloatArray, IntArray
+from pausefl_proto.arrays import BoolArray, FloatArray, IntArray, read_only
 from pausefl_proto.wire import Vector
 from pausefl_server.clients import ClientTable
 from pausefl_server.selection.observed import PolicyRound
@@ -49,9 +49,7 @@ class Context:
 
     def __post_init__(self) -> None:
         """`checked` compares a choice with these rows, so a policy must not have changed them."""
-        eligible = self.eligible.view()
-        eligible.flags.writeable = False
-        object.__setattr__(self, "eligible", eligible)
+        object.__setattr__(self, "eligible", read_only(self.eligible))
 
     @property
     def effective_tau_min_s(self) -> float:
