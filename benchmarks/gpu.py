@@ -30,7 +30,15 @@ from pausefl_process.files import write_durably
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs/results/gpu.json"
 PICTURE = ROOT / "docs/gpu.png"
-TESTS = ("device_copies", "training", "batched_training", "replayed_passes", "privacy_mechanism")
+TESTS = (
+    "device_copies",
+    "training",
+    "batched_training",
+    "replayed_passes",
+    "captured_steps",
+    "device_memory",
+    "privacy_mechanism",
+)
 """The files of tests that need CUDA, whose names or cases say so."""
 _STEPS = 100
 _ROUNDS = 100
@@ -105,19 +113,19 @@ def failures(part: Mapping[str, Any]) -> list[str]:
     return [what for what, is_so in told.items() if is_so]
 
 
-def training(preset: str, device: torch.device, steps: int = _STEPS) -> dict[str, Any]:
-    """The clients of a workload one by one and together, on the processor and on `device`."""
+def training(preset: str, device: torch.device, steps: int = _STEPS, most_steps: int | None = None) -> dict[str, Any]:
+    """The clients of a workload one by one and together, on the processor and on `device`; whole rounds unless told."""
     torch.set_num_threads(1)
-    on_processor = together_case(preset, clients_of(preset, torch.device("cpu")), min(steps, 20))
-    case = together_case(preset, clients_of(preset, device), steps)
+    on_processor = together_case(preset, clients_of(preset, torch.device("cpu"), most_steps), min(steps, 20))
+    case = together_case(preset, clients_of(preset, device, most_steps), steps)
     return {"preset": preset, "device": device.type, "on_processor": on_processor, **case}
 
 
-def busy(preset: str, device: torch.device) -> dict[str, Any]:
-    """The share of rounds together in which `device` is busy; passes are CUDA graphs where there are such."""
+def busy(preset: str, device: torch.device, most_steps: int | None = None) -> dict[str, Any]:
+    """The share of rounds together in which `device` is busy; steps are CUDA graphs where there are such."""
     torch.set_num_threads(1)
-    clients = clients_of(preset, device)
-    for t in (1, 2):  # passes are captured at the second sight of their shapes
+    clients = clients_of(preset, device, most_steps)
+    for t in (1, 2):  # steps are captured at the second sight of their shapes
         clients.replayed(t)
 
     def rounds() -> None:
@@ -143,6 +151,14 @@ def memory(preset: str, device: torch.device, rounds: int = _ROUNDS_WATCHED) -> 
     return {"preset": preset, "rounds": rounds, **grown}
 
 
+WAYS = {
+    "alone_s": "one by one",
+    "together_s": "together",
+    "captured_s": "one by one, CUDA graphs",
+    "replayed_s": "together, CUDA graphs",
+}
+"""The ways of training a round's clients, in the order in which they are drawn."""
+
 MEASUREMENTS: Mapping[str, Callable[..., dict[str, Any]]] = {"training": training, "busy": busy, "memory": memory}
 """What is measured of each workload."""
 
@@ -153,16 +169,15 @@ def _memory_bytes() -> dict[str, int]:
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
-    """A round's training one by one, together and, on a GPU, replayed as CUDA graphs, by workload and device."""
-    figure = Figure(figsize=(7, 3), layout="constrained")
+    """A round's training one by one and together, on a GPU also as CUDA graphs, by workload and device."""
+    figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     shares = {v["preset"]: v["busy_share"] for v in _values(found) if "busy_share" in v}
     cases = [(c, label) for values in _values(found) if "on_processor" in values for c, label in _cases(values, shares)]
-    ways = ("alone_s", "one by one"), ("together_s", "together"), ("replayed_s", "together, CUDA graphs")
-    for offset, ((key, label), colour) in enumerate(zip(ways, SERIES, strict=False)):
-        bars = {i + 0.27 * (offset - 1): 1e3 * case[key] for i, (case, _) in enumerate(cases) if key in case}
+    for offset, ((key, label), colour) in enumerate(zip(WAYS.items(), SERIES, strict=False)):
+        bars = {i + 0.2 * (offset - 1.5): 1e3 * case[key] for i, (case, _) in enumerate(cases) if key in case}
         if bars:
-            axes.bar(list(bars), list(bars.values()), 0.25, color=colour.light, label=label)
+            axes.bar(list(bars), list(bars.values()), 0.18, color=colour.light, label=label)
     axes.set_xticks(range(len(cases)), [label for _, label in cases])
     axes.set(yscale="log", ylabel="training of a round (ms)", title=str(found["device"]))
     if cases:

@@ -10,12 +10,16 @@ import pytest
 import pausefl
 from pausefl.config.loading import load_experiment
 from pausefl.runtime.client.plan import client_plan
+from pausefl.runtime.client.process import make_trainers
 from pausefl.runtime.server.plan import server_plan
 from pausefl.runtime.virtual import batching
 from pausefl.runtime.virtual.process import play_virtually
 from pausefl_client.batched import host as batched_host
+from pausefl_client.batched.captured import CapturedSteps
 from pausefl_client.batched.layers import NotStackable
 from pausefl_client.batched.training import train_together
+from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.trainer import Trainer
 from pausefl_process.events import ModelEvaluated, Notice, ProgressEvent
 from pausefl_proto.errors import ConfigError
 from pausefl_server.records import RoundRecord
@@ -156,6 +160,19 @@ def test_the_measured_speedup_is_a_ratio_of_times() -> None:
     plan = client_plan(pausefl.load("demo", RUN)).training
     speedup = batching.measured_speedup(batching._plain_trainers(plan, 3), 1)
     assert 0.05 < speedup < 50
+
+
+def test_clients_whose_steps_are_captured_can_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where their trainers are wrapped."""
+    steps = CapturedSteps()
+
+    def admitted(*arguments: Any) -> dict[str, Trainer]:
+        return {c: steps.admit(t) for c, t in make_trainers(*arguments).items() if isinstance(t, TorchTrainer)}
+
+    monkeypatch.setattr(batching, "make_trainers", admitted)
+    plan = client_plan(pausefl.load("demo", {**RUN, "clients.batched": "on"})).training
+    assert batching.with_batching(plan, 3, tmp_path, Told().hear).batched == "on"
+    assert 0.05 < batching.measured_speedup(batching._plain_trainers(plan, 3), 1) < 50
 
 
 def test_what_cannot_be_batched_trains_alone_and_says_why(tmp_path: Path, together: list[int]) -> None:

@@ -130,7 +130,10 @@ def test_cuda_trains_together_as_the_cpu_does_alone(name: str, monkeypatch: pyte
     alone, together = made(CPU), made(torch.device("cuda"))
     theta = flatten(alone[0].model)
     for trainer, outcome in zip(alone, played_together(together, theta, 1), strict=True):
-        assert_same(outcome, trainer.train(theta, round=1))
+        expected = trainer.train(theta, round=1)
+        # Not value by value: where two pixels are nearly equal, max-pool may choose the other one.
+        assert np.linalg.norm(outcome.update - expected.update) <= 1e-3 * np.linalg.norm(expected.update)
+        assert outcome.loss == pytest.approx(expected.loss, rel=1e-4)
 
 
 def test_a_learning_rate_that_changes_with_the_round_does_so_together() -> None:

@@ -9,14 +9,14 @@ from pausefl.bench.training.images import random_images
 from pausefl.config.loading import load_experiment
 from pausefl.runtime.client.plan import client_plan
 from pausefl.runtime.client.process import make_trainers
-from pausefl.runtime.client.torch_trainers import take_a_step
+from pausefl.runtime.client.torch_trainers import take_first_steps
 from pausefl_client.registries import TRAINING_METHODS
 from pausefl_client.training.torch_trainer import LocalData
 from rigs.batched import ADAM, CPU, network
 
 
 @pytest.mark.parametrize("method", ["plain", "scaffold"])
-def test_a_first_step_is_of_a_model_of_its_own(method: str) -> None:
+def test_first_steps_are_of_a_model_of_its_own(method: str) -> None:
     """Whatever the method's vector holds besides the model."""
     model, steps = network(), 0
 
@@ -27,8 +27,8 @@ def test_a_first_step_is_of_a_model_of_its_own(method: str) -> None:
     model.register_forward_hook(count)
     data = LocalData(random_images(1, "test", 20, (1, 8, 8)), 10)
     random = torch.get_rng_state()
-    take_a_step(model, data, ADAM, CPU, TRAINING_METHODS[method]())
-    assert steps == 1
+    take_first_steps(model, data, ADAM, CPU, TRAINING_METHODS[method]())
+    assert steps == 2
     assert torch.equal(torch.get_rng_state(), random)
 
 

@@ -39,7 +39,7 @@ def check_batches(learners: list[TorchTrainer], least: int = 0) -> None:
 @pytest.mark.parametrize("least", [0, 8])
 def test_every_step_has_the_examples_drawn_for_it(at_once: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of clients with one epoch, with several and with steps that are bounded, gathered so many steps at once."""
-    monkeypatch.setattr(round_batches, "_GATHERED_BYTES", at_once * 3 * 8 * IMAGE_BYTES)
+    monkeypatch.setattr(round_batches, "gathered_bytes", lambda _: at_once * 3 * 8 * IMAGE_BYTES)
     settings = [TrainingSettings(batch_size=8, epochs=e, max_steps=s) for e, s in ((1, None), (4, None), (2, 5))]
     check_batches(most_steps_first(*settings, sizes=(20, 13, 31)), least)
 

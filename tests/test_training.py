@@ -76,7 +76,7 @@ def test_one_step_over_all_examples_is_the_gradient() -> None:
 def test_how_many_batches_are_gathered_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TrainingSettings("adam", 0.01, batch_size=20, epochs=3, max_steps=12)
     all_at_once = make_trainer(settings).train(THETA, round=1)
-    monkeypatch.setattr(torch_trainer, "_GATHERED_BYTES", 1)
+    monkeypatch.setattr(torch_trainer, "gathered_bytes", lambda _: 1)
     one_by_one = make_trainer(settings).train(THETA, round=1)
     assert np.array_equal(all_at_once.update, one_by_one.update)
     assert all_at_once.loss == one_by_one.loss
@@ -84,7 +84,7 @@ def test_how_many_batches_are_gathered_at_a_time_changes_nothing(monkeypatch: py
 
 def test_images_with_channels_last_train_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for rounding, here a thousandth of the largest change."""
-    monkeypatch.setattr(torch_trainer, "_GATHERED_BYTES", 1)
+    monkeypatch.setattr(torch_trainer, "gathered_bytes", lambda _: 1)
     model = build_model("fedts_cifar", (3, 32, 32), 10, 1)
     theta, examples = flatten(model), random_images(1, "test", 40, (3, 32, 32))
     trainer = TorchTrainer(model, LocalData(examples), SGD, device=CPU, seed=1, client_id="c1")

@@ -5,14 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pausefl_client.training.device_copies import on_device
+from pausefl_client.training.device_copies import gathered_bytes, on_device
 from pausefl_client.training.method import Batch
 from pausefl_client.training.torch_trainer import TorchTrainer, normalise
 from pausefl_proto.arrays import IntArray
-
-# How many bytes of inputs are gathered at once: those of several steps of all clients, as they are stored, and no more
-# than a processor's cache holds.
-_GATHERED_BYTES = 1 << 20
 
 
 class RoundBatches:
@@ -33,7 +29,7 @@ class RoundBatches:
             torch.index_select(learner.targets, 0, rows.flatten(), out=place.flatten(0, 1))
         self._targets[self._is_left_over] = -1
         of_step = len(learners) * self.size * inputs[:1].nbytes
-        self._at_once = min(dealt.shape[1], max(1, _GATHERED_BYTES // of_step))
+        self._at_once = min(dealt.shape[1], max(1, gathered_bytes(device) // of_step))
         self._inputs = inputs.new_empty((len(learners), self._at_once, self.size, *inputs.shape[1:]))
         self._normalised = torch.empty_like(self._inputs[:, 0], dtype=torch.float32)
 

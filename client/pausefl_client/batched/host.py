@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from pausefl_client.batched.layers import NotStackable
 from pausefl_client.batched.replays import is_out_of_memory, recorder_for
 from pausefl_client.batched.stack import ModelStack
-from pausefl_client.batched.training import Trained, check_stackable, train_together
+from pausefl_client.batched.training import Trained, check_stackable, kind_of, train_together
 from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, WrappedTrainer
 from pausefl_client.training.withdrawal import LASTING, withdrawable
@@ -144,10 +144,7 @@ class BatchedHost:
         except NotStackable as reason:
             self.refusals[client_id] = str(reason)
             return trainer
-        settings = replace(trainer.settings, epochs=1, max_steps=None)
-        dtypes = trainer.inputs.dtype, trainer.targets.dtype
-        kind = (repr(trainer.model), settings, type(trainer.method), trainer.task, trainer.device, dtypes)
-        if kind not in self._kinds:
+        if (kind := kind_of(trainer)) not in self._kinds:
             self._kinds.append(kind)
         client = self._clients[client_id] = _Client(trainer, self._kinds.index(kind))
         return _Member(client)

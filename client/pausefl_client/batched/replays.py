@@ -19,11 +19,19 @@ _WARM_UPS = 3
 Pass = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Inputs and targets to losses. It reads and writes other tensors only where these lie at every call."""
 
+Step = Callable[[], None]
+"""What follows a pass, under the same condition."""
+
 
 class Recorder(Protocol):
-    """Makes of a pass and its arguments a call that repeats the pass on what the arguments then hold."""
+    """Makes of a pass, its arguments and what follows it a call that repeats both on what the arguments then hold.
 
-    def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]: ...
+    The pass may be called while it is recorded, the step may not: it is not to be taken twice.
+    """
+
+    def __call__(
+        self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step
+    ) -> Callable[[], torch.Tensor]: ...
 
 
 _Shapes = tuple[torch.Size, torch.Size]
@@ -39,7 +47,7 @@ class _Recording:
 
 
 class Replays:
-    """A pass, recorded at the second sight of its shapes; where it cannot be recorded, called as it is."""
+    """A pass and a step, recorded at the second sight of their shapes; where they cannot be, called as they are."""
 
     def __init__(self, recorder: Recorder | None) -> None:
         """None: nothing is recorded."""
@@ -56,23 +64,29 @@ class Replays:
         """Whether fewer shapes are better."""
         return self._recorder is not None
 
-    def call(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """What `one_pass` returns, valid until the next call. It must be the same pass for the same shapes."""
+    def call(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> torch.Tensor:
+        """What `one_pass` returns, valid until the next call; `step` has been taken after it.
+
+        Both must be the same for the same shapes.
+        """
         shapes = inputs.shape, targets.shape
-        if shapes not in self._seen or not (shapes in self._recordings or self._record(one_pass, inputs, targets)):
+        is_first = shapes not in self._seen
+        if is_first or not (shapes in self._recordings or self._record(one_pass, inputs, targets, step)):
             self._seen.add(shapes)
-            return one_pass(inputs, targets)
+            losses = one_pass(inputs, targets)
+            step()
+            return losses
         recording = self._recordings[shapes]
         recording.inputs.copy_(inputs)
         recording.targets.copy_(targets)
         return recording.repeat()
 
-    def _record(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> bool:
+    def _record(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step) -> bool:
         if self._recorder is None or len(self._recordings) >= _MOST_GRAPHS:
             return False
         own = inputs.clone(), targets.clone()
         try:
-            self._recordings[inputs.shape, targets.shape] = _Recording(*own, self._recorder(one_pass, *own))
+            self._recordings[inputs.shape, targets.shape] = _Recording(*own, self._recorder(one_pass, *own, step))
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
@@ -104,7 +118,9 @@ class _CudaRecorder:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch states no types
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def __call__(
+        self, one_pass: Pass, inputs: torch.Tensor, targets: torch.Tensor, step: Step
+    ) -> Callable[[], torch.Tensor]:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(current)
         try:
@@ -115,6 +131,7 @@ class _CudaRecorder:
                 # "thread_local": other clients' threads may go on to use the device.
                 with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                     losses = one_pass(inputs, targets)
+                    step()
         finally:
             current.wait_stream(self._stream)
 

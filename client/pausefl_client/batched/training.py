@@ -6,8 +6,9 @@ models, so sums are rounded in another order.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from pausefl_client.training.method import TrainingMethod
 from pausefl_client.training.tasks import Classification
 from pausefl_client.training.torch_trainer import TorchTrainer, use_one_thread
 from pausefl_client.training.trainer import TrainingOutcome
+from pausefl_client.training.withdrawal import stop_if_withdrawn
 from pausefl_proto.wire import Vector
 
 # What a method must leave as it is: the parts that a batch has in common.
@@ -55,10 +57,18 @@ def check_stackable(trainer: TorchTrainer) -> None:
         raise NotStackable("the optimizer has dampening, which spares a client's first step alone")
 
 
+def kind_of(trainer: TorchTrainer) -> tuple[Any, ...]:
+    """Equal for trainers that one stack serves, which may differ in data, epochs and what they remember."""
+    settings = replace(trainer.settings, epochs=1, max_steps=None)
+    dtypes = trainer.inputs.dtype, trainer.targets.dtype
+    return repr(trainer.model), settings, type(trainer.method), trainer.task, trainer.device, dtypes
+
+
 def train_together(stack: ModelStack, trainers: Sequence[TorchTrainer], theta: Vector, *, round: int) -> list[Trained]:
     """Train all from θ, (d,) float32, in the order given; the trainers themselves stay as they are.
 
-    `stack` is of models like theirs, at least as many. They may differ in data, epochs and what they remember.
+    `stack` is of models like theirs, at least as many; they are of one kind (`kind_of`). Raises Withdrawn between two
+    steps if the job at hand has been withdrawn.
     """
     use_one_thread()
     order = sorted(range(len(trainers)), key=lambda i: -trainers[i].steps)
@@ -94,22 +104,33 @@ def _local_steps(
     can_be_replayed = type(task) is Classification  # another task's loss may read values back, or draw
     # Fewer shapes are fewer recordings.
     least = batches.size if can_be_replayed and stack.replays.are_recorded else 0
+    step_too = can_be_replayed and stack.steps_are_recorded and not changes_gradients
+    recorded_step = stack.step if step_too else _no_step
     total = torch.zeros(len(learners), device=learners[0].device)
     for step in range(steps[0]):
         if steps[learning - 1] <= step:
             learning = sum(count > step for count in steps)
             stack.learn(learning)
+        stop_if_withdrawn()
         sizes = batches.sizes(step, learning)
         inputs, targets = batches.at(step, sizes, least)
         one_pass = partial(_pass, stack, task, sizes)
-        losses = stack.replays.call(one_pass, inputs, targets) if can_be_replayed else one_pass(inputs, targets)
+        if can_be_replayed:
+            losses = stack.replays.call(one_pass, inputs, targets, recorded_step)
+        else:
+            losses = one_pass(inputs, targets)
         if changes_gradients:
             for method, model in zip(methods[:learning], stack.models, strict=False):
                 method.change_gradients(model)
             stack.take_gradients(learning)
-        stack.step()
+        if not step_too:
+            stack.step()
         total[:learning].add_(losses)
     return total / on_device(np.array(steps, np.float32), total.device)
+
+
+def _no_step() -> None:
+    """Leave the models as they are."""
 
 
 def _pass(

@@ -12,7 +12,7 @@ from torch import nn
 from pausefl_client.data.datasets import Examples
 from pausefl_client.data.holdings import Holding, holding_of
 from pausefl_client.data.tasks import LearningTask
-from pausefl_client.training.device_copies import off_device, on_device
+from pausefl_client.training.device_copies import gathered_bytes, off_device, on_device
 from pausefl_client.training.joined_states import JoinedStates, joined, parted
 from pausefl_client.training.method import Batch, TrainingMethod, checked_losses, checked_state
 from pausefl_client.training.models import flattened, manifest_of, unflatten
@@ -27,10 +27,6 @@ from pausefl_proto.arrays import IntArray
 from pausefl_proto.draws import generator
 from pausefl_proto.errors import ConfigError
 from pausefl_proto.wire import MAX_STATISTICS, Vector
-
-# How many bytes of inputs, in float32, are gathered at once: enough for a round of small images, and no more than a
-# processor's cache holds.
-_GATHERED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -202,7 +198,7 @@ class TorchTrainer:
     def _batches(self, rows: Iterator[torch.Tensor]) -> Iterator[Batch]:
         """Those of a round, until its job is withdrawn; gathered several at a time, which takes fewer calls."""
         example_bytes = 4 * max(1, self.inputs[0].numel())
-        at_once = max(1, _GATHERED_BYTES // (example_bytes * self.settings.batch_size))
+        at_once = max(1, gathered_bytes(self.device) // (example_bytes * self.settings.batch_size))
         while of_steps := list(itertools.islice(rows, at_once)):
             gathered, sizes = torch.cat(of_steps), [len(of_step) for of_step in of_steps]
             inputs = normalise(self.inputs[gathered])

@@ -89,6 +89,11 @@ class WrappedTrainer:
         self._trainer = trainer
 
     @property
+    def wrapped(self) -> Trainer:
+        """The other one."""
+        return self._trainer
+
+    @property
     def n_examples(self) -> int:
         return self._trainer.n_examples
 
@@ -112,3 +117,10 @@ class WrappedTrainer:
 
     def restore(self, state: bytes) -> None:
         self._trainer.restore(state)
+
+
+def innermost(trainer: Trainer) -> Trainer:
+    """The trainer within all that is wrapped around it."""
+    while isinstance(trainer, WrappedTrainer):
+        trainer = trainer.wrapped
+    return trainer

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from pausefl.bench.training.images import CLASSES, random_images
-from pausefl.bench.training.together import RoundsOfClients, ratio_of, times, together_case
+from pausefl.bench.training.together import MOST_STEPS, RoundsOfClients, ratio_of, times, together_case
 from pausefl.config.client_records import training_of
 from pausefl.config.loading import load_experiment
 from pausefl_client.data.datasets import Examples
@@ -84,10 +84,10 @@ def cases(steps: int = _STEPS) -> Iterator[dict[str, Any]]:
         yield together_case(preset, clients_of(preset, torch.device("cpu")), steps)
 
 
-def clients_of(preset: str, device: torch.device) -> RoundsOfClients:
-    """The clients of a preset's round, with as many images as there."""
+def clients_of(preset: str, device: torch.device, most_steps: int | None = MOST_STEPS) -> RoundsOfClients:
+    """The clients of a preset's round, with as many images as there; at most so many steps, None: all of them."""
     shape, total = _IMAGES[preset]
-    return RoundsOfClients(preset, shape, total // len(load_experiment(preset).client_ids), device)
+    return RoundsOfClients(preset, shape, total // len(load_experiment(preset).client_ids), device, most_steps)
 
 
 def _case(preset: str, steps: int, path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from pausefl.bench.training.images import CLASSES, random_images
 from pausefl.config.client_records import training_of
 from pausefl.config.loading import load_experiment
+from pausefl_client.batched.captured import CapturedSteps
 from pausefl_client.batched.replays import recorder_for
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import train_together
@@ -19,18 +20,20 @@ from pausefl_client.training.torch_trainer import LocalData, TorchTrainer
 from pausefl_proto.arrays import FloatArray
 
 _FEWEST_ROUNDS = 2
-# Of a client in a round; more of them take longer, and say the same.
-_MOST_STEPS = 10
+MOST_STEPS = 10
+"""Of a client in a round; on a processor more of them take longer, and say the same."""
 
 
 class RoundsOfClients:
     """As many clients as a preset asks in a round, of random images, and their rounds both ways."""
 
-    def __init__(self, preset: str, shape: tuple[int, ...], examples: int, device: torch.device) -> None:
-        """`examples` of each client, images of `shape`."""
+    def __init__(
+        self, preset: str, shape: tuple[int, ...], examples: int, device: torch.device, most_steps: int | None
+    ) -> None:
+        """`examples` of each client, images of `shape`; `most_steps` of a round, None: all of its steps."""
         experiment = load_experiment(preset)
         seed, self.clients = experiment.experiment.seed, experiment.selection.m
-        settings = replace(training_of(experiment.workload), max_steps=_MOST_STEPS)
+        settings = replace(training_of(experiment.workload), max_steps=most_steps)
         self._trainers = [
             TorchTrainer(
                 build_model(experiment.workload.model, shape, CLASSES, seed),
@@ -47,6 +50,8 @@ class RoundsOfClients:
         recorder = recorder_for(device)
         self.can_be_replayed = recorder is not None
         self._recorded = ModelStack(self._trainers[0].model, settings, self.clients, recorder)
+        captured = CapturedSteps()
+        self._captured = [captured.admit(trainer) for trainer in self._trainers]
         self._theta = flatten(self._trainers[0].model)
 
     def alone(self, round: int) -> None:
@@ -59,8 +64,13 @@ class RoundsOfClients:
         self._train_together(self._stack, round)
 
     def replayed(self, round: int) -> None:
-        """Train all in one call, whose passes are CUDA graphs."""
+        """Train all in one call, whose steps are CUDA graphs."""
         self._train_together(self._recorded, round)
+
+    def captured(self, round: int) -> None:
+        """Train one client after the other, whose steps are CUDA graphs."""
+        for trainer in self._captured:
+            trainer.train(self._theta, round=round)
 
     @property
     def recordings(self) -> int:
@@ -76,12 +86,15 @@ class RoundsOfClients:
 def together_case(preset: str, clients: RoundsOfClients, steps: int) -> dict[str, Any]:
     """The clients of a preset, about `steps` steps of each.
 
-    `ratio` is of the time together to that one by one, in neighbouring rounds. On a GPU there is `replayed_s` too, of
-    passes that are CUDA graphs.
+    `ratio` is of the time together to that one by one, in neighbouring rounds. On a GPU there are `replayed_s` and
+    `captured_s` too: together and one by one, where steps are CUDA graphs.
     """
     rounds = max(_FEWEST_ROUNDS, steps // clients.steps)
-    ways = [clients.alone, clients.together, *([clients.replayed] if clients.can_be_replayed else [])]
-    (alone_s, alone_cpu_s), (together_s, together_cpu_s), *replayed = times(rounds, *ways)
+    graphs = {"replayed_s": clients.replayed, "captured_s": clients.captured} if clients.can_be_replayed else {}
+    for call in graphs.values():
+        call(rounds + 1)  # steps are captured at the second sight of their shapes
+    ways = [clients.alone, clients.together, *graphs.values()]
+    (alone_s, alone_cpu_s), (together_s, together_cpu_s), *of_graphs = times(rounds, *ways)
     return {
         "name": "training",
         "case": f"{preset}: {clients.clients} clients together, {clients.steps} steps, {rounds} rounds",
@@ -89,7 +102,8 @@ def together_case(preset: str, clients: RoundsOfClients, steps: int) -> dict[str
         "together_s": float(np.median(together_s)),
         **ratio_of(together_s, alone_s),
         "processor_ratio": float(np.median(together_cpu_s / alone_cpu_s)),
-        **({"replayed_s": float(np.median(replayed[0][0])), "recordings": clients.recordings} if replayed else {}),
+        **{name: float(np.median(graph_s)) for name, (graph_s, _) in zip(graphs, of_graphs, strict=True)},
+        **({"recordings": clients.recordings} if graphs else {}),
     }
 
 

@@ -17,6 +17,7 @@ from pausefl.config.client_records import method_of, partitioner_of
 from pausefl.population.behaviours import BehaviourChain
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.training_times import with_stated_time
+from pausefl_client.batched.captured import CapturedSteps, is_stackable
 from pausefl_client.batched.host import BatchedHost
 from pausefl_client.data.datasets import load_dataset
 from pausefl_client.data.holdings import dealing_of, holding_of
@@ -64,22 +65,41 @@ def make_torch_trainers(
             client_id=client_id,
             method=method_of(w),
         )
-        own: Trainer = trainer if batched is None else batched.admit(client_id, trainer)
+        own: Trainer = trainer
+        if batched is not None:
+            own = batched.admit(client_id, trainer)
+        elif captured is not None:
+            own = captured.admit(trainer)
         wrapped = chain.trainer(with_stated_time(own, plan, client_id, chain.settings(plan.settings)))
         return wrapped if batched is None else batched.outermost(client_id, wrapped)
 
+    captured = CapturedSteps() if device.type == "cuda" and batched is None else None
     if device.type == "cuda":
         first = data.train.take(rows[client_ids[0]])
         model = build_model(w.model, data.input_shape, data.classes, seed, has_tokens=data.has_tokens)
-        take_a_step(model, LocalData(first, data.classes, task=data.task), plan.settings, device, method_of(w))
+        of_first = LocalData(first, data.classes, task=data.task)
+        take_first_steps(model, of_first, plan.settings, device, method_of(w), captured, plan.trainers)
     return {client_id: trainer_of(client_id) for client_id in client_ids}
 
 
-def take_a_step(
-    model: nn.Module, data: LocalData, settings: TrainingSettings, device: torch.device, method: TrainingMethod
+def take_first_steps(
+    model: nn.Module,
+    data: LocalData,
+    settings: TrainingSettings,
+    device: torch.device,
+    method: TrainingMethod,
+    captured: CapturedSteps | None = None,
+    at_once: int = 1,
 ) -> None:
-    """Train a model that is thrown away: a GPU's first step takes a second, which would count as a client's latency."""
-    one_step = replace(settings, epochs=1, max_steps=1)
-    trainer = TorchTrainer(model, data, one_step, device=device, seed=0, client_id="first step", method=method)
+    """Train a model that is thrown away: a GPU's first steps take seconds, which would count as a client's latency.
+
+    They are `captured` for as many clients as train `at_once`.
+    """
+    two_steps = replace(settings, epochs=2, max_steps=2)
+    trainer = TorchTrainer(model, data, two_steps, device=device, seed=0, client_id="first steps", method=method)
     theta = flatten(model)
-    trainer.train(np.pad(theta, (0, trainer.manifest.size - theta.size)), round=1)
+    theta = np.pad(theta, (0, trainer.manifest.size - theta.size))
+    if captured is not None and is_stackable(trainer):
+        captured.prepare(trainer, theta, at_once)
+    else:
+        trainer.train(theta, round=1)

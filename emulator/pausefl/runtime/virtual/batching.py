@@ -11,6 +11,7 @@ import numpy as np
 
 from pausefl.runtime.client.plan import TrainingPlan
 from pausefl.runtime.client.process import make_trainers
+from pausefl_client.training.trainer import Trainer, innermost
 from pausefl_process.events import Notice, Report
 from pausefl_process.files import write_durably
 from pausefl_proto.wire import Vector
@@ -45,7 +46,7 @@ def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
 
     trainers = _plain_trainers(plan, asked)
     try:
-        check_stackable(trainers[0])
+        check_stackable(_own(trainers)[0])
         if plan.batched == "on":
             return True, "the clients of a round train together"
         speedup = measured_speedup(trainers, _TRIALS)
@@ -56,16 +57,20 @@ def _choice(plan: TrainingPlan, asked: int) -> tuple[bool, str]:
     return True, f"the clients of a round train together, {speedup:.2g} times as fast as one by one"
 
 
-def _plain_trainers(plan: TrainingPlan, count: int) -> "list[TorchTrainer]":
-    """Those of the first clients, without behaviours and stated times."""
+def _plain_trainers(plan: TrainingPlan, count: int) -> Sequence[Trainer]:
+    """Those of the first clients as they train one by one, without behaviours and stated times."""
+    plain = replace(plan, behaviours=dict.fromkeys(plan.behaviours, ()), training_times={}, step_s=None)
+    return list(make_trainers(plain, plan.client_ids[:count]).values())
+
+
+def _own(trainers: Sequence[Trainer]) -> "list[TorchTrainer]":
+    """The trainers without what captures their steps on a GPU."""
     from pausefl_client.training.torch_trainer import TorchTrainer
 
-    plain = replace(plan, behaviours=dict.fromkeys(plan.behaviours, ()), training_times={}, step_s=None)
-    made = make_trainers(plain, plan.client_ids[:count]).values()
-    return [trainer for trainer in made if isinstance(trainer, TorchTrainer)]
+    return [trainer for trainer in map(innermost, trainers) if isinstance(trainer, TorchTrainer)]
 
 
-def measured_speedup(trainers: "Sequence[TorchTrainer]", trials: int) -> float:
+def measured_speedup(trainers: Sequence[Trainer], trials: int) -> float:
     """How many times as fast a round is together as one by one, in this thread; the median of neighbouring trials.
 
     On a processor its time counts, which other work on the machine changes little.
@@ -75,18 +80,19 @@ def measured_speedup(trainers: "Sequence[TorchTrainer]", trials: int) -> float:
     from pausefl_client.batched.training import train_together
 
     theta: Vector = np.zeros(trainers[0].manifest.size, np.float32)
-    first = trainers[0]
-    stack = ModelStack(first.model, first.settings, len(trainers), recorder_for(first.device))
+    own = _own(trainers)
+    first = own[0]
+    stack = ModelStack(first.model, first.settings, len(own), recorder_for(first.device))
 
     def alone(round: int) -> None:
         for trainer in trainers:
             trainer.train(theta, round=round)
 
     def together(round: int) -> None:
-        train_together(stack, trainers, theta, round=round)
+        train_together(stack, own, theta, round=round)
 
     # The first round imports and fills caches.
-    clock = time.thread_time if trainers[0].device.type == "cpu" else time.perf_counter
+    clock = time.thread_time if first.device.type == "cpu" else time.perf_counter
     ratios = [_taken_s(alone, t, clock) / _taken_s(together, t, clock) for t in range(1, trials + 2)][1:]
     return float(np.median(ratios))
 

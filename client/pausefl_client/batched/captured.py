@@ -1,0 +1,81 @@
+"""Clients that train one by one on a GPU, where the many calls of a step are captured as one CUDA graph."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from pausefl_client.batched.layers import NotStackable
+from pausefl_client.batched.replays import Recorder, recorder_for
+from pausefl_client.batched.stack import ModelStack
+from pausefl_client.batched.training import check_stackable, kind_of, train_together
+from pausefl_client.training.torch_trainer import TorchTrainer
+from pausefl_client.training.trainer import Trainer, TrainingOutcome, WrappedTrainer
+from pausefl_client.training.withdrawal import Withdrawn
+from pausefl_proto.wire import Vector
+
+
+def is_stackable(trainer: TorchTrainer) -> bool:
+    """Whether a trainer's steps can be captured."""
+    try:
+        check_stackable(trainer)
+    except NotStackable:
+        return False
+    return True
+
+
+class CapturedSteps:
+    """The steps of a process's clients: clients that are alike share what is captured, and its memory on the device."""
+
+    def __init__(self, recorder_for: Callable[[torch.device], Recorder | None] = recorder_for) -> None:
+        self._recorder_for = recorder_for
+        self._lock = threading.Lock()
+        self._free: list[tuple[tuple[Any, ...], ModelStack]] = []
+        """Stacks of one model each, by the kind of the clients that they serve: as many as were used at once."""
+
+    def admit(self, trainer: TorchTrainer) -> Trainer:
+        """A trainer whose steps are captured; `trainer` itself where they cannot be."""
+        return _CapturedTrainer(self, trainer) if is_stackable(trainer) else trainer
+
+    def prepare(self, trainer: TorchTrainer, theta: Vector, at_once: int) -> None:
+        """Capture what so many clients like this one need that train at once; `trainer` has two steps at least."""
+        with ExitStack() as lent:
+            for stack in [lent.enter_context(self.stack_for(trainer)) for _ in range(at_once)]:
+                train_together(stack, [trainer], theta, round=1)
+
+    @contextmanager
+    def stack_for(self, trainer: TorchTrainer) -> Iterator[ModelStack]:
+        """Lend a stack for one training. One in which anything failed is not lent again."""
+        kind = kind_of(trainer)
+        with self._lock:
+            i = next((i for i, (of, _) in enumerate(self._free) if of == kind), None)
+            stack = None if i is None else self._free.pop(i)[1]
+        if stack is None:
+            stack = ModelStack(trainer.model, trainer.settings, 1, self._recorder_for(trainer.device))
+        try:
+            yield stack
+        except Withdrawn:
+            self._take_back(kind, stack)
+            raise
+        self._take_back(kind, stack)
+
+    def _take_back(self, kind: tuple[Any, ...], stack: ModelStack) -> None:
+        with self._lock:
+            self._free.append((kind, stack))
+
+
+class _CapturedTrainer(WrappedTrainer):
+    """A client's own trainer, which remembers what a stack has trained for it."""
+
+    def __init__(self, steps: CapturedSteps, trainer: TorchTrainer) -> None:
+        super().__init__(trainer)
+        self._steps = steps
+        self._own = trainer
+
+    def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
+        with self._steps.stack_for(self._own) as stack:
+            (trained,) = train_together(stack, [self._own], theta, round=round)
+        self._own.remember(trained.optimizer_states, trained.method)
+        return trained.outcome
