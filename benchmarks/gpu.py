@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         for name, command in commands(Path(folder)).items():
             print(f"{name} ...", flush=True)
             found["parts"].append(part := {"name": name, **played(command, logs=Path(folder))})
-            write_durably(RESULT, json.dumps(found, indent=1) + "\n")
+            write_durably(RESULT, json.dumps(found) + "\n")
             print(f"{name}: {part['took_s']:.0f} s, {'ok' if not failures(part) else '; '.join(failures(part))}")
     with mpl.rc_context(RC):
         draw(found).savefig(PICTURE, dpi=110)
@@ -180,6 +180,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
             axes.bar(list(bars), list(bars.values()), 0.18, color=colour.light, label=label)
     axes.set_xticks(range(len(cases)), [label for _, label in cases])
     axes.set(yscale="log", ylabel="training of a round (ms)", title=str(found["device"]))
+    axes.yaxis.set_major_formatter("{x:g}")
     if cases:
         axes.legend()
     return figure

@@ -10,6 +10,7 @@ pausefl bench encodings --json > docs/results/encodings.jsonl
 pausefl bench scale_curve --json > docs/results/scale.jsonl
 pausefl bench twin --json > docs/results/twin.jsonl
 make fuzz                                           # writes docs/results/fuzz.json
+make gpu                                            # writes docs/results/gpu.json, on a machine with a GPU
 python docs/generated_tables.py                     # every table anew
 python docs/generated_tables.py agnews RUN_DIR...   # after runs of the AG-News presets: first their summaries
 python docs/generated_tables.py exactness DIR...    # after the searches and runs of pause.md
@@ -59,6 +60,8 @@ TABLES: tuple[tuple[str, str, str, Callable[[Sequence[Case]], str]], ...] = (
     ("exactness: runs", "pause.md", "exactness.jsonl", exactness.runs_table),
     ("encodings", "network.md", "encodings.jsonl", speed.encodings_table),
     ("scale", "speed.md", "scale.jsonl", speed.scale_table),
+    ("gpu: training", "speed.md", "gpu.json", speed.gpu_training_table),
+    ("gpu: parts", "speed.md", "gpu.json", speed.gpu_parts_table),
     ("speed: origin", "speed.md", "speed.json", speed.speed_origin),
     *(
         (f"speed: {name}", "speed.md", "speed.json", partial(speed.speed_table, name))

@@ -26,7 +26,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_without_a_gpu_it_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_ends_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu, "RESULT", tmp_path / "gpu.json")
     assert gpu.main([]) == 2
     said = "gpu: torch finds no CUDA device here, so nothing was measured; torch "
     assert re.fullmatch(re.escape(said) + r"\S+ is built for CUDA \S+\n", capsys.readouterr().err)
@@ -42,6 +45,7 @@ def test_training_is_measured_for_every_workload_and_drawn() -> None:
     axes = gpu.draw({"device": "a processor", "parts": [*parts, {"values": None}]}).axes[0]
     assert len(axes.patches) == 2 * 2 * len(PRESETS)
     assert all("busy" in label.get_text() for label in axes.get_xticklabels()[1::2])
+    assert {"1", "10"} & {label.get_text() for label in axes.get_yticklabels()}  # and not as mathematics
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda span: (min(span), max(span)))))

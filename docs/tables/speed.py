@@ -71,6 +71,47 @@ def _with_interval(mean: float, ends: Sequence[float], form: str) -> str:
     return f"{form.format(mean)} [{low}, {high}]"
 
 
+def gpu_training_table(measured: Sequence[Case]) -> str:
+    """A round's training on one core of a processor and, in four ways, on a GPU; and how these compare."""
+    (found,) = measured
+    values = [part["values"] for part in found["parts"] if part["values"]]
+    shares = {case["preset"]: case["busy_share"] for case in values if "busy_share" in case}
+    ways = "alone_s", "together_s", "captured_s", "replayed_s"
+    titles = (
+        *("clients and steps of a round", "processor, one core", "one by one", "together", "one by one, graphs"),
+        *("together, graphs", "than two cores", "than one by one", "device busy"),
+    )
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for case in (case for case in values if "on_processor" in case):
+        on_core_s, best_s = case["on_processor"]["alone_s"], case["replayed_s"]
+        times = " | ".join(_ms(seconds) for seconds in (on_core_s, *(case[way] for way in ways)))
+        faster = " | ".join(f"{ratio:.3g} times" for ratio in (on_core_s / 2 / best_s, case["alone_s"] / best_s))
+        what = case["case"].rpartition(",")[0].replace(" together", "")
+        lines.append(f"| {what} | {times} | {faster} | {shares[case['preset']]:.0%} |")
+    return "\n".join(lines)
+
+
+def gpu_parts_table(measured: Sequence[Case]) -> str:
+    """The other parts of `make gpu`: how they ended, and how long they took."""
+    (found,) = measured
+    lines = [f"| part, on {found['device']} with torch {found['torch']} | took | found |", "|---|---|---|"]
+    for part in found["parts"]:
+        values = part["values"] or {}
+        if "rounds" in values:
+            grown = ", ".join(f"{kind} {values[f'{kind}_growth_bytes']:,}" for kind in ("allocated", "pinned"))
+            said = f"bytes more after {values['rounds']:,} rounds: {grown}"
+        elif values:
+            continue
+        else:
+            said = "ok" if part["exit_status"] == 0 else f"exit status {part['exit_status']}"
+        lines.append(f"| {part['name']} | {part['took_s']:.0f} s | {said} |")
+    return "\n".join(lines)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
 def speed_origin(runs: Sequence[Case]) -> str:
     """Where, when and with what the figures of speed.md were measured."""
     (run,) = runs
