@@ -94,6 +94,30 @@ def test_a_withdrawn_job_ends_and_what_was_recorded_stays() -> None:
     assert recorder.recorded == 1
 
 
+def test_a_client_whose_steps_do_not_fit_trains_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    def full(*_: object, **__: object) -> Callable[[], torch.Tensor]:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    (plain,), (own,) = trainers_of(sizes=(20,)), trainers_of(sizes=(20,))
+    steps = CapturedSteps(lambda _: full)
+    steps.prepare(own, theta_of(own), at_once=1)
+    trainer = steps.admit(own)
+    for t in (1, 2, 3):
+        theta = theta_of(plain, t)
+        assert np.array_equal(trainer.train(theta, round=t).update, plain.train(theta, round=t).update)
+    said = "steps are not captured as CUDA graphs, which is slower: CUDA out of memory. Tried to allocate 2.00 MiB."
+    assert [record.getMessage() for record in caplog.records] == [said] * 2
+
+
+def test_errors_of_training_stay_errors() -> None:
+    def broken(*_: object, **__: object) -> Callable[[], torch.Tensor]:
+        raise ValueError("no such round")
+
+    (own,) = trainers_of(sizes=(20,))
+    with pytest.raises(ValueError, match="no such round"):
+        CapturedSteps(lambda _: broken).admit(own).train(theta_of(own), round=1)
+
+
 def test_a_stack_in_which_something_failed_is_not_lent_again() -> None:
     trainer = trainer_with(network)
     steps = captured_by(Counting())

@@ -1,5 +1,6 @@
 """Clients that train one by one on a GPU, where the many calls of a step are captured as one CUDA graph."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,13 +9,15 @@ from typing import Any
 import torch
 
 from pausefl_client.batched.layers import NotStackable
-from pausefl_client.batched.replays import Recorder, recorder_for
+from pausefl_client.batched.replays import Recorder, is_out_of_memory, recorder_for
 from pausefl_client.batched.stack import ModelStack
 from pausefl_client.batched.training import check_stackable, kind_of, train_together
 from pausefl_client.training.torch_trainer import TorchTrainer
 from pausefl_client.training.trainer import Trainer, TrainingOutcome, WrappedTrainer
 from pausefl_client.training.withdrawal import Withdrawn
 from pausefl_proto.wire import Vector
+
+log = logging.getLogger("pausefl.client")
 
 
 def is_stackable(trainer: TorchTrainer) -> bool:
@@ -24,6 +27,18 @@ def is_stackable(trainer: TorchTrainer) -> bool:
     except NotStackable:
         return False
     return True
+
+
+@contextmanager
+def told_if_refused() -> Iterator[None]:
+    """Leave the block with a line in the log where a step cannot be captured, or memory is not enough to do so."""
+    try:
+        yield
+    except (NotStackable, RuntimeError) as error:
+        if not (isinstance(error, NotStackable) or is_out_of_memory(error)):
+            raise
+        reason = str(error).partition("\n")[0]
+        log.warning("steps are not captured as CUDA graphs, which is slower: %s", reason)
 
 
 class CapturedSteps:
@@ -41,7 +56,7 @@ class CapturedSteps:
 
     def prepare(self, trainer: TorchTrainer, theta: Vector, at_once: int) -> None:
         """Capture what so many clients like this one need that train at once; `trainer` has two steps at least."""
-        with ExitStack() as lent:
+        with ExitStack() as lent, told_if_refused():
             for stack in [lent.enter_context(self.stack_for(trainer)) for _ in range(at_once)]:
                 train_together(stack, [trainer], theta, round=1)
 
@@ -71,11 +86,16 @@ class _CapturedTrainer(WrappedTrainer):
 
     def __init__(self, steps: CapturedSteps, trainer: TorchTrainer) -> None:
         super().__init__(trainer)
-        self._steps = steps
+        self._steps: CapturedSteps | None = steps  # None: they are not captured any more
         self._own = trainer
 
     def train(self, theta: Vector, *, round: int) -> TrainingOutcome:
-        with self._steps.stack_for(self._own) as stack:
-            (trained,) = train_together(stack, [self._own], theta, round=round)
-        self._own.remember(trained.optimizer_states, trained.method)
-        return trained.outcome
+        """As the client's own trainer does, which also does it where a step cannot be captured, and from then on."""
+        if self._steps is not None:
+            with told_if_refused():
+                with self._steps.stack_for(self._own) as stack:
+                    (trained,) = train_together(stack, [self._own], theta, round=round)
+                self._own.remember(trained.optimizer_states, trained.method)
+                return trained.outcome
+            self._steps = None
+        return self._own.train(theta, round=round)

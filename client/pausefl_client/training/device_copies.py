@@ -14,7 +14,7 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 def gathered_bytes(device: torch.device) -> int:
-    """How many bytes of inputs are gathered in one call: those of several steps, each call takes its time.
+    """How many bytes of inputs are gathered in one call: those of several steps, since each call takes its time.
 
     A processor's cache holds no more. A GPU has memory for a whole round of small images.
     """
