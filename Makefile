@@ -6,7 +6,7 @@ READY := .venv/.ready
 # TORCH_INDEX_URL names PyTorch's own index of CPU builds; the package index's build may bring several GB of CUDA.
 TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
-.PHONY: demo test test-slow docs coverage test-pythons test-package test-crash test-containers chaos fuzz mutants gpu lint proto format clean up down logs images results wheelhouse benchmarks
+.PHONY: demo test test-slow docs coverage test-pythons test-package test-crash test-containers chaos fuzz mutants gpu gpu-wheels lint proto format clean up down logs images results wheelhouse benchmarks
 
 demo: $(READY)
 	$(BIN)/pausefl compare demo --policies pause,random --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -71,10 +71,25 @@ benchmarks: $(READY)
 	$(BIN)/python -m benchmarks $(GO_ON)
 	$(BIN)/python docs/generated_tables.py
 
-# All that only a GPU can show, on a machine with CUDA and without a network; some 8 minutes. Writes docs/results/gpu.json
-# and docs/gpu.png.
+# All that only a GPU can show, on a machine with CUDA; some 5 minutes. Writes docs/results/gpu.json and docs/gpu.png.
+# A machine that has its own torch, and no network, needs what `make gpu-wheels` writes on another one with the same
+# version of Python.
+GPU_WHEELS := build/gpu-wheels
+SOURCES := $(CURDIR)/client:$(CURDIR)/server:$(CURDIR)/proto:$(CURDIR)/emulator:$(CURDIR)/process
+ifeq ($(wildcard $(GPU_WHEELS)),)
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu
+else
+gpu:
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu-site $(GPU_WHEELS)/*.whl
+	PYTHONPATH=$(SOURCES):$(CURDIR)/build/gpu-site $(PYTHON) -m benchmarks.gpu
+endif
+
+gpu-wheels:
+	$(PYTHON) deploy/requirements.py pyproject.toml server client report bench | grep -v '^torch' | \
+	  $(PYTHON) -m pip download --quiet --only-binary :all: --constraint constraints.txt --dest $(GPU_WHEELS) \
+	  --requirement /dev/stdin hypothesis pytest pytest-asyncio pytest-timeout
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(GPU_WHEELS) .
 
 # Real containers on a real engine: many minutes the first time.
 test-containers: $(READY)
