@@ -1,6 +1,7 @@
 """The audit: silent about the right mechanism, loud about broken ones."""
 
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -323,6 +324,21 @@ def test_a_model_of_ones_own_that_fails_is_one_line_with_its_place(tmp_path: Pat
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert f"RuntimeError: no such shape ({tmp_path / 'broken.py'}:2)" in line
+
+
+def test_a_run_of_an_audit_that_is_to_end_first_finishes_what_it_starts() -> None:
+    """Its fork server heard half a request otherwise, and printed a traceback beside the error's line."""
+    script = """
+import os, signal
+from pausefl.audit.runs import terminated_later
+
+with terminated_later():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("started", flush=True)
+print("went on", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "started\n", "")
 
 
 @pytest.mark.end_to_end

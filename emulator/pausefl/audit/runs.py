@@ -5,9 +5,11 @@ both. Each client process is ended once and started again.
 """
 
 import multiprocessing
+import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection
@@ -152,9 +154,23 @@ def _start(task: _Task) -> tuple[Any, "Connection[Any, Any]"]:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     needs_torch = task.plan.training.workload.model != "synthetic"
     process = forked_client(task.client_id, _client, task, theirs, needs_torch=needs_torch)
-    start(process)
+    with terminated_later():
+        start(process)
     theirs.close()
     return process, ours
+
+
+@contextmanager
+def terminated_later() -> Iterator[None]:
+    """Let SIGTERM wait for the end of the block: a fork server that hears half a request prints a traceback."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if heard:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _client(task: _Task, results: "Connection[Any, Any]") -> None:
